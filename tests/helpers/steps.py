@@ -14,6 +14,7 @@ from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
+from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import Step
 
 MODEL = Model(
@@ -99,3 +100,12 @@ def execute(
             found = there[name, layer, -1][place, cell]
             worst = max(worst, float(np.abs(found - want).max() / (np.abs(wanted).max() or 1.0)))
     return float(worst)
+
+
+def fault(step: Step) -> str:
+    """What the proof says of a step, "" if nothing."""
+    try:
+        prove_step(step)
+    except StepError as error:
+        return str(error)
+    return ""

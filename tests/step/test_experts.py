@@ -5,14 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, execute, plan_of
+from tests.helpers.steps import EXPERTS, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.operations import QUEUES, SEND
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel, Routing
-from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
@@ -34,14 +33,6 @@ def case(number: int) -> tuple[Step, list[Plan], int, ExpertParallel]:
         plans.append(plan_of(lengths, ranks, 4 // degree, first=sum(len(plan.lengths) for plan in plans)))
     how = ExpertParallel(experts, 1, skew)
     return whole_step(EXPERTS, plans, degree, zero, 1, recompute, how), plans, degree, how
-
-
-def fault(step: Step) -> str:
-    try:
-        prove_step(step)
-    except StepError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

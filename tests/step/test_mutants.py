@@ -6,12 +6,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.helpers.steps import MODEL, execute, plan_of
+from tests.helpers.steps import MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
-from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import Step
 
 THREE = replace(MODEL, num_layers=3)
@@ -30,14 +29,6 @@ def case(number: int) -> tuple[Step, list[Plan], int]:
     made = [([7, 1], 0), ([2, 9], 2)][:batches]
     plans = [plan_of(lengths, ranks, 4 // degree, mode, inner, first) for lengths, first in made]
     return whole_step(THREE, plans, degree, zero, 1, recompute), plans, degree
-
-
-def fault(step: Step) -> str:
-    try:
-        prove_step(step)
-    except StepError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

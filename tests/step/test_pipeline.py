@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, plan_of
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
@@ -14,7 +14,6 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.pipeline import BACKWARD, FORWARD, one_forward_one_backward
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import StageStart, Step
 from zbench.step.text import step_text
@@ -41,14 +40,6 @@ def case(number: int) -> tuple[Step, list[Plan]]:
 def error(number: int, step: Step) -> float:
     model, _, degree, experts, *_ = CASES[number]
     return execute(step, case(number)[1], degree, model, ExpertParallel(experts, 1, 1.0))
-
-
-def fault(step: Step) -> str:
-    try:
-        prove_step(step)
-    except StepError as told:
-        return str(told)
-    return ""
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

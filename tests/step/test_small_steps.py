@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.helpers.offload_step import offload_text
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 
@@ -161,58 +162,7 @@ begins y0 at 0
         prove_step(read_step(HEAD + text.format(hops=1, second="")))
 
 
-OFFLOAD = """step of 3 layers on 1 GPUs and 1 host memories
-layout
-  index t of batch: 4
-  tensor x[t]: copy, border, 8 bytes, home 0
-  tensor u[t]: copy, layer, 8 bytes, home 0
-  tensor dx[t]: copy, border, 8 bytes, home 0
-  formula u[t] = f(x[t])
-  formula x'[t] = g(u[t])
-  formula dx[t] = g_d(dx'[t], u[t])
-  formula x[t] = begin(w)
-  formula dx[t] = end(x[t], w)
-  formula loss[t] = last(dx[t])
-  tensor w: copy, none, 8 bytes, home 0
-  tensor loss[t]: copy, none, 8 bytes, home 0
-template begin of layout 0
-  makes x.2
-  needs w at 0
-  leaves w at 0
-  leaves x[0] at 0
-  compute: compute x.2[0] at 0
-template forward of layout 0
-  makes u x
-  needs x[0] at 0
-  leaves x+1[0] at 0
-  leaves u[0] at 1
-  compute: compute u[0] at 0
-  compute: compute x[0] at 0
-  host: send u[0] 0 -> 1
-template turn of layout 0
-  makes dx.2
-  needs x[0] at 0
-  needs w at 0
-  leaves dx[0] at 0
-  compute: compute dx.2[0] at 0
-template backward of layout 0
-  makes dx
-  needs dx+1[0] at 0
-  needs u[0] at 1
-  leaves dx[0] at 0
-  host: send u[0] 1 -> 0
-  compute: compute dx[0] at 0
-template finish of layout 0
-  makes loss
-  needs dx[0] at 0
-  compute: compute loss[0] at 0
-play begin for layer 0
-play forward for layers 0 to 2
-play turn for layer 3
-play backward for layers 2 to 0
-play finish for layer 0
-begins w at 0
-"""
+OFFLOAD = offload_text(4, 8, 8)
 
 
 def test_activations_wait_in_host_memory() -> None:

@@ -3,22 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.helpers.steps import MODEL, execute, plan_of
+from tests.helpers.steps import MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.step.operations import GATHER, QUEUES, SEND
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.two_levels import in_two_levels
-from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import Step
-
-
-def fault(step: Step) -> str:
-    try:
-        prove_step(step)
-    except StepError as error:
-        return str(error)
-    return ""
 
 
 def between_nodes(step: Step) -> int:

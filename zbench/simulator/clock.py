@@ -132,8 +132,8 @@ class HopGraph:
 
 def hop_graph(parts: Hops, busy: Floats, latency: Floats, edges: Edges) -> HopGraph:
     """Puts hops into a program: queues in plan order and data edges, from operations to hops."""
-    hop_edges = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
-    return graph_of(parts, busy, latency, *hop_edges)
+    found = hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    return graph_of(parts, busy, latency, *found)
 
 
 def graph_of(parts: Hops, busy: Floats, latency: Floats, producer: Ints, consumer: Ints) -> HopGraph:
@@ -196,9 +196,12 @@ def _queue_order(queue_a, queue_b):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
-    """Returns the data edges of hops: an operation starts (all hops with nothing before them) when its producers' last
-    hops are complete."""
+def hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
+    """Returns the edges between hops, as their (sources, targets), of edges between operations.
+
+    An operation starts, all hops with -1 in `after`, when its producers' last hops are complete; a hop with another one
+    in `after` starts when that is. first: of every operation its first hop, and one more for the end.
+    """
     count = 0
     for fill in range(2):
         if fill:
@@ -209,7 +212,7 @@ def _hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyp
                 if not last[a]:
                     continue
                 for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
-                    if after[b] < 0:
+                    if after[b] == -1:
                         if fill:
                             sources[count], targets[count] = a, b
                         count += 1

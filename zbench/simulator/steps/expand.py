@@ -159,33 +159,3 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
         out[IS_LAST, at] = 1
         at += 1
     return out[:, :at].copy(), edges[0], edges[1], meeting
-
-
-@nb.njit(cache=True)
-def op_edges(producer, consumer, op, after, last, num_ops):  # type: ignore[no-untyped-def]
-    """Returns edges between hops: those inside routed transfers, and from all last hops of a producer to all first ones
-    of its consumer."""
-    first = np.zeros(num_ops + 1, np.int64)
-    for hop in range(len(op)):
-        first[op[hop] + 1] += 1
-    first = np.cumsum(first)
-    count = 0
-    for fill in range(2):
-        if fill:
-            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
-            count = 0
-        for edge in range(len(producer)):
-            for a in range(first[producer[edge]], first[producer[edge] + 1]):
-                if last[a] == 0:
-                    continue
-                for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
-                    if after[b] == -1:
-                        if fill:
-                            sources[count], targets[count] = a, b
-                        count += 1
-        for hop in range(len(op)):
-            if after[hop] >= 0:
-                if fill:
-                    sources[count], targets[count] = after[hop], hop
-                count += 1
-    return sources, targets

@@ -14,6 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NVLINK
+from zbench.simulator.clock import hop_edges
 from zbench.simulator.hops import members, ports
 from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
 from zbench.simulator.steps.expand import (
@@ -26,7 +27,6 @@ from zbench.simulator.steps.expand import (
     CollectiveLegs,
     Topology,
     expand,
-    op_edges,
 )
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
@@ -87,7 +87,8 @@ def lower(
     delay[(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)] = latency[
         table[OP][(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)]
     ]
-    more = op_edges(edges[0], edges[1], table[OP], table[AFTER], table[IS_LAST], len(ops))
+    first = np.concatenate([[0], np.cumsum(np.bincount(table[OP], minlength=len(ops)))])
+    more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     return Lowered(
         table, busy, delay, np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]]),
         ops[table[OP], 8], int(meetings),
