@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 
 from tests.helpers.processes import until
 from zbench import __main__, __version__
+from zbench.console import jobs
 from zbench.record.fingerprint import ROOT
 from zbench.record.record import Run, read
 from zbench.record.rows import rows
-from zbench.run import jobs
 
 SMALL = ["steps=1", "tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1"]
 

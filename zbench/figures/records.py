@@ -131,7 +131,7 @@ def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
         check_output(f"the record of figure {name}", file, RECORD)
     _keep_finished(part)
     for experiment in experiments:
-        command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}", "again=false"]
+        command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}", "rerun=false"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("zbench: ")] or ["no reason given"]

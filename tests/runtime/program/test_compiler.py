@@ -32,7 +32,7 @@ def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
 
 
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
-@settings(max_examples=8)  # each compiles for every rank
+@settings(max_examples=6)  # each compiles for every rank
 @given(st.data())
 def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant, data: st.DataObject) -> None:
     cost = data.draw(costs(3, 4))
@@ -58,7 +58,7 @@ def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant,
 
 
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
-@settings(max_examples=8)  # each compiles for every rank
+@settings(max_examples=6)  # each compiles for every rank
 @given(st.data())
 def test_memory_is_used_as_often_as_counted(which: Variant, data: st.DataObject) -> None:
     """A slot that is let go too early, or never, would be counted wrong."""
