@@ -56,9 +56,11 @@ def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarra
 
 
 def step(
-    model: Model, given: dict[str, np.ndarray], sequences: list[tuple[np.ndarray, np.ndarray]],
+    model: Model,
+    given: dict[str, np.ndarray],
+    sequences: list[tuple[np.ndarray, np.ndarray]],
     routes: list[np.ndarray] | None = None,
-) -> tuple[float, dict[str, np.ndarray]]:  # fmt: skip
+) -> tuple[float, dict[str, np.ndarray]]:
     """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each, routes: the
     experts of its tokens."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}

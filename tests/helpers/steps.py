@@ -17,9 +17,7 @@ from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import Step
 
-MODEL = Model(
-    name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12
-)  # fmt: skip
+MODEL = Model(name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12)
 EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
 
 

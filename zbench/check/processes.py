@@ -68,8 +68,10 @@ def ask_processes(job: FunctionCheck) -> list[list[Answer]]:
             for process in started:
                 process.kill()
                 process.wait()
-        return [[_answer(folder, job, number, rank, codes[rank]) for rank in range(job.ranks)]
-                for number in range(len(job.cases))]  # fmt: skip
+        return [
+            [_answer(folder, job, number, rank, codes[rank]) for rank in range(job.ranks)]
+            for number in range(len(job.cases))
+        ]
 
 
 def _wait(started: Sequence["subprocess.Popen[bytes]"], folder: Path, job: FunctionCheck) -> list[int | None]:

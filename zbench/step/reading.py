@@ -252,12 +252,24 @@ class _Reader:
         made = [one.finished() for one in self.layouts]
         layers, gpus, hosts = self.sizes
         return Step(
-            gpus, hosts, layers, tuple(self.encodings),
+            gpus,
+            hosts,
+            layers,
+            tuple(self.encodings),
             tuple(replace(layout, lists=lists.lists()) for layout, lists in made),
             tuple(
-                Template(one.name, one.layout, Operations.of(one.rows), tuple(one.formulas),
-                         Items.of(one.items["needs"]), Items.of(one.items["leaves"]))
+                Template(
+                    one.name,
+                    one.layout,
+                    Operations.of(one.rows),
+                    tuple(one.formulas),
+                    Items.of(one.items["needs"]),
+                    Items.of(one.items["leaves"]),
+                )
                 for one in self.templates
             ),
-            tuple(self.order), Items.of(self.items["begins"]), Items.of(self.items["ends"]), tuple(self.stages),
-        )  # fmt: skip
+            tuple(self.order),
+            Items.of(self.items["begins"]),
+            Items.of(self.items["ends"]),
+            tuple(self.stages),
+        )

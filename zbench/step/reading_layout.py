@@ -33,10 +33,18 @@ class PartialLayout:
         if self.made is None:
             sizes = {one.name: len(one) for one in self.indices} | {PLACE: self.places, LANE: MOST_LANES}
             lists = ListTable(sizes)
-            self.made = StepLayout(
-                tuple(self.indices), tuple(self.aliases), tuple(self.maps), tuple(self.relations),
-                tuple(self.tensors), tuple(self.formulas), lists.lists(),
-            ), lists  # fmt: skip
+            self.made = (
+                StepLayout(
+                    tuple(self.indices),
+                    tuple(self.aliases),
+                    tuple(self.maps),
+                    tuple(self.relations),
+                    tuple(self.tensors),
+                    tuple(self.formulas),
+                    lists.lists(),
+                ),
+                lists,
+            )
         return self.made
 
     def index(self, scanner: Scanner) -> Index:

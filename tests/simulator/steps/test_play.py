@@ -64,8 +64,13 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
     found, cost = planned(system)
     one = cost.cluster
-    quick = replace(one, nic_bandwidth=FAST * one.nic_bandwidth, nvlink_bandwidth=FAST * one.nvlink_bandwidth,
-                    nic_latency=0, nvlink_latency=0)  # fmt: skip
+    quick = replace(
+        one,
+        nic_bandwidth=FAST * one.nic_bandwidth,
+        nvlink_bandwidth=FAST * one.nvlink_bandwidth,
+        nic_latency=0,
+        nvlink_latency=0,
+    )
     free = make_cost(quick, replace(found.model, sharding=f"zero{zero}"))
     step = whole_step(found.model, found.plans, 1, zero)
     prove_step(step)

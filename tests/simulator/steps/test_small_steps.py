@@ -244,9 +244,12 @@ def test_experts_in_chunks(chunks: int) -> None:
         lines += [f"  experts: move b[{part}] {1 - home[part]} -> {home[part]}\n"]
     lines += [f"  compute: compute y[{part}] at {home[part]}\n" for part in parts]
     text = EXPERTS.format(
-        sizes=numbers([8192 // chunks] * 2 * chunks), parts=numbers(parts), homes=numbers(home),
-        routes=" | ".join(str(1 - one) for one in home), operations="".join(lines),
-    )  # fmt: skip
+        sizes=numbers([8192 // chunks] * 2 * chunks),
+        parts=numbers(parts),
+        homes=numbers(home),
+        routes=" | ".join(str(1 - one) for one in home),
+        operations="".join(lines),
+    )
     matmuls, way = 2 * 2 * 8192 * 134217728 / 2 / 650e12, 8192 * 16384 / 100e9
     assert matmuls > 2 * way
     found = played(text, cluster(2, 1, nic=100e9))

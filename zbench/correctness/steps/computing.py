@@ -193,7 +193,7 @@ class ComputeOnPlace:
         words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
         return Where(
             sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, self.heads_per_kv
-        )  # fmt: skip
+        )
 
     def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
         """Returns sequences, positions, tokens and targets of a part, empty where there is none."""

@@ -59,10 +59,20 @@ def _updated(value: Tensor, gradient: Tensor) -> Tensor:
     seconds to import torch's compiler."""
     of, found = AdamW(), value.clone()
     torch._fused_adamw_(
-        [found], [gradient], [torch.zeros_like(found)], [torch.zeros_like(found)], [], [torch.ones(())],
-        lr=of.lr, beta1=of.beta1, beta2=of.beta2, weight_decay=of.weight_decay if found.ndim > 1 else 0.0,
-        eps=of.epsilon, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        [found],
+        [gradient],
+        [torch.zeros_like(found)],
+        [torch.zeros_like(found)],
+        [],
+        [torch.ones(())],
+        lr=of.lr,
+        beta1=of.beta1,
+        beta2=of.beta2,
+        weight_decay=of.weight_decay if found.ndim > 1 else 0.0,
+        eps=of.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
     return found
 
 

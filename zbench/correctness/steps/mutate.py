@@ -8,8 +8,19 @@ from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, REDUCE, 
 from zbench.step.template import Step
 
 KINDS = (
-    "delete", "repeat", "swap", "move", "source", "destination", "list", "layer", "formula", "tensor", "kind", "version"
-)  # fmt: skip
+    "delete",
+    "repeat",
+    "swap",
+    "move",
+    "source",
+    "destination",
+    "list",
+    "layer",
+    "formula",
+    "tensor",
+    "kind",
+    "version",
+)
 _AT = {name: at for at, name in enumerate(COLUMN_NAMES)}
 
 

@@ -56,9 +56,14 @@ def _term(term: Term, formula: Formula, at: Context, operands: list[Fields]) -> 
 
 
 def _write(
-    formula: Formula, ref: Reference, cells: Cells, value: Fields, parts: BatchParts, slots: dict[str, Parts],
+    formula: Formula,
+    ref: Reference,
+    cells: Cells,
+    value: Fields,
+    parts: BatchParts,
+    slots: dict[str, Parts],
     of: tuple[Store, int],
-) -> None:  # fmt: skip
+) -> None:
     """Writes a copy, or adds to a sum."""
     store, layer = of
     tensor = parts.layout.tensors[cells.tensor]

@@ -85,9 +85,14 @@ class Contexts:
         heads = self._heads(slots.get("h", ()))
         cuts = self._cuts(slots["t"], slots["s"]) if "s" in slots else None
         return Context(
-            (turns[0].to(dtype), turns[1].to(dtype)), self._tensor(place[tokens]), self._tensor(place[targets]),
-            len(words), heads, cuts, self.kernel,
-        )  # fmt: skip
+            (turns[0].to(dtype), turns[1].to(dtype)),
+            self._tensor(place[tokens]),
+            self._tensor(place[targets]),
+            len(words),
+            heads,
+            cuts,
+            self.kernel,
+        )
 
     def _tensor(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self.device)

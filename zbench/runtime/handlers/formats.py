@@ -119,6 +119,8 @@ class Formats:
         where = [*letters, "", ""][:2]
         none = torch.ones(1, dtype=torch.int64).numpy()
         return Format(
-            fields, (where[0], where[1]), ((*sizes, none, none)[0], (*sizes, none, none)[1]),
+            fields,
+            (where[0], where[1]),
+            ((*sizes, none, none)[0], (*sizes, none, none)[1]),
             {"c": self.model.hidden, "d": self.model.head_dim, "k": 2},
-        )  # fmt: skip
+        )

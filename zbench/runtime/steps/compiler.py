@@ -22,7 +22,7 @@ from zbench.runtime.steps.instructions import (
     Parcel,
     Parts,
     TemplateProgram,
-)  # fmt: skip
+)
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
 from zbench.step.layout import READ, WHOLE, StepLayout

@@ -68,11 +68,21 @@ def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
     home_rows = _homes_of_atoms(layout, moved, atom, (shape0, shape1))
     bound = layout.bound
     return AtomTables(
-        list_offsets, atoms, bound.offsets, bound.rows, *_joined(maps), shape0, shape1, first_cell,
-        *home_rows, layout.lists.offsets, layout.lists.parts,
+        list_offsets,
+        atoms,
+        bound.offsets,
+        bound.rows,
+        *_joined(maps),
+        shape0,
+        shape1,
+        first_cell,
+        *home_rows,
+        layout.lists.offsets,
+        layout.lists.parts,
         np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
-        np.array([int(one.layers != "none") for one in layout.tensors], np.int64), _cell_bytes(layout, atom),
-    )  # fmt: skip
+        np.array([int(one.layers != "none") for one in layout.tensors], np.int64),
+        _cell_bytes(layout, atom),
+    )
 
 
 def _cell_bytes(layout: StepLayout, atom: dict[str, Ints]) -> Ints:

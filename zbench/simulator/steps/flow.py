@@ -53,11 +53,18 @@ def template_flow(layout: StepLayout, template: Template, num_places: int) -> Fl
         slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
         keys, makers, readers = (np.full(slots, value, np.int64) for value in (EMPTY, -1, -1))
         state = FlowState(
-            keys, makers, readers, np.full((slots, 6), -1, np.int64), np.zeros(nodes + 1, np.int64),
-            np.zeros(nodes + 1, np.int64), np.full(len(ops) + 1, -1, np.int64),
-            np.full(4 * len(cells) * count * num_places, -1, np.int64), np.zeros(3, np.int64),
-            np.zeros((edges, 2), np.int64), np.zeros((rows, 5), np.int64),
-        )  # fmt: skip
+            keys,
+            makers,
+            readers,
+            np.full((slots, 6), -1, np.int64),
+            np.zeros(nodes + 1, np.int64),
+            np.zeros(nodes + 1, np.int64),
+            np.full(len(ops) + 1, -1, np.int64),
+            np.full(4 * len(cells) * count * num_places, -1, np.int64),
+            np.zeros(3, np.int64),
+            np.zeros((edges, 2), np.int64),
+            np.zeros((rows, 5), np.int64),
+        )
         _follow(tables, where, ops, state)
         _, used_edges, used_rows = state.used.tolist()
         if used_edges <= edges and used_rows <= rows:

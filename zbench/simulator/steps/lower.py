@@ -70,9 +70,15 @@ def lower(
     cluster = cost.cluster
     legs, latency = _collectives(layout, ops, size, cost)
     topology = Topology(
-        *members(cluster), ports(cluster), cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
-        step.num_gpus, -1 if cluster.host is None else cluster.host, gpu_queues(cluster),
-    )  # fmt: skip
+        *members(cluster),
+        ports(cluster),
+        cluster.nic_of,
+        cluster.gpus_per_node,
+        cluster.nics_per_node,
+        step.num_gpus,
+        -1 if cluster.host is None else cluster.host,
+        gpu_queues(cluster),
+    )
     lists = layout.lists
     table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, topology)
     link = table[CLASS]
@@ -90,9 +96,14 @@ def lower(
     first = np.concatenate([[0], np.cumsum(np.bincount(table[OP], minlength=len(ops)))])
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     return Lowered(
-        table, busy, delay, np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]]),
-        ops[table[OP], 8], int(meetings),
-    )  # fmt: skip
+        table,
+        busy,
+        delay,
+        np.concatenate([producer, more[0]]),
+        np.concatenate([consumer, more[1]]),
+        ops[table[OP], 8],
+        int(meetings),
+    )
 
 
 def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:

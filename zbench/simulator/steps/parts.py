@@ -103,9 +103,14 @@ class PlayedTemplate:
         rows[:, 1] = at[rows[:, 1]]
         ops = self.ops[here]
         lowered = lower(
-            self.step, self.layout, ops, (at[self.flow.producer[edges]], at[self.flow.consumer[edges]]),
-            self.size[here], self.seconds[here], cost,
-        )  # fmt: skip
+            self.step,
+            self.layout,
+            ops,
+            (at[self.flow.producer[edges]], at[self.flow.consumer[edges]]),
+            self.size[here],
+            self.seconds[here],
+            cost,
+        )
         return Variant(self, ops, lowered, rows, missing)
 
 
@@ -180,9 +185,11 @@ def between(before: Variant, one: TouchedItems, after: Variant, other: TouchedIt
     """Returns the edges between hops of two templates: from operations of `one` to those of `other` at the same place.
     Computes of one place are left out, as their queue has them in order."""
     found: tuple[Ints, Ints] = _joined(
-        (one.ops, one.places, before.ops[one.ops, 0] == COMPUTE), before.last_hops,
-        (other.ops, other.places, after.ops[other.ops, 0] == COMPUTE), after.first_hops,
-    )  # fmt: skip
+        (one.ops, one.places, before.ops[one.ops, 0] == COMPUTE),
+        before.last_hops,
+        (other.ops, other.places, after.ops[other.ops, 0] == COMPUTE),
+        after.first_hops,
+    )
     return found
 
 

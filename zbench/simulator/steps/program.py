@@ -192,6 +192,18 @@ def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:
     whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
     none = np.zeros(0, np.int64)
     return Hops(
-        table[OP], table[RANK], table[QUEUE_A], table[QUEUE_B], table[LINK_A], table[LINK_B], table[CLASS],
-        table[BYTES], channels, whole, table[AFTER], none, none.astype(bool), gpu_queues(cost.cluster),
-    )  # fmt: skip
+        table[OP],
+        table[RANK],
+        table[QUEUE_A],
+        table[QUEUE_B],
+        table[LINK_A],
+        table[LINK_B],
+        table[CLASS],
+        table[BYTES],
+        channels,
+        whole,
+        table[AFTER],
+        none,
+        none.astype(bool),
+        gpu_queues(cost.cluster),
+    )

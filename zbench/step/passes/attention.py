@@ -41,10 +41,14 @@ def kept_copies(parts: PlanParts) -> list[tuple[str, int, Ints, tuple[int, int]]
     heads)."""
     ops = parts.plan.forward
     return [
-        (TENSOR_NAMES[int(ops.tensor[at])], int(ops.dst[at]), parts.plan.lists[int(ops.blocks[at])],
-         (int(ops.head_lo[at]), int(ops.head_hi[at])))
+        (
+            TENSOR_NAMES[int(ops.tensor[at])],
+            int(ops.dst[at]),
+            parts.plan.lists[int(ops.blocks[at])],
+            (int(ops.head_lo[at]), int(ops.head_hi[at])),
+        )
         for at in np.flatnonzero(ops.keep)
-    ]  # fmt: skip
+    ]
 
 
 def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> Ints:

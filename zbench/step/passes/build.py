@@ -34,9 +34,15 @@ class _Built:
 
 
 def whole_step(
-    model: Model, plans: Sequence[Plan], degree: int = 1, zero: str = "3", window: int = 1, recompute: str = "none",
-    experts: ExpertParallel = TOGETHER, stages: int = 1,
-) -> Step:  # fmt: skip
+    model: Model,
+    plans: Sequence[Plan],
+    degree: int = 1,
+    zero: str = "3",
+    window: int = 1,
+    recompute: str = "none",
+    experts: ExpertParallel = TOGETHER,
+    stages: int = 1,
+) -> Step:
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
@@ -73,10 +79,17 @@ def whole_step(
     lists, layout = built.batches[0].lists, built.batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
     return Step(
-        parameters.num_gpus * stages, 0, model.num_layers, (),
+        parameters.num_gpus * stages,
+        0,
+        model.num_layers,
+        (),
         tuple(replace(one.layout, lists=one.lists.lists()) for one in built.batches),
-        tuple(built.templates), tuple(order), Items.of(begins), Items.of(ends), starts,
-    )  # fmt: skip
+        tuple(built.templates),
+        tuple(order),
+        Items.of(begins),
+        Items.of(ends),
+        starts,
+    )
 
 
 def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:

@@ -47,21 +47,35 @@ class BatchTemplates:
         sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus * stages, LANE: MOST_LANES}
         lists = ListTable(sizes)
         layout = StepLayout(
-            indices, (("s", "t"),), parts.maps(), parts.relations(),
-            tensors_of(parts.model, formulas.all, parts, parameters, MERGE), formulas.all, lists.lists(),
-        )  # fmt: skip
+            indices,
+            (("s", "t"),),
+            parts.maps(),
+            parts.relations(),
+            tensors_of(parts.model, formulas.all, parts, parameters, MERGE),
+            formulas.all,
+            lists.lists(),
+        )
         return BatchTemplates(
-            *batch, parts, layout, lists, ParameterRows(parameters, layout, lists), formulas,
-            LinearModules(parts, layout, lists), ExpertModules(parts, layout, lists),
-        )  # fmt: skip
+            *batch,
+            parts,
+            layout,
+            lists,
+            ParameterRows(parameters, layout, lists),
+            formulas,
+            LinearModules(parts, layout, lists),
+            ExpertModules(parts, layout, lists),
+        )
 
     def templates(self, gradients: dict[str, Ints], loss: int) -> tuple[list[Template], int]:
         """Returns the templates of a micro-batch, in the order in which they are played, and the contributions to the
         loss so far. gradients: contributions of every GPU to every parameter's so far; they are counted on."""
         return [
-            self._embedding(), self._forward(), self._head(gradients, loss),
-            self._backward(gradients), self._embedding_backward(gradients),
-        ], loss + len(self.parts.home)  # fmt: skip
+            self._embedding(),
+            self._forward(),
+            self._head(gradients, loss),
+            self._backward(gradients),
+            self._embedding_backward(gradients),
+        ], loss + len(self.parts.home)
 
     def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""

@@ -103,17 +103,22 @@ class PlanParts:
             Index("g", np.tile(self.kv_sizes, self.degree)),
             Index("f", _shares(self.model.ffn_hidden, self.degree)),
             Index("v", _shares(self.model.vocab, self.degree)),
-            Index("j", slices), *experts,
-        )  # fmt: skip
+            Index("j", slices),
+            *experts,
+        )
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the maps g(h), and j of h, g, f and v."""
         heads, kvs, share = len(self.head_cuts) - 1, len(self.kv_sizes), np.arange(self.degree)
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
         return (
-            PartMap("g", "h", kv), PartMap("j", "h", np.repeat(share, heads)), PartMap("j", "g", np.repeat(share, kvs)),
-            PartMap("j", "f", share), PartMap("j", "v", share), *(self.routing.maps() if self.routing else ()),
-        )  # fmt: skip
+            PartMap("g", "h", kv),
+            PartMap("j", "h", np.repeat(share, heads)),
+            PartMap("j", "g", np.repeat(share, kvs)),
+            PartMap("j", "f", share),
+            PartMap("j", "v", share),
+            *(self.routing.maps() if self.routing else ()),
+        )
 
     def of_slice(self, index: str, share: int) -> Ints:
         """Returns the parts of an index that GPU `share` of every group has."""
@@ -153,9 +158,13 @@ class PlanParts:
         """Returns visible(t, s): which blocks have a query that sees a key of which blocks."""
         blocks, mask = self.plan.blocks, self.plan.mask
         offsets, partners = _seen(
-            (blocks.seq, blocks.start, blocks.stop, blocks.block), blocks.pieces.offsets, blocks.pieces.items,
-            len(self.plan.lengths), mask.causal, mask.window,
-        )  # fmt: skip
+            (blocks.seq, blocks.start, blocks.stop, blocks.block),
+            blocks.pieces.offsets,
+            blocks.pieces.items,
+            len(self.plan.lengths),
+            mask.causal,
+            mask.window,
+        )
         key = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * len(blocks) + partners
         key.sort()  # here and not in the compiled loop, where a sort takes seconds to compile
         return Relation("visible", "t", "t", self.block, self.block, offsets, key % len(blocks))

@@ -65,8 +65,11 @@ def sections(recompute: str, experts: bool) -> Sections:
     again = made_again(recompute, forward, "x")
     weights = EXPERT_LAYER_WEIGHTS if experts else LAYER_WEIGHTS
     return Sections(
-        parse_formulas(EMBEDDING), forward, head + transpose(head, DERIVATIVES),
-        with_recomputation(forward, transpose(forward, DERIVATIVES), again), parse_formulas(EMBEDDING_BACKWARD),
+        parse_formulas(EMBEDDING),
+        forward,
+        head + transpose(head, DERIVATIVES),
+        with_recomputation(forward, transpose(forward, DERIVATIVES), again),
+        parse_formulas(EMBEDDING_BACKWARD),
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *OTHER_WEIGHTS)),
         weights,
-    )  # fmt: skip
+    )

@@ -27,8 +27,10 @@ def in_two_levels(step: Step, gpus_per_node: int) -> Step:
     """
     if gpus_per_node < 1 or step.num_gpus % gpus_per_node:
         raise ValueError(f"there are {gpus_per_node} GPUs a node; it has to divide the step's {step.num_gpus}")
-    tables = [ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
-              for layout in step.layouts]  # fmt: skip
+    tables = [
+        ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
+        for layout in step.layouts
+    ]
     templates = []
     for one in step.templates:
         levels = _Levels(step.layouts[one.layout], tables[one.layout], one, gpus_per_node)

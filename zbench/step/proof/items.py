@@ -17,9 +17,17 @@ THERE, READ_ALREADY = 1, 2  # bits of flags
 # encodings so far. encoding: what the values arrived in and may be forwarded in, -1: plain. writer: the operation that
 # touched it last.
 ROW = np.dtype(
-    [("key", "i8"), ("count", "i8"), ("writer", "i4"), ("version", "i4"), ("hops", "i2"), ("encoding", "i2"),
-     ("flags", "i2")], align=True
-)  # fmt: skip
+    [
+        ("key", "i8"),
+        ("count", "i8"),
+        ("writer", "i4"),
+        ("version", "i4"),
+        ("hops", "i2"),
+        ("encoding", "i2"),
+        ("flags", "i2"),
+    ],
+    align=True,
+)
 # Of functions that only compiled ones call: without the wrapper for calls from Python, which takes long to compile.
 INNER: Mapping[str, Any] = MappingProxyType({"cache": True, "no_cpython_wrapper": True})
 ItemTable = NDArray[Any]  # of ROW; its length is a power of two

@@ -131,8 +131,13 @@ def _shared_fault(first: StepLayout, layout: StepLayout) -> str:
             return f"tensor {tensor.name} is of the step, and the first micro-batch has none"
         other = first.tensors[first.number[tensor.name]]
         same = (tensor.axes, tensor.nature, tensor.merge, tensor.layers, tensor.unit, tensor.hops) == (
-            other.axes, other.nature, other.merge, other.layers, other.unit, other.hops
-        )  # fmt: skip
+            other.axes,
+            other.nature,
+            other.merge,
+            other.layers,
+            other.unit,
+            other.hops,
+        )
         sizes = all(np.array_equal(layout.index[axis].sizes, first.index[axis].sizes) for axis in tensor.axes)
         if not same or not sizes or not np.array_equal(tensor.home, other.home):
             return f"tensor {tensor.name} is of the step, and another one in the first micro-batch"

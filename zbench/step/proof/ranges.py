@@ -45,11 +45,14 @@ class Owners:
         known = np.array([*(number.get(one.name, -2) for one in layout.indices), -1], np.int64)
         axes = [[*(number.get(axis, -2) for axis in one.axes), -1, -1][:2] for one in layout.tensors]
         return Owners(
-            np.concatenate([own, [-2, -1]]), known[layout.bound.slots], np.array(axes, np.int64).reshape(-1, 2),
+            np.concatenate([own, [-2, -1]]),
+            known[layout.bound.slots],
+            np.array(axes, np.int64).reshape(-1, 2),
             np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
             np.array([one.home.min(initial=0) < 0 for one in layout.tensors], bool),
-            number.get(PLACE, -3), number.get(LANE, -3),
-        )  # fmt: skip
+            number.get(PLACE, -3),
+            number.get(LANE, -3),
+        )
 
     def owner(self, column: np.ndarray) -> Ints:
         """Returns the index of each list, -1 of no list, -2 of what is none."""
@@ -83,9 +86,12 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
         ("queue", _outside(ops.queue, len(QUEUES)), f"a queue, below {len(QUEUES)}"),
         ("encoding", (ops.encoding < -1) | (ops.encoding >= len(step.encodings)), "-1 or an encoding of the step"),
         ("encoding", alone & (ops.encoding != -1), "-1 of a compute or a drop"),
-        ("via", (ops.via != -1) & ~(single & (owners.owner(ops.via) == owners.lane)),
-         "-1, or a list of lanes of a transfer"),
-    ):  # fmt: skip
+        (
+            "via",
+            (ops.via != -1) & ~(single & (owners.owner(ops.via) == owners.lane)),
+            "-1, or a list of lanes of a transfer",
+        ),
+    ):
         if bad.any():
             return say.number(int(np.argmax(bad)), column, right)
     return _slots_fault(layout, ops, say, owners)
@@ -135,8 +141,7 @@ def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
     nature, axes, at_home = owners.nature[items.tensor], owners.axes[items.tensor], items.places == AT_HOME
     sums = np.where(nature == SUM, (items.count >= 0) | (items.count == COMPLETE), items.count == 0)
     for bad, word in (
-        (~at_home & (owners.owner(items.places) != owners.place),
-         "places that are no list of places, or -1: at home"),
+        (~at_home & (owners.owner(items.places) != owners.place), "places that are no list of places, or -1: at home"),
         (at_home & owners.homeless[items.tensor], "items at home, which has no home"),
         (owners.owner(items.list0) != axes[:, 0], "a list that is not of its first axis"),
         (owners.owner(items.list1) != axes[:, 1], "a list that is not of its second axis"),
@@ -144,7 +149,7 @@ def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
         (~sums, "a wrong count; sums have one from 0 on or are complete, others have none"),
         ((items.version != 0) & (nature != STATE), "a version, and is no state"),
         (_outside(items.hops, MOST_HOPS + 1), f"hops that are not from 0 to {MOST_HOPS}"),
-    ):  # fmt: skip
+    ):
         if bad.any():
             at = int(np.argmax(bad))
             return f"entry {at}, of {layout.tensors[int(items.tensor[at])].name}, has {word}"

@@ -67,11 +67,20 @@ def walk_tables(step: Step, layout: StepLayout, counts: tuple[Ints, ...]) -> Wal
     homes = np.concatenate([*(one.home for one in layout.tensors), np.zeros(0, np.int64)])
     bound = layout.bound
     return WalkTables(
-        layout.lists.offsets, layout.lists.parts, bound.offsets, bound.rows, bound.relation, tensors,
+        layout.lists.offsets,
+        layout.lists.parts,
+        bound.offsets,
+        bound.rows,
+        bound.relation,
+        tensors,
         np.stack([np.concatenate([*counts, np.zeros(0, np.int64)]), homes], axis=1),
-        *offsets_of([one.part for one in layout.maps]), group_offsets, np.stack([groups, leads], axis=1),
-        *_partner_rows(layout), np.array([one.lossy for one in step.encodings], bool), step.num_places,
-    )  # fmt: skip
+        *offsets_of([one.part for one in layout.maps]),
+        group_offsets,
+        np.stack([groups, leads], axis=1),
+        *_partner_rows(layout),
+        np.array([one.lossy for one in step.encodings], bool),
+        step.num_places,
+    )
 
 
 def with_layers(tables: WalkTables, lowest: Ints, highest: Ints, base: Ints | None = None) -> WalkTables:
