@@ -70,7 +70,7 @@ def planned(batches: list[list[int]], rank: int, plan: Plan) -> Iterator[tuple[z
             yield box[0]
 
 
-class Network(nn.Module):
+class TokenModel(nn.Module):
     """One layer of attention without positions, and a head: what matters here is the loop."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Network(nn.Module):
 def train(runtime: zbench.torch.Runtime, plan: Plan = plan_nodewise) -> tuple[list[float], list[tuple[float, float]]]:
     """Returns (the loss of every step; of every step but the first, seconds of planning and of waiting for it)."""
     torch.manual_seed(0)
-    model, losses, times = Network(), [], []
+    model, losses, times = TokenModel(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     for step, took, waited in planned(LENGTHS, runtime.rank, plan):
         times.append((took, waited))
