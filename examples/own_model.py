@@ -21,7 +21,7 @@ MODEL = Model(
 LENGTHS = ([700, 3, 41, 1, 200], [90, 90, 500, 7], [1, 1024])  # of every step's batch
 
 
-class DecoderLayer(nn.Module):
+class ModelLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(MODEL.hidden, (MODEL.num_heads + 2 * MODEL.num_kv_heads) * MODEL.head_dim, bias=False)
@@ -48,7 +48,7 @@ class Decoder(nn.Module):
             nn.Embedding(MODEL.vocab, MODEL.hidden),
             nn.Linear(MODEL.hidden, MODEL.vocab, bias=False),
         )
-        self.layers = nn.ModuleList(DecoderLayer() for _ in range(MODEL.num_layers))
+        self.layers = nn.ModuleList(ModelLayer() for _ in range(MODEL.num_layers))
 
     def forward(self, tokens: Tensor, batch: zbench.torch.PlannedBatch) -> Tensor:
         rates = 10_000.0 ** -torch.arange(0, 1, 2 / MODEL.head_dim, device=tokens.device)

@@ -22,7 +22,8 @@ from zbench.plans.area import TILE
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.clock import Free, HopGraph, run_hops
+from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 

@@ -27,7 +27,7 @@ def planning() -> Planning:
 
 
 def check(found: slime.DPSchedule, lengths: list[int], kept: set[int], limit: int, multiple: int = 1) -> None:
-    """What slime's docstring says of build_dp_schedule."""
+    """Checks what slime's docstring says of build_dp_schedule."""
     rows, micro_batches, counts, _ = found
     assert all(count % multiple == 0 for count in counts)
     for row, batches in zip(rows, micro_batches, strict=True):

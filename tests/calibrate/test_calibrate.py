@@ -150,7 +150,7 @@ def test_the_constants_of_a_described_machine_are_found_again() -> None:
 
 
 class Crowded(Described):
-    """Whose processors are held up where all send to all."""
+    """A machine whose processors are held up where all send to all."""
 
     def together(self, across: bool, size: int, rounds: int) -> float:
         return 5 * super().together(across, size, rounds)
@@ -168,7 +168,7 @@ def test_all_peers_with_less_than_one_leave_the_bandwidth_of_one() -> None:
 
 
 def rates_told(text: str) -> tuple[float, ...]:
-    """Of one peer, of all peers, of one peer through all NICs: bytes/s."""
+    """Returns the bytes/s that a text tells of one peer, of all peers, and of one peer through all NICs."""
     rate = r"([^;]*)"
     found = re.search(
         rf"one peer has {rate} and all together {rate}; one peer through all 2 NICs of a node {rate}", text

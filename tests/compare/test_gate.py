@@ -269,7 +269,7 @@ def test_zeppelin_without_its_routing_is_caught(
 
 # -- the committed baseline -----------------------------------------------------------------------
 def test_the_baseline_is_whole_and_has_every_system() -> None:
-    """Of experiment=ci, all finished: what `make baseline` leaves."""
+    """It has all runs of experiment=ci, finished, as `make baseline` leaves them."""
     runs, problems = read(str(ROOT / "results" / "ci" / "base.jsonl"))
     asked = OmegaConf.load(ROOT / "conf" / "experiment" / "ci.yaml").hydra.sweeper.params
 

@@ -156,8 +156,8 @@ def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches()
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
-    """Those of zbench.simulator.pipelined, with a schedule and accounts of their own: four nodes of one GPU in a
-    row."""
+    """Pipelines (zbench.simulator.pipelined) have a schedule and accounts of their own; here four nodes of one GPU in
+    a row take as long in both."""
     cost = small(4, 1)
     cost = replace(cost, model=replace(cost.model, sharding="zero1", recompute=recompute))
     stage = stacked(cost, 4)

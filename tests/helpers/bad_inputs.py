@@ -62,7 +62,7 @@ def _texts(folder: Path) -> None:
 
 
 def _header(shape: str, kind: str = "'<i8'") -> bytes:
-    """Of a .npy file, saying whatever it is to say."""
+    """Returns the header of a .npy file, saying whatever it is to say."""
     text = f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (64 - (len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text

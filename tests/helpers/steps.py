@@ -101,7 +101,7 @@ def execute(
 
 
 def fault(step: Step) -> str:
-    """What the proof says of a step, "" if nothing."""
+    """Returns what the proof says of a step, "" if nothing."""
     try:
         prove_step(step)
     except StepError as error:

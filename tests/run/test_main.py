@@ -326,7 +326,7 @@ def test_a_bug_of_a_system_is_told_with_its_line(
 
 
 def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> None:
-    """As a user starts it, from another folder, with torch out of reach."""
+    """It is started as a user starts it, from another folder, with torch out of reach."""
     (here / "mine" / "torch.py").write_text("raise ImportError('torch was imported')\n")
     command = [sys.executable, "-m", "zbench", *mine, "system=mine", "tracker=wandb"]
     environment = {**os.environ, "PYTHONPATH": f"mine{os.pathsep}{ROOT}", "WANDB_MODE": "offline", "HOME": str(here)}

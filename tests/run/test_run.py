@@ -107,7 +107,7 @@ class Refusing(Troubled):
 
 
 class Measured(Simulated):
-    """As an executor that trains: what it measures is the day's."""
+    """Stands for an executor that trains: what it measures is the day's."""
 
     first_step = 0
 

@@ -16,7 +16,8 @@ from zbench.describe.model import KV, Model
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
-from zbench.simulator.clock import Free, HopGraph, Timeline, hop_graph, run_hops
+from zbench.simulator.clock import Free, Timeline, run_hops
+from zbench.simulator.hop_graph import HopGraph, hop_graph
 from zbench.simulator.hops import copies, hops, proxy
 from zbench.simulator.layers import Modules, finished, occupancy
 from zbench.simulator.simulate import prepare

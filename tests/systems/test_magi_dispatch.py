@@ -218,7 +218,7 @@ def test_stages_are_of_equal_parts(received: list[list[int]], stages: int) -> No
 
 
 def homes_of_keys(plan: Plan, ops: Ops, rank: int) -> list[list[int]]:
-    """Where the keys of each of a rank's attends live, in order."""
+    """Returns where the keys of each of a rank's attends live, in order."""
     attends = np.flatnonzero((ops.kind == ATTEND) & (ops.src == rank))
     items = [plan.lists.items[slice(*plan.lists.offsets[[kv, kv + 1]])] for kv in ops.kv_blocks[attends]]
     return [sorted(set(plan.blocks.home[blocks].tolist())) for blocks in items]

@@ -29,7 +29,8 @@ from zbench.describe.links import NIC
 from zbench.describe.model import DKV
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, HopGraph, run_hops
+from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 

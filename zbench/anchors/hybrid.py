@@ -17,7 +17,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import HopGraph
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 

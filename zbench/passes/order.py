@@ -19,7 +19,8 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import Ops, Plan
-from zbench.simulator.clock import Free, HopGraph, run_hops, take
+from zbench.simulator.clock import Free, run_hops, take
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.simulate import Programs, prepare, programs
 
 

@@ -16,8 +16,9 @@ from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, HopGraph, Timeline, run_hops
+from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.direct import Direct
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.hops import COMPUTE
 
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest

@@ -28,8 +28,8 @@ from zbench.plans.dataflow import Edges, Violation, edges
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Ops, Plan
 from zbench.simulator import pipelined, staged
-from zbench.simulator.clock import HopGraph, hop_graph
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
+from zbench.simulator.hop_graph import HopGraph, hop_graph
 from zbench.simulator.hops import hops
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.serial import in_turn

@@ -13,9 +13,9 @@ from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import HopGraph
 from zbench.simulator.direct import Direct
 from zbench.simulator.direct_occupancy import ACROSS
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.layers import RankSeconds
 
 

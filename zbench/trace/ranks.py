@@ -13,7 +13,8 @@ from zbench.describe.links import NIC
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
-from zbench.simulator.clock import HopGraph, Timeline
+from zbench.simulator.clock import Timeline
+from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import programs
 from zbench.simulator.totals import Carried

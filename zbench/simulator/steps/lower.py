@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NVLINK
-from zbench.simulator.clock import hop_edges
+from zbench.simulator.hop_graph import hop_edges
 from zbench.simulator.hops import members, ports
 from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
 from zbench.simulator.steps.expand import (

@@ -15,7 +15,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import HopGraph, graph_of
+from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
 from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
