@@ -7,10 +7,11 @@ Who makes what somebody reads is the same for all parts of an atom, so data flow
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.step.layout import StepLayout
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import AT_HOME, Template
@@ -49,58 +50,77 @@ class AtomTables(NamedTuple):
 
 def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
     """Cuts a template's indices into atoms, and says its lists, maps and homes in them."""
-    ops = template.operations
-    both = template.needs, template.leaves
-    named = [column for items in both for column in (items.list0, items.list1)]
-    used = np.unique(np.concatenate([ops.list0, ops.list1, ops.list2, *named]))
-    used = used[used >= 0].astype(np.int64)
-    atom = _atoms(layout, used)
-    counts = {name: int(of.max(initial=-1)) + 1 for name, of in atom.items()}
-    list_offsets, atoms = _lists_of_atoms(layout, used, atom)
-    maps = [_map_of_atoms(atom[one.coarse], atom[one.fine], one.part) for one in layout.maps]
-    shape = [[counts[axis] for axis in one.axes] + [1, 1] for one in layout.tensors]
-    shape0, shape1 = (np.array([row[at] for row in shape], np.int64) for at in (0, 1))
-    collective = np.isin(ops.kind, (GATHER, REDUCE))
-    moved = set(np.unique(ops.what[collective]).tolist())
-    for items in both:
-        moved |= set(np.unique(items.tensor[items.places == AT_HOME]).tolist())
-    first_cell = np.cumsum(shape0 * shape1) - shape0 * shape1
-    home_rows = _homes_of_atoms(layout, moved, atom, (shape0, shape1))
-    bound = layout.bound
+    lists, number = layout.lists, {one.name: at for at, one in enumerate(layout.indices)}
+    of_list = np.array([number.get(name, -1) for name in lists.indices], np.int64)[lists.of]
+    first = np.cumsum([0, *(len(one) for one in layout.indices)]).astype(np.int64)
+    ends = np.array([(number[one.coarse], number[one.fine]) for one in layout.maps], np.int64).reshape(-1, 2)
+    map_offsets, map_parts = _joined([one.part for one in layout.maps])
+    used = _used(layout, template)
+    atom, counts = _cut(used, (of_list, lists.offsets, lists.parts), first, (ends, map_offsets, map_parts))
+    axes = np.array([[*(number[axis] for axis in one.axes), -1, -1][:2] for one in layout.tensors], np.int64)
+    axes = axes.reshape(-1, 2)
+    shape = np.append(counts, 1)[axes]  # an axis that is not there, -1, is one atom
+    cells = shape[:, 0] * shape[:, 1]
+    first_cell = np.cumsum(cells) - cells
+    sizes = np.concatenate([*(one.sizes for one in layout.indices), np.zeros(0, np.int64)])
+    unit = np.array([one.unit for one in layout.tensors], np.int64)
+    moved = _moved(template)
+    homes = _joined([one.home if at in moved else one.home[:0] for at, one in enumerate(layout.tensors)])
+    amounts = _joined([one.home[:0] if one.amounts is None else one.amounts for one in layout.tensors])
+    cut = (atom, first, sizes, axes, shape)
+    list_offsets, atoms = _lists_of_atoms(used, (of_list, lists.offsets, lists.parts), atom, first)
+    of_finer, maps = _maps_of_atoms(atom, counts, first, (ends, map_offsets, map_parts))
+    home_offsets, places, home_bytes = _homes_of_atoms(cut, unit, homes, amounts)
     return AtomTables(
         list_offsets,
         atoms,
-        bound.offsets,
-        bound.rows,
-        *_joined(maps),
-        shape0,
-        shape1,
+        layout.bound.offsets,
+        layout.bound.rows,
+        of_finer,
+        maps,
+        shape[:, 0].copy(),
+        shape[:, 1].copy(),
         first_cell,
-        *home_rows,
-        layout.lists.offsets,
-        layout.lists.parts,
+        home_offsets,
+        places,
+        home_bytes,
+        lists.offsets,
+        lists.parts,
         np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
-        np.array([int(one.layers != "none") for one in layout.tensors], np.int64),
-        _cell_bytes(layout, atom),
+        layout.layered,
+        _cell_bytes(cut, unit, amounts),
     )
 
 
-def _cell_bytes(layout: StepLayout, atom: dict[str, Ints]) -> Ints:
-    """Returns the bytes of every cell of atoms, of all tensors one after another."""
-    sizes = {name: np.bincount(of, weights=layout.index[name].sizes).astype(np.int64) for name, of in atom.items()}
-    found = []
-    for tensor in layout.tensors:
-        cells = np.full(1, tensor.unit, np.int64)
-        for axis in tensor.axes:
-            cells = np.multiply.outer(cells, sizes[axis]).reshape(-1)
-        found.append(cells)
-    return np.concatenate([*found, np.zeros(0, np.int64)])
+def row_positions(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
+    """Returns (positions in compressed rows, sizes) of several rows one after another."""
+    sizes = offsets[which + 1] - offsets[which]
+    first = np.repeat(offsets[which] - (np.cumsum(sizes) - sizes), sizes)
+    return first + np.arange(len(first)), sizes
 
 
 def _joined(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Returns (offsets, all rows one after another)."""
     sizes = np.cumsum([0, *(len(row) for row in rows)])
     return sizes.astype(np.int64), np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)
+
+
+def _used(layout: StepLayout, template: Template) -> Flags:
+    """Returns which lists of a layout operations or contracts name as parts, bool [lists]."""
+    ops, both = template.operations, (template.needs, template.leaves)
+    found = np.zeros(len(layout.lists) + 1, bool)  # the last one: no list, -1
+    for column in (ops.list0, ops.list1, ops.list2, *(one for items in both for one in (items.list0, items.list1))):
+        found[column] = True
+    return found[:-1]
+
+
+def _moved(template: Template) -> set[int]:
+    """Returns the tensors that collectives move or contracts have at home."""
+    ops = template.operations
+    found = set(ops.what[(ops.kind == GATHER) | (ops.kind == REDUCE)].tolist())
+    for items in (template.needs, template.leaves):
+        found |= set(items.tensor[items.places == AT_HOME].tolist())
+    return found
 
 
 def _mixed(numbers: Ints) -> NDArray[np.uint64]:
@@ -112,78 +132,157 @@ def _mixed(numbers: Ints) -> NDArray[np.uint64]:
     return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
 
 
-def row_positions(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
-    """Returns (positions in compressed rows, sizes) of several rows one after another."""
-    sizes = offsets[which + 1] - offsets[which]
-    first = np.repeat(offsets[which] - (np.cumsum(sizes) - sizes), sizes)
-    return first + np.arange(len(first)), sizes
-
-
-def _atoms(layout: StepLayout, used: Ints) -> dict[str, Ints]:
-    """Returns the atom of every part of every index. Parts with the same sum of their lists' random numbers are in the
-    same lists; a map's finer index is cut so that each of its atoms lies in one of the coarser."""
-    lists, found = layout.lists, {}
-    for number, name in enumerate(lists.indices):
-        if name not in layout.index:
-            continue
-        mine = used[lists.of[used] == number]
-        at, sizes = row_positions(lists.offsets, mine)
-        sums = np.zeros(len(layout.index[name]), np.uint64)
-        np.add.at(sums, lists.parts[at], np.repeat(_mixed(mine), sizes))
-        found[name] = _numbered(sums)
-    for name in layout.index:
-        found.setdefault(name, np.zeros(len(layout.index[name]), np.int64))
-    for _ in layout.maps:  # as a coarser index may be the finer one of another map
-        for one in layout.maps:
-            width = int(found[one.coarse].max()) + 1
-            found[one.fine] = _numbered(found[one.fine] * width + found[one.coarse][one.part])
+def _cut(used: Flags, lists: tuple[Ints, Ints, Ints], first: Ints, maps: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints]:
+    """Returns (the atom of every part, of all indices one after another; the number of atoms of each). Parts with the
+    same sum of their lists' random numbers are in the same lists; a map's finer index is cut so that each of its atoms
+    lies in one of the coarser."""
+    found: tuple[Ints, Ints] = _summed(used, _mixed(np.arange(len(used))), lists, first, maps)
     return found
 
 
-def _numbered(values: NDArray[np.generic]) -> Ints:
-    found: Ints = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+@nb.njit(cache=True)
+def _numbered(values, found):  # type: ignore[no-untyped-def]
+    """Numbers values, equal ones alike; returns how many there are."""
+    order, count = np.argsort(values), 0
+    for at in range(len(order)):
+        if at and values[order[at]] != values[order[at - 1]]:
+            count += 1
+        found[order[at]] = count
+    return count + 1 if len(order) else 0
+
+
+@nb.njit(cache=True)
+def _summed(used, mixed, lists, first, maps):  # type: ignore[no-untyped-def]
+    of, offsets, parts = lists
+    ends, map_offsets, map_parts = maps
+    sums = np.zeros(first[-1], np.uint64)
+    for which in range(len(used)):
+        if used[which] and of[which] >= 0:
+            for at in range(offsets[which], offsets[which + 1]):
+                sums[first[of[which]] + parts[at]] += mixed[which]
+    atom, counts = np.zeros(first[-1], np.int64), np.ones(len(first) - 1, np.int64)
+    for index in range(len(counts)):
+        a, b = first[index], first[index + 1]
+        counts[index] = _numbered(sums[a:b], atom[a:b])
+    for _ in range(len(ends)):  # as a coarser index may be the finer one of another map
+        for row in range(len(ends)):
+            coarse, fine = ends[row]
+            a, b = first[fine], first[fine + 1]
+            both = np.empty(b - a, np.int64)
+            for at in range(b - a):
+                both[at] = atom[a + at] * counts[coarse] + atom[first[coarse] + map_parts[map_offsets[row] + at]]
+            counts[fine] = _numbered(both, atom[a:b])
+    return atom, counts
+
+
+@nb.njit(cache=True)
+def _lists_of_atoms(used, lists, atom, first):  # type: ignore[no-untyped-def]
+    """Returns the atoms of every list, compressed rows by list number, ascending in each."""
+    of, offsets, parts = lists
+    seen, count = np.full(len(atom) + 1, -1, np.int64), 0
+    starts, found = np.zeros(len(used) + 1, np.int64), np.empty(len(parts), np.int64)
+    for which in range(len(used)):
+        if used[which] and of[which] >= 0:
+            for at in range(offsets[which], offsets[which + 1]):
+                one = atom[first[of[which]] + parts[at]]
+                if seen[one] != which:
+                    seen[one] = which
+                    found[count] = one
+                    count += 1
+            found[starts[which] : count].sort()
+        starts[which + 1] = count
+    return starts, found[:count].copy()
+
+
+@nb.njit(cache=True)
+def _maps_of_atoms(atom, counts, first, maps):  # type: ignore[no-untyped-def]
+    """Returns the coarser atom of every finer one, compressed rows by map."""
+    ends, map_offsets, map_parts = maps
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    for row in range(len(ends)):
+        offsets[row + 1] = offsets[row] + counts[ends[row, 1]]
+    found = np.zeros(offsets[-1], np.int64)
+    for row in range(len(ends)):
+        coarse, fine = ends[row]
+        for at in range(first[fine + 1] - first[fine]):
+            found[offsets[row] + atom[first[fine] + at]] = atom[first[coarse] + map_parts[map_offsets[row] + at]]
+    return offsets, found
+
+
+@nb.njit(cache=True)
+def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
+    """Returns (the cell of atoms that a cell of parts lies in, the product of its parts' sizes)."""
+    atom, first, sizes, axes, shape = cut
+    one, two = axes[tensor]
+    if one < 0:
+        return 0, 1
+    if two < 0:
+        return atom[first[one] + at], sizes[first[one] + at]
+    width = first[two + 1] - first[two]
+    a, b = first[one] + at // width, first[two] + at % width
+    return atom[a] * shape[tensor, 1] + atom[b], sizes[a] * sizes[b]
+
+
+@nb.njit(cache=True)
+def _homes_of_atoms(cut, unit, homes, amounts):  # type: ignore[no-untyped-def]
+    """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors that have rows in
+    `homes`; the rest have none."""
+    shape = cut[4]
+    total = 0
+    for tensor in range(len(unit)):
+        total += shape[tensor, 0] * shape[tensor, 1]
+    offsets, begin, count = np.zeros(total + 1, np.int64), 0, 0
+    places, held = np.empty(len(homes[1]), np.int64), np.empty(len(homes[1]), np.int64)
+    for tensor in range(len(unit)):
+        mine = homes[1][homes[0][tensor] : homes[0][tensor + 1]]
+        end = begin + shape[tensor, 0] * shape[tensor, 1]
+        width = 1 if len(mine) == 0 else mine.max() + 1
+        keys = np.empty(len(mine), np.int64)
+        for at in range(len(mine)):
+            keys[at] = _cell(cut, tensor, at)[0] * width + mine[at]
+        order, before = np.argsort(keys), -1
+        for at in order:
+            size = _cell(cut, tensor, at)[1]
+            if amounts[0][tensor + 1] > amounts[0][tensor]:
+                size = amounts[1][amounts[0][tensor] + at]
+            if keys[at] != before:
+                before = keys[at]
+                places[count], held[count] = keys[at] % width, 0
+                count += 1
+                offsets[begin + keys[at] // width + 1] += 1
+            held[count - 1] += unit[tensor] * size
+        begin = end
+    for cell in range(total):
+        offsets[cell + 1] += offsets[cell]
+    return offsets, places[:count].copy(), held[:count].copy()
+
+
+@nb.njit(cache=True)
+def _cell_bytes(cut, unit, amounts):  # type: ignore[no-untyped-def]
+    """Returns the bytes of every cell of atoms, of all tensors one after another."""
+    atom, first, sizes, axes, shape = cut
+    total = 0
+    for tensor in range(len(unit)):
+        total += shape[tensor, 0] * shape[tensor, 1]
+    of_atom = np.zeros(len(atom), np.int64)  # the size of atom a of index i, at first[i] + a
+    for index in range(len(first) - 1):
+        for at in range(first[index], first[index + 1]):
+            of_atom[first[index] + atom[at]] += sizes[at]
+    found, begin = np.zeros(total, np.int64), 0
+    for tensor in range(len(unit)):
+        one, two = axes[tensor]
+        cells = shape[tensor, 0] * shape[tensor, 1]
+        if amounts[0][tensor + 1] > amounts[0][tensor]:
+            for at in range(amounts[0][tensor + 1] - amounts[0][tensor]):
+                found[begin + _cell(cut, tensor, at)[0]] += unit[tensor] * amounts[1][amounts[0][tensor] + at]
+        else:
+            for i in range(shape[tensor, 0]):
+                for j in range(shape[tensor, 1]):
+                    size = unit[tensor]
+                    if one >= 0:
+                        size *= of_atom[first[one] + i]
+                    if two >= 0:
+                        size *= of_atom[first[two] + j]
+                    found[begin + i * shape[tensor, 1] + j] = size
+        begin += cells
     return found
-
-
-def _lists_of_atoms(layout: StepLayout, used: Ints, atom: dict[str, Ints]) -> tuple[Ints, Ints]:
-    """Returns the atoms of every list, compressed rows by list number."""
-    lists = layout.lists
-    sizes = np.array([len(atom.get(name, ())) for name in lists.indices], np.int64)
-    begin = np.cumsum(sizes) - sizes
-    of_all = np.concatenate([*(atom.get(name, np.zeros(0, np.int64)) for name in lists.indices), np.zeros(0, np.int64)])
-    at, count = row_positions(lists.offsets, used)
-    row = np.repeat(used, count)
-    width = int(of_all.max(initial=0)) + 1
-    keys = np.unique(row * width + of_all[begin[lists.of[row]] + lists.parts[at]])
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(keys // width, minlength=len(lists)))])
-    return offsets.astype(np.int64), (keys % width).astype(np.int64)
-
-
-def _map_of_atoms(coarse: Ints, fine: Ints, part: Ints) -> Ints:
-    """Returns the coarser atom of every finer one."""
-    found = np.zeros(int(fine.max()) + 1, np.int64)
-    found[fine] = coarse[part]
-    return found
-
-
-def _homes_of_atoms(
-    layout: StepLayout, moved: set[int], atom: dict[str, Ints], shape: tuple[Ints, Ints]
-) -> tuple[Ints, Ints, Ints]:
-    """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors `moved`."""
-    sizes, rows, amounts = [], [], []
-    for number, tensor in enumerate(layout.tensors):
-        cells = int(shape[0][number] * shape[1][number])
-        if number not in moved:
-            sizes.append(np.zeros(cells, np.int64))
-            continue
-        cell = np.zeros(1, np.int64)
-        for axis in tensor.axes:
-            cell = np.add.outer(cell * (int(atom[axis].max()) + 1), atom[axis]).reshape(-1)
-        width = int(tensor.home.max()) + 1
-        keys, at = np.unique(cell * width + tensor.home, return_inverse=True)
-        sizes.append(np.bincount(keys // width, minlength=cells))
-        rows.append(keys % width)
-        amounts.append(np.bincount(at.reshape(-1), weights=tensor.cell_bytes(layout.index)).astype(np.int64))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]))])
-    none = np.zeros(0, np.int64)
-    return offsets.astype(np.int64), np.concatenate([*rows, none]), np.concatenate([*amounts, none])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.plans.plan import Plan
+from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.flow import Flow, template_flow
 from zbench.simulator.steps.lower import Lowered, lower
@@ -19,8 +21,10 @@ from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import AT_HOME, Items, Step, Template
+from zbench.step.tensor import NATURES, STATE
 
 Key = tuple[str, int, int]  # tensor, layer, micro-batch (-1: of the step)
+WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
 _ATTENTION = QUEUES.index("attention")
 
 
@@ -135,6 +139,55 @@ class Variant:
         return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property
+    def waits(self) -> "tuple[Wait, ...]":
+        """What its operations wait for that other instances left, in the order of its groups."""
+        found, layout = [], self.of.layout
+        for group in self.groups:
+            kind, tensor, offset = group
+            of_state = layout.tensors[tensor].nature == NATURES[STATE]
+            if kind == READS:
+                side = WRITERS
+            elif kind == WRITES and of_state:
+                side = READERS
+            elif kind == ARRIVES and (tensor, offset) not in self.of.replaced:
+                side = BUFFERS
+            else:
+                continue
+            found.append(Wait(group, side, *self._names(tensor, offset)))
+        return tuple(found)
+
+    @cached_property
+    def notes(self) -> "tuple[Note, ...]":
+        """What it leaves for others to wait for."""
+        return tuple(
+            Note((kind, tensor, offset), kind == WRITES, *self._names(tensor, offset))
+            for kind, tensor, offset in self.groups
+            if kind in (WRITES, USES)
+        )
+
+    @cached_property
+    def ends(self) -> "tuple[End, ...]":
+        """Of which tensors it forgets all, or takes or gives back a buffer."""
+        had, has = self.of.held
+        arrives = {(tensor, offset) for kind, tensor, offset in self.groups if kind == ARRIVES}
+        found = []
+        for tensor, offset in dict.fromkeys([*had, *has, *arrives]):
+            before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
+            takes = (tensor, offset) in arrives and (tensor, offset) not in self.of.replaced
+            of_state = self.of.layout.tensors[tensor].nature == NATURES[STATE]
+            frees = of_state and (before > after > 0 or (takes and after <= before))
+            if frees or after == 0:
+                found.append(End(frees, after == 0, *self._names(tensor, offset)))
+        return tuple(found)
+
+    def _names(self, tensor: int, offset: int) -> tuple[str, int, int, int]:
+        """Returns (name, layer offset, 1 if layers have one each, micro-batch or -1) of a tensor."""
+        layout = self.of.layout
+        one = layout.tensors[tensor]
+        batch = self.of.template.layout if layout.of_batch(tensor) else -1
+        return one.name, offset, int(one.layers != "none"), batch
+
+    @cached_property
     def last_hops(self) -> tuple[Ints, Ints]:
         """The hops with which every operation is complete, compressed rows."""
         return self._hops(self.lowered.table[IS_LAST] == 1)
@@ -163,6 +216,40 @@ class Variant:
             (int(rows[a, 0]), int(rows[a, 2]), int(rows[a, 3])): TouchedItems(rows[a:b, 1], rows[a:b, 4])
             for a, b in pairwise(starts)
         }
+
+
+class Wait(NamedTuple):
+    """A group of an instance's rows that waits for others: for who wrote it (WRITERS), who read it (READERS), or who
+    used the buffer that it takes (BUFFERS). The rest is its tensor's, as in `tensor_key`."""
+
+    group: tuple[int, int, int]
+    side: int
+    tensor: str
+    offset: int
+    layered: int
+    batch: int
+
+
+class Note(NamedTuple):
+    """A group of an instance's rows that others may wait for: whether it writes its tensor, or reads it."""
+
+    group: tuple[int, int, int]
+    writes: bool
+    tensor: str
+    offset: int
+    layered: int
+    batch: int
+
+
+class End(NamedTuple):
+    """A tensor of a layer after an instance: whether its buffer is free for the next, and whether nothing is left."""
+
+    frees: bool
+    gone: bool
+    tensor: str
+    offset: int
+    layered: int
+    batch: int
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,14 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
 from zbench.simulator.steps.lower import gpu_queues
-from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, tensor_key
+from zbench.simulator.steps.parts import BUFFERS, WRITERS, Key, PlayedTemplate, Variant, between
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
-from zbench.step.tensor import NATURES, STATE
 
 Edges = tuple[Ints, Ints]
+Left = tuple[int, tuple[int, int, int]]  # an instance, and a group of its rows
 
 
 @dataclass(frozen=True)
@@ -91,56 +90,36 @@ class _Links:
 
     parts: StepParts
     instances: list[PlayedInstance]
-    num_layers: int
-    writers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
-    readers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
-    free: dict[str, list[list[tuple[int, tuple[int, int, int]]]]] = field(default_factory=dict)
+    writers: dict[Key, list[Left]] = field(default_factory=dict)
+    readers: dict[Key, list[Left]] = field(default_factory=dict)
+    free: dict[str, list[list[Left]]] = field(default_factory=dict)
 
-    def follow(self, number: int) -> list[tuple[int, int, Edges]]:
-        """Returns the edges into an instance, (instance that they come from, this one, edges), and notes what it
-        leaves."""
+    def follow(self, number: int) -> list[tuple[int, Edges]]:
+        """Returns the edges into an instance, (instance that they come from, edges), and notes what it leaves."""
         one, found = self.instances[number], []
-        layout = one.variant.of.layout
-
-        def wait(others: list[tuple[int, tuple[int, int, int]]], group: tuple[int, int, int]) -> None:
+        variant, layer = one.variant, one.layer
+        for group, side, tensor, offset, layered, batch in variant.waits:
+            if side == BUFFERS:
+                buffers = self.free.get(tensor)
+                others = buffers.pop(0) if buffers else ()
+            else:
+                before = self.writers if side == WRITERS else self.readers
+                others = before.get((tensor, (layer + offset) * layered, batch), ())
             for other, theirs in others:
-                edges = self.parts.between(self.instances[other].variant, theirs, one.variant, group)
+                edges = self.parts.between(self.instances[other].variant, theirs, variant, group)
                 if len(edges[0]):
-                    found.append((other, number, edges))
-
-        groups = list(one.variant.groups)
-        for group in groups:
-            kind, tensor, offset = group
-            key = tensor_key(one.variant, one.layer, tensor, offset)
-            if kind == READS:
-                wait(self.writers.get(key, []), group)
-            elif kind == WRITES and layout.tensors[tensor].nature == NATURES[STATE]:
-                wait(self.readers.get(key, []), group)
-            elif kind == ARRIVES and (tensor, offset) not in one.variant.of.replaced:
-                buffers = self.free.get(layout.tensors[tensor].name, [])
-                if buffers:
-                    wait(buffers.pop(0), group)
-        self._leave(number, groups)
-        return found
-
-    def _leave(self, number: int, groups: list[tuple[int, int, int]]) -> None:
-        one = self.instances[number]
-        for group in groups:
-            kind, tensor, offset = group
-            if kind in (WRITES, USES):
-                side = self.writers if kind == WRITES else self.readers
-                side.setdefault(tensor_key(one.variant, one.layer, tensor, offset), []).append((number, group))
-        had, has = one.variant.of.held
-        for tensor, offset in {*had, *has, *((tensor, offset) for kind, tensor, offset in groups if kind == ARRIVES)}:
-            key, name = tensor_key(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
-            takes = (ARRIVES, tensor, offset) in one.variant.groups and (tensor, offset) not in one.variant.of.replaced
-            before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
-            of_state = one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]
-            if of_state and (before > after > 0 or (takes and after <= before)):
-                self.free.setdefault(name, []).append(self.readers.pop(key, []))
-            if after == 0:
+                    found.append((other, edges))
+        for group, writes, tensor, offset, layered, batch in variant.notes:
+            after = self.writers if writes else self.readers
+            after.setdefault((tensor, (layer + offset) * layered, batch), []).append((number, group))
+        for frees, gone, tensor, offset, layered, batch in variant.ends:
+            key = (tensor, (layer + offset) * layered, batch)
+            if frees:
+                self.free.setdefault(tensor, []).append(self.readers.pop(key, []))
+            if gone:
                 self.writers.pop(key, None)
                 self.readers.pop(key, None)
+        return found
 
 
 def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers: int) -> StepProgram:
@@ -148,15 +127,15 @@ def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers:
     instances = [
         PlayedInstance(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
     ]
-    links = _Links(parts, instances, num_layers)
+    links = _Links(parts, instances)
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
     producer, consumer = [], []
     for number, one in enumerate(instances):
         producer.append(one.variant.lowered.producer + begin[number])
         consumer.append(one.variant.lowered.consumer + begin[number])
-        for source, target, (a, b) in links.follow(number):
+        for source, (a, b) in links.follow(number):
             producer.append(a + begin[source])
-            consumer.append(b + begin[target])
+            consumer.append(b + begin[number])
     table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
     every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
     meetings = table[QUEUE_A] < -1
