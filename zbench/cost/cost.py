@@ -42,6 +42,7 @@ class Cost:
     zbench.cost.groups
         makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
+    single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     """
 
     cluster: Cluster
@@ -52,6 +53,12 @@ class Cost:
     pp: int = 1
     bonded_nics: int = 1
     inner: tuple[Domain, ...] = ()
+    single: "Cost | None" = None
+
+    @property
+    def gpus(self) -> "Cost":
+        """The cost model in which a rank is a GPU."""
+        return self if self.single is None else self.single
 
     @property
     def layers(self) -> int:

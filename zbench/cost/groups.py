@@ -66,6 +66,7 @@ def grouped(cost: Cost, tp: int) -> Cost:
         tp=tp,
         bonded_nics=cluster.nics_per_node // nics,
         inner=tuple(one for one in cluster.domains if one.gpus <= tp),
+        single=cost.gpus,
     )
 
 

@@ -7,13 +7,13 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 
 
-def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
+def make_cost(cluster: Cluster, model: Model, pipelines: bool = True) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
-    simulated: what runs the plans is the simulator, which has pipelines that a planner chooses (Plan.pipelines).
+    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as executor=simulated has.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.
     """
-    cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
+    cost = grouped(Cost(cluster=cluster, model=model, pipelines=pipelines), model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)

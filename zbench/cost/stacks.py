@@ -31,4 +31,5 @@ def stacked(cost: Cost, pp: int) -> Cost:
             f"model.sharding is 'zero3'; with model.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
             "their parameters for a step"
         )
-    return replace(cost, cluster=replace(cluster, num_nodes=cluster.num_nodes // pp), pipelines=False, pp=pp)
+    stage = replace(cluster, num_nodes=cluster.num_nodes // pp)
+    return replace(cost, cluster=stage, pipelines=False, pp=pp, single=cost.gpus)

@@ -24,6 +24,8 @@ class StepResult:
     exposed_nic_seconds: [num_ranks] the part of exposed_seconds with an attention message across nodes under way; None
         where that is not told apart.
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
+    nic_tx_for: {} or, by what they were for ("attention", "parameters", "gradients" and the others of
+        zbench.step.operations.QUEUES), the bytes of nic_tx_bytes, [num_nics] each.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
     peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
@@ -54,5 +56,6 @@ class StepResult:
     phases: dict[str, float] = field(default_factory=dict)
     checks: dict[str, float] = field(default_factory=dict)
     valid: bool = True
+    nic_tx_for: dict[str, list[int]] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)

@@ -164,6 +164,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "octaves": _object(AMOUNTS).optional,
         "plan_notes": _list(OBJECT).optional,
         "trace": _object(TEXT, "file", "digest").nullable.optional,
+        "nic_tx_for": _object(AMOUNTS).optional,
         "nic_series": SAMPLES.nullable.optional,
         "nic_series.interval": POSITIVE.optional,
         **dict.fromkeys(("nic_series.tx", "nic_series.rx"), SERIES.optional),

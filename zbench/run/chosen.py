@@ -76,8 +76,8 @@ def settled(
         return Settled(system, parts)
     model = replace(parts.model, **choice.model)
     if model != parts.model:
-        cost = make_cost(parts.cluster, model, parts.simulated)
-        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.simulated)
+        cost = make_cost(parts.cluster, model, parts.pipelines)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.pipelines)
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
@@ -132,7 +132,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.told.cluster, model, parts.simulated),
+        lambda model: make_cost(parts.told.cluster, model, parts.pipelines),
         not parts.simulated,
         tell,
         parts.free,
@@ -143,6 +143,7 @@ def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:
     """Returns one name for all that a choice depends on; a batch of the study's tells what a file of lengths holds."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    told |= {"pipelines": parts.pipelines}
     told |= {"batch": study.batch(0).digest}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

@@ -24,6 +24,7 @@ from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_part
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
+CLOCKS = (SIMULATED, "zbench.simulated.executor.WholeStep")  # executors that play on a described cluster's clock
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
 PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
@@ -89,7 +90,8 @@ class Parts:
     world, where `cost` is of a stage, of groups of GPUs.
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
-    machine where that is all they are told. tokens: of a batch. free: keys of the model that every system chooses.
+    machine where that is all they are told. pipelines: what runs plans has pipelines that planners choose. tokens: of a
+    batch. free: keys of the model that every system chooses.
     """
 
     world: World
@@ -102,20 +104,22 @@ class Parts:
     executor: Executor
     tracker: Tracker
     simulated: bool
+    pipelines: bool
     tokens: int
     free: Sequence[str] = ()
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """Makes the parts of a configuration. make: how a part is made of the configuration."""
-        simulated = config["executor"].get("_target_") == SIMULATED
+        target = config["executor"].get("_target_")
+        simulated, pipelines = target in CLOCKS, target == SIMULATED
         nominal = _machine(config, settings, make, simulated)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        cost = make_cost(cluster, model, simulated)
-        seen = make_cost(*nominal, simulated) if settings.planners_see == NOMINAL else cost
+        cost = make_cost(cluster, model, pipelines)
+        seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
             raise ValueError(
                 f"planners_see is {settings.planners_see}; only executor=simulated plays another machine than planners "
@@ -149,6 +153,7 @@ class Parts:
             executor,
             tracker,
             simulated,
+            pipelines,
             tokens,
             settings.free_model_keys,
         )

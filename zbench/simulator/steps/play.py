@@ -17,6 +17,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
+from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.step.operations import COMPUTE, QUEUES
@@ -33,7 +34,8 @@ class PlayedStep:
     ends: for each entry of the step's order, when all of it has ended. busy: by what for, float64 [GPUs], seconds of
     computes ("attend", "compute") and of sending ports by the operations' queues. nic_tx, nic_rx: by queue, int64
     [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had become alike. memory: the
-    fullest moments, in plan order.
+    fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
+    zbench.simulator.steps.occupancy.Occupancy has them, of the whole step.
     """
 
     seconds: float
@@ -44,6 +46,9 @@ class PlayedStep:
     inside: Mapping[str, int]
     settled: bool
     memory: StepMemory
+    moving: Floats
+    exposed: Floats
+    exposed_nic: Floats
 
 
 def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
@@ -65,6 +70,12 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
         if played.settled:
             break
     return played.result()
+
+
+def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProgram, Timeline]:
+    """Plays all layers of a step as one program, as a trace shows them; as `play_step` otherwise."""
+    played = _Played.of(StepParts(step, plans, cost), step.num_layers)
+    return played.program, played.timeline
 
 
 def _shortened(step: Step, kept: int) -> list[tuple[int, int, int]]:
@@ -127,6 +138,13 @@ class _Played:
         second = (marks[last] - marks[middle]) / max(last - middle, 1)
         return float(mean), bool(abs(first - second) <= _AGREE * max(mean, 1e-12) * 2)
 
+    def _steady(self, entry: int) -> Ints:
+        """Returns the instances of an entry whose layers stand for those that were left out."""
+        mine = self._entry(entry)
+        variants = np.array([id(self.program.instances[at].variant) for at in mine.tolist()])
+        same = mine[variants == variants[len(mine) // 2]] if len(mine) else mine
+        return same[len(same) // 2 :]
+
     @property
     def settled(self) -> bool:
         """Whether all entries are."""
@@ -144,7 +162,18 @@ class _Played:
             ends.append((step.templates[one.template].name, end + later))
         busy, sent, received, inside = self._sums()
         seconds = float(self.timeline.done.max(initial=0.0)) + later
-        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, step_memory(self.parts))
+        memory = step_memory(self.parts)
+        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *self._occupied())
+
+    def _occupied(self) -> list[Floats]:
+        """Returns the seconds in which transfers are under way and exposed, in all layers."""
+        spans = occupancy_of(self.program.graph.hops, self.timeline, self.marks, self.parts.cost.cluster.num_ranks)
+        times = np.ones(len(self.program.instances))
+        for entry, left_out in enumerate(self.left_out):
+            steady = self._steady(entry)
+            if left_out and len(steady):
+                times[steady] += left_out / len(steady)
+        return [one @ times for one in spans]
 
     def _sums(self) -> tuple[dict[str, Floats], dict[str, Ints], dict[str, Ints], dict[str, int]]:
         """Returns what is busy and sent in all layers."""

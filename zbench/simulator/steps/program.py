@@ -39,13 +39,17 @@ class PlayedInstance:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """Hops of instances one after another. begin: int64 [instances + 1], where those of each begin. purpose: of every
-    hop, as in Lowered."""
+    """Hops of instances one after another.
+
+    begin: int64 [instances + 1], where those of each begin. table: their rows as in zbench.simulator.steps.expand,
+    with queues of meetings numbered. kinds: of their operations.
+    """
 
     instances: tuple[PlayedInstance, ...]
     graph: HopGraph
     begin: Ints
-    purpose: Ints
+    table: Ints
+    kinds: Ints
     queues: int
 
 
@@ -148,8 +152,7 @@ def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers:
     kinds = np.concatenate([one.variant.ops[one.variant.lowered.table[OP], 0] for one in instances])
     hops = _hops(table, kinds, parts.cost)
     graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
-    purpose = np.concatenate([one.variant.lowered.purpose for one in instances])
-    return StepProgram(tuple(instances), graph, begin, purpose, queues)
+    return StepProgram(tuple(instances), graph, begin, table, kinds, queues)
 
 
 def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:

@@ -1,0 +1,1 @@
+"""The simulated executor of whole steps (docs/step.md)."""

@@ -1,0 +1,146 @@
+"""The simulated executor of whole steps: matmuls, gathers, reductions and exchanges are operations of one plan, as
+attention's are, proven together and played on the same links.
+
+zbench.simulator.simulate is the other one, which plays attention and charges the rest by arithmetic beside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.bound import bound_seconds
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import ATTEND, Plan
+from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
+from zbench.step.operations import QUEUES
+from zbench.step.passes.build import whole_step
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+from zbench.trace.file import write_events
+from zbench.trace.step import MOST_EVENTS
+from zbench.trace.whole_step import whole_step_events
+
+ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # model.sharding: the stage of whole_step
+_SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nvlink_bytes leaves out
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """Builds, proves and plays whole steps on the cluster of `cost`.
+
+    window: layers whose parameters are gathered ahead with ZeRO-3; the first waits for its own.
+    """
+
+    cost: Cost
+    window: int = 1
+
+    def __post_init__(self) -> None:
+        model = self.cost.model
+        if not model.overlap_collectives:
+            raise ValueError(
+                "model.overlap_collectives is False; executor=whole_step plays collectives beside the layers, so it "
+                "takes True (executor=simulated has both)"
+            )
+        if model.tied_embeddings:
+            raise ValueError(
+                f"model.tied_embeddings is True, as of {model.name}; executor=whole_step takes models with False"
+            )
+
+    def start(self) -> Ready:
+        """Needs nothing."""
+        return Ready()
+
+    def stop(self) -> None:
+        """Has nothing to end."""
+
+    def built(self, plans: tuple[Plan, ...]) -> Step:
+        """Returns the step of a batch's plans, proven.
+
+        Raises:
+            ValueError: plans have pipelines, or the window cannot be.
+        """
+        cost = self.cost
+        if plans[0].pipelines is not None:
+            raise ValueError(
+                "plans have pipelines, whose stages differ; executor=whole_step plays stages that are alike"
+            )
+        model = cost.gpus.model
+        step = whole_step(
+            model, plans, cost.tp, ZERO[model.sharding], self.window, recompute=model.recompute, stages=cost.pp
+        )
+        prove_step(step)
+        return step
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Plays one training step; seconds are the described cluster's, not this machine's."""
+        return self.result(batch, plans, play_step(self.built(plans), plans, self.cost.gpus))
+
+    def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        """Plays one step, and writes its trace, all layers played out.
+
+        Raises:
+            ValueError: the trace would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
+        """
+        if trace is not None:
+            cluster = self.cost.gpus.cluster
+            program, timeline = play_layers(self.built(plans), plans, self.cost.gpus)
+            count = 2 * program.table.shape[1]  # at most: a message is at two ports
+            if count > MOST_EVENTS:
+                raise ValueError(
+                    f"trace would hold up to {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers"
+                )
+            write_events(trace, True, cluster, whole_step_events(program, timeline, cluster))
+        return self.step(batch, plans)
+
+    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep) -> StepResult:
+        """Returns what a record has of a step that was played."""
+        cost, attend = self.cost, self._mean(played.busy["attend"])
+        repacked = self._repacked(plans)
+        sent, received = (
+            sum(by.values(), np.zeros(cost.gpus.cluster.num_nics, np.int64)) for by in (played.nic_tx, played.nic_rx)
+        )
+        peak = played.memory.peak[: cost.gpus.cluster.num_ranks].reshape(-1, cost.tp).max(axis=1)
+        capacity = int(cost.gpus.cluster.device.memory_bytes)
+        before = [end for name, end in played.ends if not name.startswith("optimizer")]
+        return StepResult(
+            seconds=played.seconds,
+            bound_seconds=bound_seconds(batch, cost),
+            attention_seconds=(attend - repacked).tolist(),
+            linear_seconds=self._mean(played.busy["compute"]).tolist(),
+            communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
+            exposed_seconds=(self._mean(played.exposed) + repacked).tolist(),
+            exposed_nic_seconds=self._mean(played.exposed_nic).tolist(),
+            nic_tx_bytes=sent.tolist(),
+            nic_rx_bytes=received.tolist(),
+            nvlink_bytes=sum(size for name, size in played.inside.items() if name not in _SHARED),
+            peak_bytes=peak.tolist(),
+            capacity_bytes=capacity,
+            out_of_memory=bool(peak.max() > capacity),
+            phases={
+                "forward": next(end for name, end in played.ends if name.startswith("forward")),
+                "optimizer": played.seconds - max(before),
+            },
+            nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
+        )
+
+    def _mean(self, seconds: Floats) -> Floats:
+        """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""
+        return np.asarray(seconds.reshape(-1, self.cost.tp).mean(axis=1))
+
+    def _repacked(self, plans: tuple[Plan, ...]) -> Floats:
+        """Returns the seconds of every rank's attention that are an all-to-all's repacking: communication, which the
+        compute queue does, so that none of it is hidden."""
+        cost = self.cost
+        found = np.zeros(cost.cluster.num_ranks)
+        again = 1 if cost.model.recompute == "full" else 0
+        for plan in plans:
+            for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):
+                attends = np.flatnonzero(ops.kind == ATTEND)
+                seconds = cost.layers * times * cost.repacking_seconds(plan, ops, attends)
+                found += np.bincount(ops.src[attends], weights=seconds, minlength=plan.num_ranks)
+        return np.tile(found, cost.pp)

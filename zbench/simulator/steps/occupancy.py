@@ -1,0 +1,113 @@
+"""Seconds in which transfers of a GPU are under way while a step is played, and those with its compute queue idle."""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.links import NIC
+from zbench.simulator.clock import Timeline
+from zbench.simulator.hops import Hops
+
+
+class Occupancy(NamedTuple):
+    """Seconds of GPUs, float64 [GPUs, spans], a span from each mark to the next.
+
+    moving: at least one transfer of the GPU's own, sent or received or passed on, is under way. exposed: of these, with
+    its compute queue idle. exposed_nic: of these, with such a transfer across nodes under way.
+    """
+
+    moving: Floats
+    exposed: Floats
+    exposed_nic: Floats
+
+
+def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int) -> Occupancy:
+    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0."""
+    gpu_a, gpu_b = (np.where(queue >= 0, queue // hops.queues, -1) for queue in (hops.queue_a, hops.queue_b))
+    computes = np.flatnonzero((hops.link_a < 0) & (gpu_a >= 0) & (gpu_a < num_gpus))
+    order = computes[np.argsort(gpu_a[computes], kind="stable")]
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu_a[computes], minlength=num_gpus))]).astype(np.int64)
+    busy = _Busy(timeline.start[order], timeline.release[order], bounds)
+    moves = np.flatnonzero(hops.link_a >= 0)
+    moves = moves[np.argsort(timeline.start[moves], kind="stable")]
+    found = []
+    for mine in (moves, moves[hops.link_class[moves] == NIC]):
+        ends = _Ends(gpu_a[mine], gpu_b[mine], timeline.start[mine], timeline.release[mine])
+        found.append(_under_way(ends, busy, marks))
+    (moving, exposed), (_, across) = found
+    return Occupancy(moving, exposed, across)
+
+
+class _Ends(NamedTuple):
+    """Transfers in the order in which they start: the GPUs at their ends (-1: a host), and when they begin and end."""
+
+    gpu_a: Ints
+    gpu_b: Ints
+    start: Floats
+    release: Floats
+
+
+class _Busy(NamedTuple):
+    """When each GPU computes, in order, GPU after GPU from `bounds` on."""
+
+    start: Floats
+    release: Floats
+    bounds: Ints
+
+
+@nb.njit(cache=True)
+def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
+    """Adds an interval to the spans that it falls into; `at` is one at or before the first of them."""
+    last = len(marks) - 1
+    while at < last and marks[at] <= begin:
+        at += 1
+    while at < last and marks[at] < end:
+        sums[at] += marks[at] - begin
+        begin = marks[at]
+        at += 1
+    sums[at] += end - begin
+
+
+@nb.njit(cache=True)
+def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no-untyped-def]
+    """Adds a complete interval of transfers, and what of it no compute covers. where: the GPU, its first compute that
+    may reach the interval, and the interval's first span at most. Returns the last two for the next interval."""
+    gpu, place, span = where
+    while span < len(marks) - 1 and marks[span] <= left:
+        span += 1
+    _add(moving[gpu], marks, span, left, right)
+    begin = left
+    while place < busy.bounds[gpu + 1] and busy.start[place] < right:
+        if busy.start[place] > begin:
+            _add(exposed[gpu], marks, span, begin, busy.start[place])
+        begin = max(begin, busy.release[place])
+        if busy.release[place] > right:  # it may reach the next interval, too
+            return place, span
+        place += 1
+    if begin < right:
+        _add(exposed[gpu], marks, span, begin, right)
+    return place, span
+
+
+@nb.njit(cache=True)
+def _under_way(ends, busy, marks):  # type: ignore[no-untyped-def]
+    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers."""
+    gpus = len(busy.bounds) - 1
+    moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
+    left, right = np.zeros(gpus), np.zeros(gpus)  # the open interval of each
+    place, span = busy.bounds[:-1].copy(), np.zeros(gpus, np.int64)
+    for index in range(len(ends.start)):
+        for gpu in (ends.gpu_a[index], ends.gpu_b[index]):
+            if gpu < 0:
+                continue
+            if ends.start[index] <= right[gpu]:
+                right[gpu] = max(right[gpu], ends.release[index])
+                continue
+            where = (gpu, place[gpu], span[gpu])
+            place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
+            left[gpu], right[gpu] = ends.start[index], ends.release[index]
+    for gpu in range(gpus):
+        _close(moving, exposed, marks, busy, (gpu, place[gpu], span[gpu]), left[gpu], right[gpu])
+    return moving, exposed

@@ -1,0 +1,96 @@
+"""Events of a whole step: every operation by its name, on the queue or link that it takes. Pure: no torch.
+
+Tracks are a node's GPUs (computes), and of every direction of each NIC and of each GPU's ports inside the node one a
+channel. A message's event has its bytes and what they are for; the bytes of a NIC's events are those of the record.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
+from zbench.simulator.steps.program import PlayedInstance, StepProgram
+from zbench.step.operations import COMPUTE, KINDS, QUEUES
+from zbench.trace.channels import Channels
+from zbench.trace.file import Event
+from zbench.trace.tracks import complete_event, nic_track
+
+_WAYS = ("sends", "receives")
+
+
+def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+    """Yields the names of all tracks, and the events of a program that was played.
+
+    cluster: of GPUs, each one a place of the step.
+    """
+    yield from _names(cluster)
+    channels, table, hops = Channels(), program.table, program.graph.hops
+    of = np.repeat(np.arange(len(program.instances)), np.diff(program.begin))
+    shown = np.flatnonzero((table[CLASS] >= 0) | (program.kinds == COMPUTE))
+    for hop in shown[np.argsort(timeline.start[shown], kind="stable")].tolist():
+        name, args = _named(program.instances[of[hop]], int(table[OP, hop]))
+        begin, end, link = float(timeline.start[hop]), float(timeline.release[hop]), int(table[CLASS, hop])
+        if link < 0:
+            node, local = divmod(int(table[RANK, hop]), cluster.gpus_per_node)
+            yield complete_event(name, node, local, begin, end - begin, args)
+            continue
+        args |= {"bytes": int(table[BYTES, hop])}
+        for port in (int(table[LINK_A, hop]), int(table[LINK_B, hop])):
+            if port >= 0:
+                channel = channels.take(port, int(hops.channels[hop]), begin, end, bool(hops.whole[hop]))
+                node, track = _track(cluster, port, link, channel)
+                yield complete_event(name, node, track, begin, end - begin, args)
+
+
+def _named(one: PlayedInstance, op: int) -> tuple[str, Event]:
+    """Returns the name of an operation's events, and what they say of it."""
+    row, layout = one.variant.ops[op], one.variant.of.layout
+    place: Event = {"template": one.variant.of.template.name, "layer": one.layer + int(row[7])}
+    if row[0] == COMPUTE:
+        return layout.labels[row[1]], {**place, "formula": str(layout.formulas[row[1]])}
+    purpose = QUEUES[row[8]]
+    return f"{KINDS[row[0]]} {layout.tensors[row[1]].name}", {**place, "for": purpose}
+
+
+def _port_classes(cluster: Cluster) -> list[int]:
+    """Returns the classes of links of which every GPU has ports of its own, in the order of their tracks."""
+    return [number for number in range(len(cluster.links)) if number != NIC]
+
+
+def _track(cluster: Cluster, port: int, link: int, channel: int) -> tuple[int, int]:
+    """Returns (node, thread) of a channel of a port, numbered as in zbench.simulator.hops.ports, of a class."""
+    way, own = port % 2, port // 2
+    if link == NIC:
+        node, local = divmod(own - cluster.num_ranks, cluster.nics_per_node)
+        return node, nic_track(cluster, local, way, channel)
+    before = 0
+    for one in _port_classes(cluster):
+        if one == link:
+            break
+        before += 2 * cluster.links[one].channels
+    node, local = divmod((own - (cluster.num_nics if link > NIC else 0)) % cluster.num_ranks, cluster.gpus_per_node)
+    widths = sum(2 * cluster.links[one].channels for one in _port_classes(cluster))
+    first = nic_track(cluster, cluster.nics_per_node, 0, 0)
+    return node, first + local * widths + before + way * cluster.links[link].channels + channel
+
+
+def _names(cluster: Cluster) -> Iterator[Event]:
+    """Yields names of nodes and of their tracks."""
+    for node in range(cluster.num_nodes):
+        yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
+        first = node * cluster.gpus_per_node
+        titles = [f"GPU {first + local}" for local in range(cluster.gpus_per_node)]
+        owners = [(f"NIC {node * cluster.nics_per_node + local}", NIC) for local in range(cluster.nics_per_node)]
+        owners += [(f"{gpu} by {cluster.links[one].name}", one) for gpu in titles for one in _port_classes(cluster)]
+        for owner, link in owners:
+            count = cluster.links[link].channels
+            for way in _WAYS:
+                titles += [
+                    f"{owner} {way}" + (f", channel {channel + 1} of {count}" if count > 1 else "")
+                    for channel in range(count)
+                ]
+        for tid, title in enumerate(titles):
+            yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": title}}
