@@ -17,6 +17,7 @@ from zbench.record.metrics import (
     imbalance,
     memory_verdict,
     nic_idle,
+    nic_purposes,
     nic_utilization,
 )
 from zbench.record.speedup import speedup
@@ -165,6 +166,18 @@ def test_idle_nics_are_those_that_carry_next_to_nothing() -> None:
     assert nic_idle(TINY, [step(nic_series=series)]) == 3 / 8
     assert nic_idle(TINY, [step(nic_series=series), step(1)]) == 3 / 8
     assert nic_idle(TINY, [step()]) is None
+
+
+def test_what_nics_send_for_sums_to_their_utilisation() -> None:
+    told = {"attention": [3_000_000, 0], "gradients": [1_000_000, 2_000_000]}
+    one = step(nic_tx_for=told, nic_tx_bytes=[4_000_000, 2_000_000], nic_rx_bytes=[2_000_000, 4_000_000])
+    found = nic_purposes(TINY, [one])
+    whole = TINY.nic_bandwidth * 2 * one["seconds"]
+    assert found == {"attention": 3_000_000 / whole, "gradients": 3_000_000 / whole}
+    assert sum(found.values()) == pytest.approx(sum(nic_utilization(TINY, [one])) / 2)
+    derived = figures(TINY, [one])
+    assert (derived.nic_attention, derived.nic_parameters) == (3_000_000 / whole, None)
+    assert nic_purposes(TINY, [one, step()]) == {}  # not all steps tell
 
 
 def test_torchtitan_takes_the_longest_sequence_where_the_workload_has_no_limit() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zbench.describe.worlds import NOMINAL
+from zbench.record.metrics import PURPOSES
 from zbench.record.words import told_settings, typed
 
 Row = Mapping[str, Any]
@@ -18,6 +19,10 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step_seconds": ("step", "{:.4g} s".format),
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
     "nic_utilization": ("NIC utilisation", "{:.1%}".format),
+    **{
+        f"nic_{purpose}": (f"share of NICs' rate that {purpose.replace('_', ' ')} takes", "{:.1%}".format)
+        for purpose in PURPOSES
+    },
     "nic_idle": ("share of time in which NICs are idle", "{:.1%}".format),
     "invalid_steps": ("steps that do not count", "{:.0f}".format),
     "exposed_communication": ("share of communication not hidden", "{:.1%}".format),

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from zbench.console.console import say, show, terminal_width, width_of
 from zbench.record.interval import LEAST
+from zbench.record.metrics import PURPOSES
 from zbench.record.words import convention_words, doubt_words, told_settings, typed
 
 Row = Mapping[str, Any]
@@ -56,6 +57,12 @@ def _spread(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
     return told
 
 
+def _purposes(row: Row) -> str:
+    """Returns what NICs send for, the most first."""
+    found = [(row[f"nic_{purpose}"], purpose.replace("_", " ")) for purpose in PURPOSES if row[f"nic_{purpose}"]]
+    return ", ".join(f"{purpose} {share:.1%}" for share, purpose in sorted(found, reverse=True)) or "-"
+
+
 def _tokens(row: Row) -> str:
     return "out of memory" if row["verdict"] else _number("tokens_per_second", "{:,.0f}")(row)
 
@@ -90,6 +97,7 @@ FIGURES = (
         "NIC use",
         _number("nic_utilization", "{:.1%}"),
     ),
+    TableColumn("NICs send for", "share of their rate", 16, _purposes),
     TableColumn("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
     TableColumn(
         "NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True

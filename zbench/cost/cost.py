@@ -60,6 +60,11 @@ class Cost:
         """The cost model in which a rank is a GPU."""
         return self if self.single is None else self.single
 
+    def of_layers(self, count: int) -> "Cost":
+        """Returns the cost model of a model with so many layers in place of its own."""
+        single = None if self.single is None else self.single.of_layers(count)
+        return replace(self, model=replace(self.model, num_layers=count), single=single)
+
     @property
     def layers(self) -> int:
         """The number of layers of a stage."""

@@ -102,8 +102,16 @@ class Figures:
     bubble: float | None = None
     invalid_steps: int = 0
     ceiling_ratio: float | None = None
+    nic_attention: float | None = None
+    nic_tensor_parallel: float | None = None
+    nic_parameters: float | None = None
+    nic_gradients: float | None = None
+    nic_experts: float | None = None
+    nic_stages: float | None = None
 
 
+# Of what a NIC sends, as zbench.step.operations.QUEUES has it; what goes to hosts takes no NIC.
+PURPOSES = ("attention", "tensor_parallel", "parameters", "gradients", "experts", "stages")
 Step = Mapping[str, Any]
 T = TypeVar("T", bound=Mapping[str, Any])
 
@@ -146,6 +154,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         bubble=bubble(steps),
         invalid_steps=invalid,
         ceiling_ratio=ceiling_ratio(steps),
+        **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
     )
 
 
@@ -222,6 +231,20 @@ def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
     """Returns every NIC's bytes over what it could have carried in the time of all steps, mean of both directions."""
     seconds = sum(step["seconds"] for step in steps)
     return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes_per_step(steps)]
+
+
+def nic_purposes(facts: Facts, steps: Sequence[Step]) -> dict[str, float]:
+    """Returns what NICs send for, {"attention": 0.2, ...}: the mean share of a NIC's sending rate. Together they
+    are the utilisation, as what is sent is received. Empty where a step does not tell; a purpose that nothing was sent
+    for is left out."""
+    if not all(step.get("nic_tx_for") for step in steps):
+        return {}
+    sent: dict[str, int] = {}
+    for step in steps:
+        for purpose, sizes in step["nic_tx_for"].items():
+            sent[purpose] = sent.get(purpose, 0) + sum(sizes)
+    whole = facts.nic_bandwidth * len(steps[0]["nic_tx_bytes"]) * sum(step["seconds"] for step in steps)
+    return {purpose: sent[purpose] / whole for purpose in PURPOSES if sent.get(purpose)}
 
 
 def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:

@@ -29,7 +29,7 @@ with loading(__name__):
     from zbench.report.page import encoded, page
     from zbench.run.known import Unknown, add_trust
     from zbench.run.replay import Replay
-    from zbench.simulator.simulate import Simulated
+    from zbench.simulated.executor import WholeStep
     from zbench.standing.cells import cells_by_world
     from zbench.standing.survival import survivals
     from zbench.trace.file import recorded
@@ -192,9 +192,12 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         replay = replays[run.start["run"]] = replay or Replay.of(run, trust)
         _, plans = replay.step(line)
         cost = replay.cost
-        found |= {"homes": homes(plans), "timeline": timeline(plans, cost)}
+        executor = replay.parts.executor
+        whole = executor if isinstance(executor, WholeStep) else None
+        found |= {"homes": homes(plans), "timeline": timeline(plans, cost, whole)}
         if run.start["facts"].get("simulated"):
-            again = Simulated(cost).step(replay.parts.workload.batch(line["step"]), plans).seconds
+            executor.start()
+            again = executor.step(replay.parts.workload.batch(line["step"]), plans).seconds
             again += line.get("phases", {}).get("switch", 0.0)
             if abs(again - line["seconds"]) > _SAME * line["seconds"]:
                 found["again_seconds"] = rounded(again)

@@ -13,16 +13,23 @@ from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
+from zbench.simulated.executor import WholeStep
 from zbench.trace.file import Event
 from zbench.trace.step import events
 from zbench.trace.tracks import sharing_track, titles
+from zbench.trace.whole_step import track_titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
 
 
-def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
-    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
+def timeline(plans: tuple[Plan, ...], cost: Cost, whole: WholeStep | None = None) -> Table | None:
+    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS.
+
+    whole: the executor, where the run's steps were whole ones.
+    """
+    if whole is not None:
+        return _whole_timeline(plans, whole)
     pipelines = plans[0].pipelines is not None or cost.pp > 1
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
@@ -45,6 +52,33 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
         "tracks": _tracks(cost),
         "per_node": sharing_track(cost.cluster) + 1,
         "gpus_per_rank": cost.tp,
+        **columns.table(plans),
+    }
+
+
+def _whole_timeline(plans: tuple[Plan, ...], executor: WholeStep) -> Table | None:
+    """Returns the events of a whole step as columns."""
+    cost = executor.cost
+    layers = cost.model.num_layers if cost.pp > 1 else min(LAYERS, cost.model.num_layers)
+    titles = track_titles(cost.gpus.cluster)
+    columns = Columns()
+    for event in replace(executor, cost=cost.of_layers(layers)).events(plans):
+        if len(columns) == MOST_EVENTS:
+            return None
+        args, span = event["args"], (event["ts"], event["dur"])
+        route = [args["from"], args["to"]] if "from" in args else []
+        track = event["pid"] * len(titles[0]) + event["tid"]
+        of = args["micro_batch"], args["layer"]
+        columns.add(track, _titled(event), span, of, [], args.get("bytes", 0), route)
+    return {
+        "layers": layers,
+        "of_layers": cost.model.num_layers,
+        "pipelines": False,
+        "whole": True,
+        "measured": False,
+        "tracks": [title for node in titles for title in node],
+        "per_node": len(titles[0]),
+        "gpus_per_rank": 1,
         **columns.table(plans),
     }
 

@@ -15,7 +15,7 @@ from zbench.record.record import Line, Run
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
 from zbench.run.machine import free_memory
-from zbench.run.parts import PRECISIONS, SIMULATED, Parts, Settings
+from zbench.run.parts import CLOCKS, PRECISIONS, SIMULATED, Parts, Settings
 from zbench.run.price import check_memory_here, priced
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
@@ -24,7 +24,7 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run, made again to be played. parts: all but the system; the executor is the simulated one, whatever
+    """A recorded run, made again to be played. parts: all but the system; the executor is a simulated one, whatever
     the run's was. cost: what plans are played with, in the run's world."""
 
     parts: Parts
@@ -47,7 +47,9 @@ class Replay:
             for check, size in PRECISIONS.items():
                 if check in (config.get("check") or ()):
                     config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
-            config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
+            if not run.start["facts"].get("simulated") or config["executor"].get("_target_") not in CLOCKS:
+                config["executor"] = {"_target_": SIMULATED}
+            config["tracker"] = {"_target_": "zbench.track.Nothing"}
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)

@@ -4,8 +4,9 @@ attention's are, proven together and played on the same links.
 zbench.simulator.simulate is the other one, which plays attention and charges the rest by arithmetic beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -21,9 +22,9 @@ from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
-from zbench.trace.file import write_events
+from zbench.trace.file import Event, write_events
 from zbench.trace.step import MOST_EVENTS
-from zbench.trace.whole_step import whole_step_events
+from zbench.trace.whole_step import track_names, whole_step_events
 
 ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # model.sharding: the stage of whole_step
 _SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nvlink_bytes leaves out
@@ -87,15 +88,24 @@ class WholeStep:
             ValueError: the trace would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
         """
         if trace is not None:
-            cluster = self.cost.gpus.cluster
-            program, timeline = play_layers(self.built(plans), plans, self.cost.gpus)
-            count = 2 * program.table.shape[1]  # at most: a message is at two ports
-            if count > MOST_EVENTS:
-                raise ValueError(
-                    f"trace would hold up to {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers"
-                )
-            write_events(trace, True, cluster, whole_step_events(program, timeline, cluster))
+            write_events(
+                trace, True, self.cost.gpus.cluster, chain(track_names(self.cost.gpus.cluster), self.events(plans))
+            )
         return self.step(batch, plans)
+
+    def events(self, plans: tuple[Plan, ...]) -> Iterator[Event]:
+        """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step.
+
+        Raises:
+            ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
+        """
+        program, timeline = play_layers(self.built(plans), plans, self.cost.gpus)
+        count = 2 * program.table.shape[1]  # at most: a message is at two ports
+        if count > MOST_EVENTS:
+            raise ValueError(
+                f"trace would hold up to {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers"
+            )
+        return whole_step_events(program, timeline, self.cost.gpus.cluster)
 
     def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep) -> StepResult:
         """Returns what a record has of a step that was played."""

@@ -13,20 +13,21 @@ from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.program import PlayedInstance, StepProgram
-from zbench.step.operations import COMPUTE, KINDS, QUEUES
+from zbench.simulator.steps.seconds import MATMULS
+from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
 from zbench.trace.tracks import complete_event, nic_track
 
 _WAYS = ("sends", "receives")
+_COMPUTES = {"attend": "attend", "adam": "optimizer"}
 
 
 def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
-    """Yields the names of all tracks, and the events of a program that was played.
+    """Yields the events of a program that was played.
 
     cluster: of GPUs, each one a place of the step.
     """
-    yield from _names(cluster)
     channels, table, hops = Channels(), program.table, program.graph.hops
     of = np.repeat(np.arange(len(program.instances)), np.diff(program.begin))
     shown = np.flatnonzero((table[CLASS] >= 0) | (program.kinds == COMPUTE))
@@ -46,13 +47,26 @@ def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster
 
 
 def _named(one: PlayedInstance, op: int) -> tuple[str, Event]:
-    """Returns the name of an operation's events, and what they say of it."""
-    row, layout = one.variant.ops[op], one.variant.of.layout
-    place: Event = {"template": one.variant.of.template.name, "layer": one.layer + int(row[7])}
+    """Returns the name of an operation's events, and what they say of it: a compute is an attend, a matmul, the
+    optimizer or elementwise work, and has the name of what it makes; a message has that of its tensor."""
+    row, of = one.variant.ops[op], one.variant.of
+    template, layout = of.template, of.layout
+    args: Event = {
+        "micro_batch": template.layout,
+        "template": template.name,
+        "layer": one.layer + int(row[7]),
+        "pass": "backward" if "backward" in template.name else "forward",
+    }
     if row[0] == COMPUTE:
-        return layout.labels[row[1]], {**place, "formula": str(layout.formulas[row[1]])}
-    purpose = QUEUES[row[8]]
-    return f"{KINDS[row[0]]} {layout.tensors[row[1]].name}", {**place, "for": purpose}
+        formula = layout.formulas[row[1]]
+        function = formula.terms[0].function.partition("_d")[0]
+        kind = "matmul" if function in MATMULS else _COMPUTES.get(function, "elementwise")
+        return f"{kind} {layout.labels[row[1]]}", args | {"formula": str(formula)}
+    args["for"] = QUEUES[row[8]]
+    tensor = layout.tensors[row[1]].name
+    if row[0] in (GATHER, REDUCE):
+        return f"{KINDS[row[0]]} {tensor}", args
+    return tensor, args | {"from": int(row[2]), "to": int(row[3])}
 
 
 def _port_classes(cluster: Cluster) -> list[int]:
@@ -77,10 +91,18 @@ def _track(cluster: Cluster, port: int, link: int, channel: int) -> tuple[int, i
     return node, first + local * widths + before + way * cluster.links[link].channels + channel
 
 
-def _names(cluster: Cluster) -> Iterator[Event]:
+def track_names(cluster: Cluster) -> Iterator[Event]:
     """Yields names of nodes and of their tracks."""
-    for node in range(cluster.num_nodes):
+    for node, titles in enumerate(track_titles(cluster)):
         yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
+        for tid, title in enumerate(titles):
+            yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": title}}
+
+
+def track_titles(cluster: Cluster) -> list[list[str]]:
+    """Returns the titles of every node's tracks, in their order: as many of each node."""
+    found = []
+    for node in range(cluster.num_nodes):
         first = node * cluster.gpus_per_node
         titles = [f"GPU {first + local}" for local in range(cluster.gpus_per_node)]
         owners = [(f"NIC {node * cluster.nics_per_node + local}", NIC) for local in range(cluster.nics_per_node)]
@@ -92,5 +114,5 @@ def _names(cluster: Cluster) -> Iterator[Event]:
                     f"{owner} {way}" + (f", channel {channel + 1} of {count}" if count > 1 else "")
                     for channel in range(count)
                 ]
-        for tid, title in enumerate(titles):
-            yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": title}}
+        found.append(titles)
+    return found

@@ -16,6 +16,7 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
+    from zbench.interfaces.abilities import TracesSteps
     from zbench.interfaces.protocols import Tracker
     from zbench.record.metrics import Facts, nic_curves
     from zbench.record.record import Run
@@ -64,7 +65,11 @@ def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = Fa
         if replay is not None:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{TIMELINE}.json"
-                write_trace(path, replay.cost, replay.step(run.steps[0])[1])
+                batch, plans = replay.step(run.steps[0])
+                if isinstance(replay.parts.executor, TracesSteps):
+                    replay.parts.executor.traced_step(batch, plans, str(path))
+                else:
+                    write_trace(path, replay.cost, plans)
                 tracker.attach(TIMELINE, str(path))
         tracker.finish(run.status, of_run(row))
 

@@ -3,6 +3,7 @@
 // Kinds of a track differ; those of other tracks may have the same colour.
 const KINDS = {
   attend: BLUE, linear: SKY, head: GREEN, optimizer: YELLOW, waiting: GREY, forward: BLUE, backward: SKY, // on GPUs
+  matmul: SKY, elementwise: GREEN, // of whole steps
   kv: RED, dkv: ORANGE, q: PURPLE, dq: YELLOW, o: GREEN, do: SKY, message: RED, // messages
   gather: PURPLE, reduce: ORANGE, // of parameters, of gradients
 };
@@ -10,7 +11,7 @@ const SMALLEST = 2; // pixels: narrower bars are put together
 
 // A backward is paler than its forward; a message is told apart by its tensor, where that is known.
 function colour_of(name) {
-  const kind = KINDS[name.split(": ").at(-1).split(" ")[0]];
+  const kind = KINDS[name.split(": ").at(-1).split(" ")[0]] ?? KINDS.message;
   return / backward/.test(name) ? mixed(colour(kind), style("--ground"), 0.66) : colour(kind);
 }
 const pattern_of = (name) => hatched(/^waiting/.test(name) ? "/" : /inside the node/.test(name) ? "\\" : "");

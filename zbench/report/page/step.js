@@ -105,7 +105,7 @@ function timeline_words(of) {
   const some = of.layers === of.of_layers ? "All layers are played" : `${of.layers} of the model's ${of.of_layers} layers are played`;
   const layers = of.pipelines ? "A bar is all layers of a stage." : `${some}, forward and backward; they are alike.`;
   const shared = of.layers === of.of_layers ? "" : " Parameters, gradients and the optimizer are those of a model of so many layers.";
-  return `Simulated. ${layers}${shared} Messages inside a node are not drawn.`;
+  return `Simulated. ${layers}${shared}${of.whole ? " Every operation of the step is a bar." : " Messages inside a node are not drawn."}`;
 }
 
 const range = ([from, to]) => Array.from({ length: to - from }, (_, i) => from + i);

@@ -140,7 +140,7 @@ class Variant:
 
     @cached_property
     def waits(self) -> "tuple[Wait, ...]":
-        """What its operations wait for that other instances left, in the order of its groups."""
+        """The groups of its rows that wait for what other instances left, in their order."""
         found, layout = [], self.of.layout
         for group in self.groups:
             kind, tensor, offset = group
@@ -158,7 +158,7 @@ class Variant:
 
     @cached_property
     def notes(self) -> "tuple[Note, ...]":
-        """What it leaves for others to wait for."""
+        """The groups of its rows that others may wait for."""
         return tuple(
             Note((kind, tensor, offset), kind == WRITES, *self._names(tensor, offset))
             for kind, tensor, offset in self.groups
@@ -167,7 +167,7 @@ class Variant:
 
     @cached_property
     def ends(self) -> "tuple[End, ...]":
-        """Of which tensors it forgets all, or takes or gives back a buffer."""
+        """The tensors of which it leaves nothing, or gives a buffer back."""
         had, has = self.of.held
         arrives = {(tensor, offset) for kind, tensor, offset in self.groups if kind == ARRIVES}
         found = []

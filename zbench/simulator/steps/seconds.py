@@ -29,10 +29,10 @@ from zbench.step.template import Template
 _PASSES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "norm": (2, 28), "turn": (2, 24), "turn_keys": (1, 12), "act": (3, 10), "add": (3, 6), "lookup": (2, 4),
 })  # fmt: skip
-_MATMULS = ("", "turn", "turn_keys", "score", "weigh")  # functions that multiply with a parameter
+MATMULS = ("", "turn", "turn_keys", "score", "weigh")  # functions that multiply with a parameter
 _STARTS = 2  # kernels of a formula: 20 of the 10 of a dense layer's forward beside attention (Cost.LAYER_KERNELS)
 _FREE = ("row_sums", "lose", "norm_d1")  # parts of other kernels: of attention's backward, the head's, norm_d0
-_HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
+_HEADMATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
 _DERIVATIVE = re.compile(r"_d(\d)$")
 
 
@@ -94,12 +94,12 @@ class _Formula:
         if term.function == "adam":
             weight = self.formula.results[0]
             return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / device.copy_bandwidth
-        if name in _MATMULS:
+        if name in MATMULS:
             found = self._matmul(term)
             if name == "score":
                 share = self.sizes.share(self.formula, self._weight(term), self.mine)
                 size = moved_bytes(self.cost.model, self.sizes.tokens(self.formula, self.mine)) * share
-                return found + size / device.copy_bandwidth / _HEAD_MATMULS
+                return found + size / device.copy_bandwidth / _HEADMATMULS
             if name in _PASSES and term.function == name:
                 found = found + self._passes(name, self.formula.results[0])
             elif name in _PASSES and derived and derived[1] == "0":

@@ -1,0 +1,109 @@
+"""executor=whole_step: what a step comes to as one plan, for every system, and its trace."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.oracles import small
+from tests.helpers.variants import SYSTEMS, Variant
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import Chooses
+from zbench.plans.plan import Plan
+from zbench.simulated.executor import WholeStep
+from zbench.simulator.simulate import Simulated, playable
+from zbench.simulator.totals import Carried
+
+LENGTHS = np.array([5000, 1800, 900, 400, 300, 220, 120, 77])
+BATCH = Batch(LENGTHS, seed=0, step=0)
+
+
+def cost_of(**model: object) -> Cost:
+    """Two nodes of four GPUs, a model of 14 layers, so that two are left out where twelve are played."""
+    one = small(2, 4)
+    return make_cost(one.cluster, replace(one.model, num_layers=14, **model), pipelines=False)
+
+
+def planned(system: Variant, cost: Cost) -> tuple[Plan, ...]:
+    made = system.make(cost)
+    if isinstance(made, Chooses):
+        pytest.skip("it chooses before a run")
+    return made.plan(BATCH)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=str)
+def test_every_system_s_steps_are_played(system: Variant) -> None:
+    cost = cost_of(sharding="zero3")
+    plans = planned(system, cost)
+    result = WholeStep(cost).step(BATCH, plans)
+    assert result.bound_seconds <= result.seconds
+    busy = np.add(result.attention_seconds, result.linear_seconds)
+    assert (busy + result.exposed_seconds <= result.seconds * (1 + 1e-9)).all()
+    assert (np.array(result.exposed_nic_seconds) <= np.array(result.exposed_seconds) + 1e-12).all()
+    assert (np.array(result.exposed_seconds) <= np.array(result.communication_seconds) + 1e-12).all()
+    assert sum(result.nic_tx_bytes) == sum(result.nic_rx_bytes)
+    assert np.sum(list(result.nic_tx_for.values()), axis=0).tolist() == result.nic_tx_bytes
+    sent = np.zeros(cost.cluster.num_nics, np.int64)
+    for plan in plans:
+        for part in playable(plan, cost):
+            sent += Carried.of(part, cost).tx
+    assert result.nic_tx_for.get("attention", [0] * len(sent)) == sent.tolist()
+    assert min(result.peak_bytes) > 0
+    assert result.capacity_bytes == cost.cluster.device.memory_bytes
+
+
+def test_groups_of_gpus_are_ranks() -> None:
+    """With tensor parallelism lists are of ranks, and exchanges inside groups are on NVLink."""
+    cost = cost_of(sharding="zero1", tensor_parallel=2)
+    (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
+    result = WholeStep(cost).step(BATCH, planned(ring, cost))
+    assert len(result.attention_seconds) == len(result.peak_bytes) == cost.cluster.num_ranks == 4
+    assert len(result.nic_tx_bytes) == cost.gpus.cluster.num_nics
+    assert result.bound_seconds <= result.seconds
+    # The other clock has a layer's exchanges; here are the head's three and the embedding's one, of hidden states, and
+    # the loss's of 16 bytes a token (a maximum, a sum and two terms).
+    tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
+    more = 4 * tokens * hidden * 2 + 16 * tokens
+    assert result.nvlink_bytes == Simulated(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+
+
+@pytest.mark.parametrize("system", ["ring", "zeppelin", "usp"])
+def test_a_trace_has_every_byte_and_ends_with_the_step(system: str, tmp_path: Path) -> None:
+    cost = cost_of(sharding="zero3")
+    (of,) = [one for one in SYSTEMS if str(one) == system]
+    cluster, path = cost.cluster, tmp_path / "t.json"
+    result = WholeStep(cost).traced_step(BATCH, planned(of, cost), str(path))
+    written = json.loads(path.read_text())["traceEvents"]
+    titles = {(one["pid"], one["tid"]): one["args"]["name"] for one in written if one["name"] == "thread_name"}
+    found = [one for one in written if one["ph"] == "X"]
+    sent = np.zeros(cluster.num_nics, np.int64)
+    for one in found:
+        title = titles[one["pid"], one["tid"]]
+        if title.startswith("NIC") and "sends" in title:
+            sent[int(title.split()[1])] += one["args"]["bytes"]
+    assert sent.tolist() == result.nic_tx_bytes
+    assert {one["args"]["for"] for one in found if "for" in one["args"]} >= {"attention", "parameters", "gradients"}
+    assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * result.seconds, rel=0.01)
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for one in found:
+        tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    for spans in tracks.values():
+        assert all(a[1] <= b[0] + 0.002 for a, b in pairwise(sorted(spans)))  # events are rounded to a nanosecond
+    layers = {one["args"]["layer"] for one in found if one["name"] == "attend o"}
+    assert layers == set(range(cost.model.num_layers))
+
+
+def test_what_it_cannot_play_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^model.overlap_collectives is False; executor=whole_step plays"):
+        WholeStep(cost_of(overlap_collectives=False))
+    with pytest.raises(ValueError, match=r"^model.tied_embeddings is True"):
+        WholeStep(cost_of(tied_embeddings=True))
+    (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
+    cost = cost_of(sharding="zero3")
+    with pytest.raises(ValueError, match=r"the prefetch window is 9 layers; it takes 1 to 8"):
+        WholeStep(cost, window=9).step(BATCH, planned(ring, cost))
