@@ -60,9 +60,6 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     """
     if step.is_staged:
         raise ValueError(f"the step has {len(step.stages)} stages; the clock plays steps of 1")
-    routed = [one.name for layout in step.layouts for one in layout.tensors if one.amounts is not None]
-    if routed:
-        raise ValueError(f"tensor {routed[0]} has amounts, as of experts; the clock knows the sizes of parts alone")
     parts = StepParts(step, plans, cost)
     for most in LAYERS:
         kept = min(most, step.num_layers)
