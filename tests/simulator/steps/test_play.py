@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import zbench
-from tests.helpers.steps import MODEL, plan_of
 from zbench.cost.collective import GRADIENT_BYTES, Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -126,11 +125,3 @@ def test_memory_of_a_window_of_two_layers() -> None:
         gathered.append(memory.peak.max())
     layer = of.model.layer_params * of.model.element_bytes
     assert 0.75 * layer < gathered[1] - gathered[0] < layer
-
-
-def test_what_is_not_played_is_refused() -> None:
-    plans = [plan_of([5, 4], 2, 4)]
-    _, cost = planned("ring")
-    staged = whole_step(replace(MODEL, num_layers=2), plans, 1, "none", stages=2)
-    with pytest.raises(ValueError, match="the step has 2 stages; the clock plays steps of 1"):
-        play_step(staged, plans, cost)
