@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import zbench
-from tests.helpers.steps import EXPERTS, MODEL, plan_of
 from zbench.cost.collective import GRADIENT_BYTES, Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -19,7 +18,6 @@ from zbench.simulator.steps.play import play_step
 from zbench.simulator.totals import Carried
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Instance, Step
 
@@ -127,14 +125,3 @@ def test_memory_of_a_window_of_two_layers() -> None:
         gathered.append(memory.peak.max())
     layer = of.model.layer_params * of.model.element_bytes
     assert 0.75 * layer < gathered[1] - gathered[0] < layer
-
-
-def test_what_is_not_played_is_refused() -> None:
-    plans = [plan_of([5, 4], 2, 4)]
-    _, cost = planned("ring")
-    staged = whole_step(replace(MODEL, num_layers=2), plans, 1, "none", stages=2)
-    with pytest.raises(ValueError, match="the step has 2 stages; the clock plays steps of 1"):
-        play_step(staged, plans, cost)
-    routed = whole_step(EXPERTS, plans, 1, "none", experts=ExpertParallel(2, 0, 0.0))
-    with pytest.raises(ValueError, match="has amounts, as of experts; the clock knows the sizes of parts alone"):
-        play_step(routed, plans, cost)

@@ -43,31 +43,30 @@ def step_memory(parts: StepParts) -> StepMemory:
     there: dict[Key, Ints] = {}
     resident = np.zeros((len(names), step.num_places), np.int64)
     best, peak = resident.copy(), np.zeros(step.num_places, np.int64)
-    profiles: dict[int, _Profile] = {}
+    profiles: dict[tuple[int, tuple[tuple[int, int], ...]], _Profile] = {}
     for key, size in _beginnings(parts):
         there[key] = size
         resident[names[key[0]]] += size
     for one in step.order:
         for layer in one.layers:
-            variant = parts.variant(one.template, layer, step.num_layers)
-            profile = profiles.setdefault(id(variant), _Profile(variant, parts))
+            variant = parts.variant(one.template, layer, one.place, step)
+            profile = profiles.setdefault((one.template, variant.missing), _Profile(variant, parts))
             for which in profile.groups:
                 key = tensor_key(variant, layer, *which)
                 if key in there:
                     resident[names[key[0]]] -= there.pop(key)
-            total = resident.sum(axis=0) + profile.peak
+            total = resident.sum(axis=0) + np.roll(profile.peak, one.place)
             fuller = total > peak
             if fuller.any():
                 peak = np.maximum(peak, total)
                 inside = resident.copy()
                 for tensor, size in profile.held.items():
-                    inside[names[tensor]] += size
+                    inside[names[tensor]] += np.roll(size, one.place)
                 best = np.where(fuller, inside, best)
             for which, size in profile.leaves.items():
                 key = tensor_key(variant, layer, *which)
-                if variant.of.layout.tensors[which[0]].exists(key[1], step.num_layers):
-                    there[key] = size
-                    resident[names[key[0]]] += size
+                there[key] = np.roll(size, one.place)
+                resident[names[key[0]]] += there[key]
     return StepMemory(peak, {name: best[at] for name, at in names.items() if best[at].any()})
 
 
@@ -88,7 +87,8 @@ def _beginnings(parts: StepParts) -> list[tuple[Key, Ints]]:
         for layer in range(step.num_layers + 1 if one.layers != "none" else 1):
             if one.exists(layer, step.num_layers):
                 key = (one.name, layer, -1)
-                found[key] = found.get(key, 0) + size
+                place = step.stage(layer).place if one.layers != "none" else 0
+                found[key] = found.get(key, 0) + np.roll(size, place)
     return list(found.items())
 
 
@@ -101,17 +101,18 @@ class _Profile:
 
     @cached_property
     def groups(self) -> set[tuple[int, int]]:
-        """The (tensor, layer offset) of which its contract says all that there is."""
+        """The (tensor, layer offset) of which its contract says all that there is, without those that are not there."""
         of = self.variant.of
         touched = np.unique(of.flow.items[:, :2], axis=0).tolist()
-        return {*of.held[0], *of.held[1], *((tensor, offset) for tensor, offset in touched)}
+        found = {*of.held[0], *of.held[1], *((tensor, offset) for tensor, offset in touched)}
+        return found - set(self.variant.missing)
 
     @cached_property
     def leaves(self) -> dict[tuple[int, int], Ints]:
         """The bytes that it leaves, by (tensor, layer offset), int64 [places]."""
         places, found = self.parts.step.num_places, {}
         rows = self._leaves
-        for which in self.variant.of.held[1]:
+        for which in set(self.variant.of.held[1]) - set(self.variant.missing):
             mine = (rows[:, 0] == which[0]) & (rows[:, 1] == which[1])
             found[which] = np.bincount(rows[mine, 2], rows[mine, 4], places).astype(np.int64)
         return found

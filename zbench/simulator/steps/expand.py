@@ -8,10 +8,11 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import NIC
 from zbench.simulator.hops import class_of, proxy
-from zbench.step.operations import COMPUTE, DROP, GATHER, REDUCE
+from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
 
 TX, RX, THROUGH_TX, THROUGH_RX = range(4)
 START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
+_STAGES = QUEUES.index("stages")
 OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST = range(10)  # rows of a table of hops
 
 
@@ -152,7 +153,10 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
             _host_copy(out, at, number, op, size[number], to)
         elif op[11] < 0 or node[op[2]] == node[op[3]]:
             c = class_of(op[2], op[3], to.classes, to.member)
-            _hop(out, at, (number, op[8]), (op[2], op[3]), (TX, RX), c, (size[number], START), to)
+            # Back to the stage before by queues of their own: dx would wait for an x that is needed after it.
+            back = op[8] == _STAGES and op[3] < op[2]
+            ways = (THROUGH_TX, THROUGH_RX) if back else (TX, RX)
+            _hop(out, at, (number, op[8]), (op[2], op[3]), ways, c, (size[number], START), to)
         else:
             at = _routed(out, at, number, op, size[number], lists[1][lists[0][op[11]] : lists[0][op[11] + 1]], to)
             continue

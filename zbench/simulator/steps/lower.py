@@ -57,18 +57,25 @@ def gpu_queues(cluster: Cluster) -> int:
 
 
 def lower(
-    step: Step, layout: StepLayout, ops: Ints, edges: tuple[Ints, Ints], size: Ints, seconds: Floats, cost: Cost
+    step: Step,
+    where: tuple[StepLayout, int],
+    ops: Ints,
+    edges: tuple[Ints, Ints],
+    size: Ints,
+    seconds: Floats,
+    cost: Cost,
 ) -> Lowered:
     """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
 
-    edges: between operations. size: bytes, and seconds: of computes, of every operation.
+    where: their layout, and from which place those of its lists are counted. edges: between
+    operations. size: bytes, and seconds: of computes, of every operation.
 
     Raises:
         ValueError: an operation is where the cluster has nothing for it.
     """
     check_places(step, ops, cost.cluster)
-    cluster = cost.cluster
-    legs, latency = _collectives(layout, ops, size, cost)
+    cluster, layout = cost.cluster, where[0]
+    legs, latency = _collectives(where, ops, size, cost)
     topology = Topology(
         *members(cluster),
         ports(cluster),
@@ -130,7 +137,7 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
             raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
 
 
-def _collectives(layout: StepLayout, ops: Ints, size: Ints, cost: Cost) -> tuple[CollectiveLegs, Floats]:
+def _collectives(where: tuple[StepLayout, int], ops: Ints, size: Ints, cost: Cost) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
     known: dict[int, Legs] = {}
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
@@ -140,7 +147,7 @@ def _collectives(layout: StepLayout, ops: Ints, size: Ints, cost: Cost) -> tuple
             continue
         which = int(ops[op, 3])
         if which not in known:
-            known[which] = legs_of(layout.lists[which], cost)
+            known[which] = legs_of(where[0].lists[which] + where[1], cost)
         legs = known[which]
         every.append(legs)
         counts[op], latency[op] = len(legs.member), legs.latency

@@ -18,6 +18,8 @@ def leaders(ops: Ints, producer: Ints, consumer: Ints) -> Ints:
 
     ops: int64 [operations, columns]. producer, consumer: edges between operations.
     """
+    if not len(ops):  # as of what gathers parameters ahead where none are gathered
+        return np.zeros(0, np.int64)
     transfer = (ops[:, 0] != COMPUTE) & (ops[:, 0] != DROP)
     alike = np.where(transfer, (ops[:, 0] * 16 + ops[:, 8]) * 1024 + ops[:, 7] + 512, -1 - np.arange(len(ops)))
     run = np.cumsum(np.concatenate([[0], (alike[1:] != alike[:-1]).astype(np.int64)]))

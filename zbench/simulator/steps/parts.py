@@ -19,7 +19,7 @@ from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.operations import COMPUTE, MOVE, QUEUES, SEND
 from zbench.step.template import AT_HOME, Items, Step, Template
 from zbench.step.tensor import NATURES, STATE
 
@@ -64,8 +64,10 @@ class PlayedTemplate:
 
     @cached_property
     def touched(self) -> Ints:
-        """The (tensor, layer offset) pairs that transfers are of, each once, int64 [n, 2]."""
-        return np.unique(self.ops[self.ops[:, 0] != COMPUTE][:, [1, 7]], axis=0)
+        """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
+        both = self.template.needs.table(), self.template.leaves.table()
+        rows = [self.ops[self.ops[:, 0] != COMPUTE][:, [1, 7]], *(items[:, :2] for items in both)]
+        return np.unique(np.concatenate(rows), axis=0)
 
     @cached_property
     def held(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
@@ -87,17 +89,19 @@ class PlayedTemplate:
             if version > versions.get((tensor, offset), version)
         }
 
-    def missing(self, layer: int, num_layers: int) -> tuple[tuple[int, int], ...]:
-        """Returns those of what is touched that a step has not, as the parameters of a layer after the last."""
+    def missing(self, layer: int, step: Step) -> tuple[tuple[int, int], ...]:
+        """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
+        last of its stage. step: that is played, maybe with fewer layers."""
+        low, high = step.layers_of_stages[min(max(layer, 0), step.num_layers)].tolist()
         found = []
         for tensor, offset in self.touched.tolist():
-            one = self.layout.tensors[tensor]
-            if not one.exists(layer + offset if one.layers != "none" else 0, num_layers):
+            kind = self.layout.tensors[tensor].layers
+            if kind != "none" and not low <= layer + offset <= high + (kind == "border"):
                 found.append((tensor, offset))
         return tuple(found)
 
-    def variant(self, missing: tuple[tuple[int, int], ...], cost: Cost) -> "Variant":
-        """Returns it without the transfers of what is not there."""
+    def variant(self, missing: tuple[tuple[int, int], ...], place: int, cost: Cost) -> "Variant":
+        """Returns it without the transfers of what is not there, its places counted from `place` on."""
         here = np.ones(len(self.ops), bool)
         for tensor, offset in missing:
             here &= (self.ops[:, 0] == COMPUTE) | (self.ops[:, 1] != tensor) | (self.ops[:, 7] != offset)
@@ -105,24 +109,29 @@ class PlayedTemplate:
         edges = here[self.flow.producer] & here[self.flow.consumer]
         rows = self.flow.rows[here[self.flow.rows[:, 1]]].copy()
         rows[:, 1] = at[rows[:, 1]]
+        rows[:, 4] += place
         ops = self.ops[here]
+        direct = np.isin(ops[:, 0], (SEND, MOVE))
+        ops[:, 2] += np.where(ops[:, 2] >= 0, place, 0)
+        ops[:, 3] += np.where(direct, place, 0)
         lowered = lower(
             self.step,
-            self.layout,
+            (self.layout, place),
             ops,
             (at[self.flow.producer[edges]], at[self.flow.consumer[edges]]),
             self.size[here],
             self.seconds[here],
             cost,
         )
-        return Variant(self, ops, lowered, rows, missing)
+        return Variant(self, ops, lowered, rows, missing, place)
 
 
 @dataclass(frozen=True)
 class Variant:
     """A template for layers of which the same is there: its operations, their hops, and its rows (Flow.rows).
 
-    missing: the (tensor, layer offset) pairs that are not there.
+    missing: the (tensor, layer offset) pairs that are not there. place: from which its places are counted, which
+    operations, hops and rows are in already.
     """
 
     of: PlayedTemplate
@@ -130,6 +139,7 @@ class Variant:
     lowered: Lowered
     rows: Ints
     missing: tuple[tuple[int, int], ...]
+    place: int
 
     @cached_property
     def attends(self) -> Flags:
@@ -171,7 +181,7 @@ class Variant:
         had, has = self.of.held
         arrives = {(tensor, offset) for kind, tensor, offset in self.groups if kind == ARRIVES}
         found = []
-        for tensor, offset in dict.fromkeys([*had, *has, *arrives]):
+        for tensor, offset in [one for one in dict.fromkeys([*had, *has, *arrives]) if one not in self.missing]:
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
             takes = (tensor, offset) in arrives and (tensor, offset) not in self.of.replaced
             of_state = self.of.layout.tensors[tensor].nature == NATURES[STATE]

@@ -1,12 +1,14 @@
 """Plays a whole step on a described cluster's clock: when every operation of every instance runs.
 
 Layers are alike, so a step is played with fewer of them, as one program from the embedding to the optimizer in which
-every instance waits for what it needs and for nothing else; each layer that was left out of a run of instances adds
-what one of that run adds in the steady half.
+every instance waits for what it needs and for nothing else. Those in the middle of each stage are left out, and
+what waits for them is later by what they would have added (zbench.simulator.steps.left_out).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,14 +19,14 @@ from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
+from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.step.operations import COMPUTE, QUEUES
-from zbench.step.template import Step
+from zbench.step.template import StageStart, Step
 
 LAYERS = (12, 24)  # that are played; the second where the first have not settled
-_AGREE = 0.01  # relative: of what layers add in the third and in the last quarter
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,11 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     it has no attention. cost: of GPUs, one a place of the step.
 
     Raises:
-        ValueError: the step and the cluster do not fit, or the step has stages or experts over ranks.
+        ValueError: the step and the cluster do not fit.
     """
-    if step.is_staged:
-        raise ValueError(f"the step has {len(step.stages)} stages; the clock plays steps of 1")
-    routed = [one.name for layout in step.layouts for one in layout.tensors if one.amounts is not None]
-    if routed:
-        raise ValueError(f"tensor {routed[0]} has amounts, as of experts; the clock knows the sizes of parts alone")
     parts = StepParts(step, plans, cost)
     for most in LAYERS:
-        kept = min(most, step.num_layers)
-        played = _Played.of(parts, kept)
+        played = _Played.of(parts, most)
         if played.settled:
             break
     return played.result()
@@ -75,105 +71,90 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
 def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProgram, Timeline]:
     """Plays all layers of a step as one program, as a trace shows them; as `play_step` otherwise."""
     played = _Played.of(StepParts(step, plans, cost), step.num_layers)
-    return played.program, played.timeline
+    return played.program, played.left_out.timeline
 
 
-def _shortened(step: Step, kept: int) -> list[tuple[int, int, int]]:
-    """Returns the instances of a step with `kept` layers, (entry, template, layer): those in the middle are left
-    out."""
-    begin, less = kept // 2, step.num_layers - kept
-    found = []
-    for entry, one in enumerate(step.order):
-        for layer in one.layers:
-            if begin <= layer < begin + less:
-                continue
-            found.append((entry, one.template, layer if layer < begin else layer - less))
-    return found
+def shortened(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
+    """Returns a step with at most `kept` layers in each stage, the instances of it, (entry, layer), and for each how
+    many layers before it were left out: those in the middle of a stage are."""
+    ends = [*(one.layer for one in step.stages[1:]), step.num_layers]
+    number, stages, which = 0, [], {}
+    for one, end in zip(step.stages, ends, strict=True):
+        stages.append(StageStart(number, one.place))
+        count = end - one.layer
+        begin, less = min(kept, count) // 2, max(count - kept, 0)
+        for layer in (*range(one.layer, one.layer + begin), *range(one.layer + begin + less, end)):
+            which[layer] = number
+            number += 1
+    which[step.num_layers] = number
+    order, skipped = [], []
+    for entry, of in enumerate(step.order):
+        before = -1
+        for at, layer in enumerate(of.layers):
+            if layer in which:
+                order.append((entry, which[layer]))
+                skipped.append(at - before - 1)
+                before = at
+    return replace(step, num_layers=number, stages=tuple(stages)), order, np.array(skipped, np.int64)
 
 
 @dataclass(frozen=True)
 class _Played:
-    """A program that was played. left_out: for each entry of the order, how many instances of it were not."""
+    """A program that was played, with what was left out of it."""
 
     parts: StepParts
-    program: StepProgram
-    timeline: Timeline
-    left_out: tuple[int, ...]
+    left_out: LeftOut
 
     @staticmethod
     def of(parts: StepParts, kept: int) -> "_Played":
-        """Plays a step with `kept` of its layers."""
-        order = _shortened(parts.step, kept)
-        made = program(parts, order, kept)
+        """Plays a step with at most `kept` layers of each stage."""
+        short, order, skipped = shortened(parts.step, kept)
+        made = program(parts, order, short)
         cluster = parts.cost.cluster
         timeline = run_hops(made.graph, np.zeros(cluster.num_ranks), Free.of(cluster, made.queues))
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
-        counts = np.bincount([entry for entry, _, _ in order], minlength=len(parts.step.order))
-        left_out = tuple(one.repeats - int(count) for one, count in zip(parts.step.order, counts, strict=True))
-        return _Played(parts, made, timeline, left_out)
-
-    def _entry(self, entry: int) -> Ints:
-        """Returns the instances of an entry."""
-        return np.array([at for at, one in enumerate(self.program.instances) if one.entry == entry], np.int64)
+        return _Played(parts, LeftOut(made, timeline, skipped))
 
     @property
-    def marks(self) -> Floats:
-        """When all hops of each instance have ended; at least when those of the one before it have."""
-        ends = np.maximum.reduceat(self.timeline.done, self.program.begin[:-1])
-        return np.maximum.accumulate(ends)
+    def program(self) -> StepProgram:
+        return self.left_out.program
 
-    def adds(self, entry: int) -> tuple[float, bool]:
-        """Returns what a layer adds in the steady half of an entry, and whether its quarters agree."""
-        mine = self._entry(entry)
-        if not self.left_out[entry] or len(mine) < 4:
-            return 0.0, not self.left_out[entry]
-        variants = [id(self.program.instances[at].variant) for at in mine.tolist()]
-        same = mine[np.array(variants) == variants[len(mine) // 2]]
-        marks = self.marks[same]
-        half, last = len(same) // 2, len(same) - 1
-        middle = (half + last) // 2
-        mean = (marks[last] - marks[half - 1]) / (last - half + 1)
-        first = (marks[middle] - marks[half - 1]) / (middle - half + 1)
-        second = (marks[last] - marks[middle]) / max(last - middle, 1)
-        return float(mean), bool(abs(first - second) <= _AGREE * max(mean, 1e-12) * 2)
-
-    def _steady(self, entry: int) -> Ints:
-        """Returns the instances of an entry whose layers stand for those that were left out."""
-        mine = self._entry(entry)
-        variants = np.array([id(self.program.instances[at].variant) for at in mine.tolist()])
-        same = mine[variants == variants[len(mine) // 2]] if len(mine) else mine
-        return same[len(same) // 2 :]
+    @cached_property
+    def ends(self) -> Floats:
+        """When all hops of each instance have ended, with all layers, as `_ends`."""
+        return _ends(self.program, self.left_out.done)
 
     @property
     def settled(self) -> bool:
-        """Whether all entries are."""
-        return all(self.adds(entry)[1] for entry in range(len(self.left_out)))
+        """Whether layers had become alike."""
+        return self.left_out.settled
 
     def result(self) -> PlayedStep:
         """Returns the step with all its layers."""
-        step, later = self.parts.step, 0.0
-        ends: list[tuple[str, float]] = []
-        marks = self.marks
-        for entry, one in enumerate(step.order):
-            later += self.left_out[entry] * self.adds(entry)[0]
-            mine = self._entry(entry)
-            end = float(marks[mine[-1]]) if len(mine) else (ends[-1][1] - later if ends else 0.0)
-            ends.append((step.templates[one.template].name, end + later))
+        last = {one.entry: float(end) for one, end in zip(self.program.instances, self.ends.tolist(), strict=True)}
+        ends = [
+            (self.parts.step.templates[one.template].name, last.get(entry, 0.0))
+            for entry, one in enumerate(self.parts.step.order)
+        ]
         busy, sent, received, inside = self._sums()
-        seconds = float(self.timeline.done.max(initial=0.0)) + later
+        seconds = float(self.ends.max(initial=0.0))
         memory = step_memory(self.parts)
         return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *self._occupied())
 
     def _occupied(self) -> list[Floats]:
-        """Returns the seconds in which transfers are under way and exposed, in all layers."""
-        spans = occupancy_of(self.program.graph.hops, self.timeline, self.marks, self.parts.cost.cluster.num_ranks)
-        times = np.ones(len(self.program.instances))
-        for entry, left_out in enumerate(self.left_out):
-            steady = self._steady(entry)
-            if left_out and len(steady):
-                times[steady] += left_out / len(steady)
-        return [one @ times for one in spans]
+        """Returns the seconds in which transfers are under way and exposed, in all layers: of each stage's GPUs, from
+        the end of an instance on them to that of the next."""
+        step, timeline, times = self.parts.step, self.left_out.timeline, self.left_out.times
+        ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
+        places = np.array([one.variant.place for one in self.program.instances], np.int64)
+        edges = [*np.unique(places).tolist(), step.num_gpus]
+        for first, last in pairwise(edges):
+            mine = places == first
+            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus)
+            for total, one in zip(found, spans, strict=True):
+                total[first:last] = one[first:last] @ times[mine]
+        return found
 
     def _sums(self) -> tuple[dict[str, Floats], dict[str, Ints], dict[str, Ints], dict[str, int]]:
         """Returns what is busy and sent in all layers."""
@@ -181,7 +162,7 @@ class _Played:
         times: dict[int, tuple[Variant, int]] = {}
         for one in step.order:
             for layer in one.layers:
-                variant = self.parts.variant(one.template, layer, step.num_layers)
+                variant = self.parts.variant(one.template, layer, one.place, step)
                 times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
         busy = {name: np.zeros(cluster.num_ranks) for name in ("attend", *QUEUES)}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
@@ -202,3 +183,14 @@ class _Played:
                 inside[name] += count * int(table[BYTES][mine & (table[CLASS] >= 0) & ~nic].sum())
             busy["attend"] += count * np.bincount(table[RANK][attends], lowered.busy[attends], cluster.num_ranks)
         return busy, sent, received, inside
+
+
+def _ends(made: StepProgram, done: Floats) -> Floats:
+    """Returns when all hops of each instance have ended, as `_Played.ends`."""
+    found, some = np.zeros(len(made.instances)), np.flatnonzero(np.diff(made.begin))
+    if len(some):
+        found[some] = np.maximum.reduceat(done, made.begin[some])
+    places = np.array([one.variant.place for one in made.instances], np.int64)
+    for place in np.unique(places).tolist():
+        found[places == place] = np.maximum.accumulate(found[places == place])
+    return found

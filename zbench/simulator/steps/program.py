@@ -61,7 +61,7 @@ class StepParts:
     plans: Sequence[Plan]
     cost: Cost
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
-    _variants: dict[tuple[int, tuple[tuple[int, int], ...]], Variant] = field(default_factory=dict)
+    _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _edges: dict[tuple[int, tuple[int, int, int], int, tuple[int, int, int]], Edges] = field(default_factory=dict)
 
     def template(self, number: int) -> PlayedTemplate:
@@ -72,12 +72,12 @@ class StepParts:
             self._templates[number] = PlayedTemplate.of(self.step, template, plan, self.cost)
         return self._templates[number]
 
-    def variant(self, number: int, layer: int, num_layers: int) -> Variant:
-        """Returns a template as it is for a layer of so many."""
-        missing = self.template(number).missing(layer, num_layers)
-        if (number, missing) not in self._variants:
-            self._variants[number, missing] = self.template(number).variant(missing, self.cost)
-        return self._variants[number, missing]
+    def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
+        """Returns a template as it is for a layer, from a place on, of a step that may have fewer layers."""
+        missing = self.template(number).missing(layer, step)
+        if (number, missing, place) not in self._variants:
+            self._variants[number, missing, place] = self.template(number).variant(missing, place, self.cost)
+        return self._variants[number, missing, place]
 
     def between(self, before: Variant, one: tuple[int, int, int], after: Variant, other: tuple[int, int, int]) -> Edges:
         """Returns the edges between the groups of two variants."""
@@ -90,13 +90,13 @@ class StepParts:
 @dataclass
 class _Links:
     """What instances left so far: by tensor and layer who wrote it and who read it, as (instance, group), and by tensor
-    the readers of buffers that are free, first come first."""
+    and first place the readers of buffers that are free, first come first."""
 
     parts: StepParts
     instances: list[PlayedInstance]
     writers: dict[Key, list[Left]] = field(default_factory=dict)
     readers: dict[Key, list[Left]] = field(default_factory=dict)
-    free: dict[str, list[list[Left]]] = field(default_factory=dict)
+    free: dict[tuple[str, int], list[list[Left]]] = field(default_factory=dict)
 
     def follow(self, number: int) -> list[tuple[int, Edges]]:
         """Returns the edges into an instance, (instance that they come from, edges), and notes what it leaves."""
@@ -104,7 +104,7 @@ class _Links:
         variant, layer = one.variant, one.layer
         for group, side, tensor, offset, layered, batch in variant.waits:
             if side == BUFFERS:
-                buffers = self.free.get(tensor)
+                buffers = self.free.get((tensor, variant.place))
                 others = buffers.pop(0) if buffers else ()
             else:
                 before = self.writers if side == WRITERS else self.readers
@@ -119,18 +119,21 @@ class _Links:
         for frees, gone, tensor, offset, layered, batch in variant.ends:
             key = (tensor, (layer + offset) * layered, batch)
             if frees:
-                self.free.setdefault(tensor, []).append(self.readers.pop(key, []))
+                self.free.setdefault((tensor, variant.place), []).append(self.readers.pop(key, []))
             if gone:
                 self.writers.pop(key, None)
                 self.readers.pop(key, None)
         return found
 
 
-def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers: int) -> StepProgram:
-    """Puts instances, each (entry of the step's order, template, layer), of a step of `num_layers` into a program."""
-    instances = [
-        PlayedInstance(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
-    ]
+def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
+    """Puts instances, each (entry of the step's order, layer), into a program. step: with the layers that are there,
+    maybe fewer than that of the parts."""
+    instances = []
+    for entry, layer in order:
+        of = step.order[entry]
+        variant = parts.variant(of.template, layer, of.place, step)
+        instances.append(PlayedInstance(entry, of.template, layer, variant))
     links = _Links(parts, instances)
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
     producer, consumer = [], []
@@ -156,16 +159,17 @@ def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers:
 
 
 def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:
-    """Returns the first queue of each instance's meetings, and how many queues there are: instances of a template share
-    theirs, as their collectives follow one another."""
-    first: dict[int, int] = {}
-    most: dict[int, int] = {}
-    for one in instances:
-        most[one.template] = max(most.get(one.template, 0), one.variant.lowered.meetings)
-    for number, count in most.items():
-        first[number] = every
+    """Returns the first queue of each instance's meetings, and how many queues there are: instances of a template on
+    the same places share theirs, as their collectives follow one another."""
+    first: dict[tuple[int, int], int] = {}
+    most: dict[tuple[int, int], int] = {}
+    which = [(one.template, one.variant.place) for one in instances]
+    for key, one in zip(which, instances, strict=True):
+        most[key] = max(most.get(key, 0), one.variant.lowered.meetings)
+    for key, count in most.items():
+        first[key] = every
         every += count
-    return np.array([first[one.template] for one in instances], np.int64), every
+    return np.array([first[key] for key in which], np.int64), every
 
 
 def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:

@@ -4,6 +4,10 @@ Matmuls take the rate that zbench.cost.cost gives a layer's (with its curve over
 elementwise work goes through memory, and kernels start. What a dense layer's formulas take together is
 Cost.linear_seconds forward and twice that backward, and the head's without its norm Cost.head_seconds. A function that
 is not in the table below reads its operands and writes its results once, in one kernel.
+
+Matmuls of the experts of a GPU are one grouped matmul: a start for all, and each expert's rows at the rate that so many
+rows have, where a device has a curve. Rows are brought into the experts' order before, and into that of the tokens,
+weighed, after: a pass each, backward as well.
 """
 
 import re
@@ -28,11 +32,14 @@ from zbench.step.template import Template
 # it is fused, and absolute where it is not: Model.elementwise_bytes says of what they are the sum. Keys are half of kv.
 _PASSES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "norm": (2, 28), "turn": (2, 24), "turn_keys": (1, 12), "act": (3, 10), "add": (3, 6), "lookup": (2, 4),
+    "enter": (2, 4), "leave": (2, 10),
 })  # fmt: skip
-MATMULS = ("", "turn", "turn_keys", "score", "weigh")  # functions that multiply with a parameter
+MATMULS = ("", "turn", "turn_keys", "score", "weigh", "enter", "leave")  # functions that multiply with a parameter
+_SORTED = ("enter", "leave", "enter_d0", "leave_d1")  # with which hidden states come into another order
+_SHARES = "leave_d0"  # the gradient of shares: products with u of what leave_d1's matmul makes, by row
 _STARTS = 2  # kernels of a formula: 20 of the 10 of a dense layer's forward beside attention (Cost.LAYER_KERNELS)
 _FREE = ("row_sums", "lose", "norm_d1")  # parts of other kernels: of attention's backward, the head's, norm_d0
-_HEADMATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
+_HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
 _DERIVATIVE = re.compile(r"_d(\d)$")
 
 
@@ -94,12 +101,16 @@ class _Formula:
         if term.function == "adam":
             weight = self.formula.results[0]
             return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / device.copy_bandwidth
+        if term.function == _SHARES:
+            return self._passes("enter", term.operands[1]) + starts
         if name in MATMULS:
             found = self._matmul(term)
             if name == "score":
                 share = self.sizes.share(self.formula, self._weight(term), self.mine)
                 size = moved_bytes(self.cost.model, self.sizes.tokens(self.formula, self.mine)) * share
-                return found + size / device.copy_bandwidth / _HEADMATMULS
+                return found + size / device.copy_bandwidth / _HEAD_MATMULS
+            if name in ("enter", "leave"):
+                return found + (self._sorting(name) if term.function in _SORTED else none) + starts
             if name in _PASSES and term.function == name:
                 found = found + self._passes(name, self.formula.results[0])
             elif name in _PASSES and derived and derived[1] == "0":
@@ -115,10 +126,18 @@ class _Formula:
         )
         return self.sizes.meeting(self.formula, self.mine) * size / device.copy_bandwidth + device.kernel_seconds
 
-    def _passes(self, name: str, ref: Reference) -> Floats:
-        model = self.cost.model
+    def _each(self, name: str) -> float:
+        """Returns the bytes that elementwise work passes through memory for an element."""
         fused, eager = _PASSES[name]
-        each = fused * model.element_bytes if model.kernels == "fused" else eager
+        return fused * self.cost.model.element_bytes if self.cost.model.kernels == "fused" else eager
+
+    def _sorting(self, name: str) -> Floats:
+        """Returns the seconds in which hidden states of routed tokens come into another order."""
+        elements = self.sizes.rows(self.formula, self.mine).sum(axis=1) * self.cost.model.hidden
+        return np.asarray(self._each(name) * elements / self.cost.cluster.device.copy_bandwidth, np.float64)
+
+    def _passes(self, name: str, ref: Reference) -> Floats:
+        model, each = self.cost.model, self._each(name)
         elements = self.sizes.bytes_of(self.formula, ref, self.mine) / model.element_bytes
         meeting = self.sizes.meeting(self.formula, self.mine)
         return np.asarray(each * elements * meeting / self.cost.cluster.device.copy_bandwidth, np.float64)
@@ -146,12 +165,15 @@ class _Formula:
         """Returns the seconds of a matmul: of tokens with a parameter, or of tokens with tokens to a parameter's
         gradient."""
         device, model, weight = self.cost.cluster.device, self.cost.model, self._weight(term)
-        tokens = self.sizes.tokens(self.formula, self.mine) * self.sizes.meeting(self.formula, self.mine)
-        flops = 2 * tokens * self._elements(self._parameter(weight), weight)
+        rows = self.sizes.rows(self.formula, self.mine)
+        elements = self._elements(self._parameter(weight), weight)[:, None]
+        if self.sizes.routed(self.formula) is not None:
+            elements = elements / self.sizes.parts(self.formula, weight, self.mine)[:, None]
+        flops = 2 * rows * elements
         curve = device.matmul_by_tokens.get(model.name)
         if curve is None or term.function.startswith("score"):
-            return np.asarray(flops / device.matmul_flops, np.float64)
-        return np.asarray(flops * curve.seconds(np.maximum(tokens, 1)), np.float64)
+            return np.asarray(flops.sum(axis=1) / device.matmul_flops, np.float64)
+        return np.asarray((flops * curve.seconds(np.maximum(rows, 1))).sum(axis=1), np.float64)
 
 
 def check_layout(layout: StepLayout, template: Template) -> None:

@@ -43,6 +43,10 @@ class Sizes:
         found = unit[np.where(ops.kind == COMPUTE, 0, ops.what)]
         for column in (ops.list0, ops.list1):
             found = found * np.where(column >= 0, self.of_lists[column], 1)
+        for tensor, one in enumerate(layout.tensors):
+            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor)) if one.amounts is not None else []
+            if len(mine):
+                found[mine] = one.unit * self._amounts(tensor, ops.list0[mine], ops.list1[mine]).sum(axis=1)
         bits = np.array([one.bits for one in encodings] + [16], np.int64)[ops.encoding]
         narrow = -(-found * bits // 16)  # of elements of two bytes
         return np.asarray(np.where(ops.kind == COMPUTE, 0, np.where(ops.encoding >= 0, narrow, found)), np.int64)
@@ -64,8 +68,9 @@ class Sizes:
         return found
 
     def meeting(self, formula: Formula, mine: Ints) -> Floats:
-        """Returns which share of the pairs of a formula's relation, each with its sizes, meets; 1 where it has none."""
-        if formula.relation is None:
+        """Returns which share of the pairs of a formula's relation, each with its sizes, meets; 1 where it has none, or
+        tensors say how many tokens of each pair do."""
+        if formula.relation is None or self.routed(formula) is not None:
             return np.ones(len(mine))
         number, first, second = self.layout.bound.relation[self.layout.formulas.index(formula)].tolist()
         one, lists = self.layout.relations[number], self.layout.lists
@@ -81,9 +86,65 @@ class Sizes:
 
     def bytes_of(self, formula: Formula, ref: Reference, mine: Ints) -> Floats:
         """Returns the bytes that a reference of a formula names, [len(mine)]."""
-        tensor = self.layout.tensors[self.layout.number[ref.tensor]]
+        number = self.layout.number[ref.tensor]
+        tensor = self.layout.tensors[number]
+        if tensor.amounts is not None:
+            columns = [self._column(formula, axis.slot)[mine] for axis in ref.axes]
+            return np.asarray(tensor.unit * self._amounts(number, *columns, ref).sum(axis=1), np.float64)
         whole = tensor.unit * np.prod([float(self.layout.index[axis].sizes.sum()) for axis in tensor.axes])
         return np.asarray(whole * self.share(formula, ref, mine), np.float64)
+
+    def routed(self, formula: Formula) -> Reference | None:
+        """Returns the reference of a formula to tokens that have gone to what its relation's second slot is of, None if
+        no tensor of it says how many have."""
+        slots = formula.relation[1:] if formula.relation else ()
+        for one in (*formula.results, *formula.operands):
+            tensor = self.layout.tensors[self.layout.number[one.tensor]]
+            if tensor.amounts is not None and tuple(map(str, one.axes)) == slots:
+                return one
+        return None
+
+    def rows(self, formula: Formula, mine: Ints) -> Floats:
+        """Returns the tokens that each operation has of every part of its relation's second index (of every expert),
+        float64 [len(mine), parts], where a tensor says how many; of others all in one column."""
+        one = self.routed(formula)
+        if one is None:
+            return (self.tokens(formula, mine) * self.meeting(formula, mine))[:, None]
+        columns = [self._column(formula, axis.slot)[mine] for axis in one.axes]
+        return self._amounts(self.layout.number[one.tensor], *columns, one).astype(np.float64)
+
+    def parts(self, formula: Formula, ref: Reference, mine: Ints) -> Ints:
+        """Returns the number of parts that operations `mine` name by the first axis of a reference, [len(mine)]."""
+        return np.diff(self.layout.lists.offsets)[self._column(formula, ref.axes[0].slot)[mine]]
+
+    def _amounts(self, tensor: int, first: Ints, second: Ints, ref: Reference | None = None) -> Ints:
+        """Returns the tokens of the cells that pairs of lists name of a tensor with amounts, for every part of its
+        second axis, int64 [pairs, parts]. ref: in which a formula names it, maybe by a finer index's lists."""
+        layout, shape = self.layout, self.layout.shape(tensor)
+        table = np.asarray(layout.tensors[tensor].amounts, np.int64).reshape(shape)
+        rows, at = np.unique(first, return_inverse=True)
+        where, count = row_positions(layout.lists.offsets, rows.astype(np.int64))
+        total = np.zeros((len(where) + 1, shape[1]), np.int64)
+        np.cumsum(table[layout.lists.parts[where]], axis=0, out=total[1:])
+        ends = np.cumsum(count)
+        columns, of = np.unique(second, return_inverse=True)
+        named = np.zeros((len(columns), shape[1]), np.int64)
+        for row, which in zip(named, columns.tolist(), strict=True):
+            row[self._coarser(layout.lists[which], tensor, ref)] = 1
+        found: Ints = (total[ends] - total[ends - count])[at.reshape(-1)] * named[of.reshape(-1)]
+        return found
+
+    def _coarser(self, parts: Ints, tensor: int, ref: Reference | None) -> Ints:
+        """Returns the parts of a tensor's second axis that those which a formula names lie in."""
+        wanted = self.layout.tensors[tensor].axes[1]
+        index = wanted if ref is None else self.layout.index_of(ref.axes[1].slot)
+        if index == wanted:
+            return parts
+        return next(one.part for one in self.layout.maps if (one.coarse, one.fine) == (wanted, index))[parts]
+
+    def _column(self, formula: Formula, slot: str) -> Ints:
+        ops = self.template.operations
+        return np.asarray((ops.list0, ops.list1, ops.list2)[formula.slots.index(slot)], np.int64)
 
     def _list(self, op: int, slot: int) -> int:
         ops = self.template.operations

@@ -1,0 +1,106 @@
+"""Stages on the clock: each on its own places, one forward, one backward; layers left out add what they would have."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.helpers.steps import EXPERTS, MODEL, plan_of
+from zbench.correctness.steps.byte_law import stated_bytes
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.simulator.steps import play
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+
+SLOW = Device("d", 1e15, 8e10, 1e12, 1e12, 1e14, 1e13, 1e13, 1e-6, 1e-6)
+
+
+def cluster(nodes: int, gpus: int = 1, nic: float = 25e9, latency: float = 1e-6) -> Cluster:
+    return Cluster("c", nodes, gpus, gpus, nic, 1.0, latency, 8 * nic, 1.0, latency, SLOW)
+
+
+@cache
+def plans_of(count: int, ranks: int, size: int = 96) -> list[Plan]:
+    """Micro-batches of sequences of several lengths, none like another."""
+    return [plan_of([size + 8 * n, size // 2, 40 - 8 * (n % 3)], ranks, 4, first=3 * n) for n in range(count)]
+
+
+def alike(count: int) -> list[Plan]:
+    return [plan_of([96], 1, 4, first=n) for n in range(count)]
+
+
+def staged(model: Model, plans: list[Plan], zero: str, stages: int, experts: int = 1) -> Step:
+    step = whole_step(model, plans, 1, zero, 1, "none", ExpertParallel(experts, 1, 1.0), stages)
+    prove_step(step)
+    return step
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 3), (4, 6), (4, 2)])
+def test_equal_micro_batches_take_the_time_of_one_forward_one_backward(stages: int, micro_batches: int) -> None:
+    """Links cost nothing, stages have two layers each: (micro-batches + stages - 1) turns of a forward and a backward
+    of them; before the first is the embedding's, and with each the head's of the last stage."""
+    model = replace(MODEL, num_layers=2 * stages, vocab=12, hidden=64)
+    quick = Cost(cluster(stages, nic=1e18, latency=0.0), model)
+    played = play_step(staged(model, alike(micro_batches), "none", stages), alike(micro_batches), quick)
+    alone = play_step(staged(replace(model, num_layers=2), alike(1), "none", 1), alike(1), Cost(cluster(1), model))
+    ends = dict(alone.ends)
+    layers = ends["forward"] - ends["embedding"] + ends["backward"] - ends["head"]
+    head = ends["head"] - ends["forward"]
+    optimizer = alone.seconds - ends["embedding_backward"]
+    wanted = ends["embedding"] + (micro_batches + stages - 1) * layers + micro_batches * head
+    wanted += ends["embedding_backward"] - ends["backward"]
+    assert played.seconds == pytest.approx(wanted + optimizer, rel=0.05)
+    assert played.seconds > (micro_batches + stages - 1) * layers + micro_batches * head
+
+
+@pytest.mark.parametrize(("model", "ranks", "zero"), [(MODEL, 2, "none"), (EXPERTS, 2, "1"), (MODEL, 1, "3")])
+def test_bytes_of_stages_are_those_that_the_step_states(model: Model, ranks: int, zero: str) -> None:
+    """To the byte, of every GPU, each on a node of its own."""
+    of, plans = replace(model, num_layers=5), plans_of(3, ranks)
+    step = staged(of, plans, zero, 2, 2 if model is EXPERTS else 1)
+    played, stated = play_step(step, plans, Cost(cluster(2 * ranks), of)), stated_bytes(step)
+    for queue in ("stages", "experts", "attention"):
+        for way, found in enumerate((played.nic_tx, played.nic_rx)):
+            assert found[queue].tolist() == [one.get(queue, (0, 0))[way] for one in stated]
+    assert played.nic_tx["stages"].all()
+    assert (played.nic_tx["gradients"] > 0).all() == (ranks > 1)
+
+
+@pytest.mark.parametrize(
+    ("zero", "stages", "layers", "off"), [("none", 2, 24, 1e-9), ("1", 4, 48, 0.005), ("3", 2, 32, 0.01)]
+)
+def test_layers_left_out_add_what_they_take(
+    zero: str, stages: int, layers: int, off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight layers of each stage against all of them as one program, micro-batches none like another."""
+    model, plans = replace(MODEL, num_layers=layers, hidden=64), plans_of(4, 2)
+    step, cost = staged(model, plans, zero, stages), Cost(cluster(stages, 2), model)
+
+    def with_layers(kept: int) -> PlayedStep:
+        monkeypatch.setattr(play, "LAYERS", (kept,))
+        return play_step(step, plans, cost)
+
+    some, every = with_layers(8), with_layers(layers)
+    assert some.seconds == pytest.approx(every.seconds, rel=off)
+    assert [name for name, _ in some.ends] == [name for name, _ in every.ends]
+    ends = np.array([[one[1] for one in found.ends] for found in (some, every)])
+    assert np.abs(ends[0] - ends[1]).max() < 2 * off * every.seconds
+    assert some.memory.peak.tolist() == every.memory.peak.tolist()
+    for name in ("stages", "attention", "parameters"):
+        assert some.nic_tx[name].tolist() == every.nic_tx[name].tolist()
+
+
+def test_the_first_stage_holds_most_micro_batches() -> None:
+    """Of four stages with two layers each: x of its borders of as many micro-batches as are under way."""
+    model, plans = replace(MODEL, num_layers=8), [plan_of([960], 1, 4, first=n) for n in range(6)]
+    memory = play_step(staged(model, plans, "none", 4), plans, Cost(cluster(4), model)).memory
+    assert (np.diff(memory.peak[:3]) < 0).all()
+    layer = memory.held["z"] / (960 * 2 * model.element_bytes * model.ffn_hidden)
+    assert layer.tolist() == [8, 6, 4, 2]

@@ -1,0 +1,128 @@
+"""What layers that were left out of a program add: hops end later, and so does what waits for them.
+
+What a layer adds to a queue was played: the mean, over the steady half of a run of instances, of the times between the
+ends of their last hops in it. Where layers are left out of that run, what waits for the instances before them waits for
+so much longer. A hop that waits for several begins when the last of them has ended, so it is later by what that moves:
+what was left out of one stage of a pipeline may be hidden behind another. A hop waits for links as long as it did.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.program import StepProgram
+
+_AGREE = 0.01  # relative: of what layers add in the third and in the last quarter
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What was left out of a program. timeline: of the program without it. skipped: for each instance, how many layers
+    stood between it and the one before it in its entry."""
+
+    program: StepProgram
+    timeline: Timeline
+    skipped: Ints
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """The instances that layers stood before."""
+        return [int(at) for at in np.flatnonzero(self.skipped)]
+
+    def _ends(self, number: int) -> Floats:
+        """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
+        mine, found = slice(*self.program.begin[number : number + 2].tolist()), np.zeros(self.program.queues)
+        hops, release = self.program.graph.hops, self.timeline.release[mine]
+        for queue in (hops.queue_a[mine], hops.queue_b[mine]):
+            np.maximum.at(found, queue[queue >= 0], release[queue >= 0])
+        return found
+
+    @cached_property
+    def _adds(self) -> list[tuple[Floats, bool]]:
+        """For each cut what a layer adds to each queue, seconds [queues], and whether quarters of its run agree."""
+        return [self._steady(number) for number in self._cuts]
+
+    def _alike(self, number: int) -> list[int]:
+        """Returns the instances of a cut's entry that are alike, as those that were left out are."""
+        instances = self.program.instances
+        mine = [at for at, one in enumerate(instances) if one.entry == instances[number].entry]
+        variant = instances[mine[len(mine) // 2]].variant
+        return [at for at in mine if instances[at].variant is variant]
+
+    def _steady(self, number: int) -> tuple[Floats, bool]:
+        same = self._alike(number)
+        half, last = len(same) // 2, len(same) - 1
+        if half < 1 or last - half < 1:
+            return np.zeros(self.program.queues), False
+        middle = (half + last) // 2
+        begin, center, end = (self._ends(same[at]) for at in (half - 1, middle, last))
+        mean = (end - begin) / (last - half + 1)
+        first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
+        return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
+
+    @cached_property
+    def times(self) -> Floats:
+        """How many layers each instance stands for, with those that were left out, float64 [instances]."""
+        found = np.ones(len(self.program.instances))
+        for number in self._cuts:
+            same = self._alike(number)
+            found[same[len(same) // 2 :]] += self.skipped[number] / (len(same) - len(same) // 2)
+        return found
+
+    @property
+    def settled(self) -> bool:
+        """Whether all runs are that something was left out of."""
+        return all(agree for _, agree in self._adds)
+
+    @cached_property
+    def done(self) -> Floats:
+        """When the data of every hop has arrived with all layers, seconds [hops]."""
+        instances, graph, times = self.program.instances, self.program.graph, self.timeline
+        cut = np.full((len(instances), 2), -1, np.int64)  # the cut of an instance's entry, and whether it is after it
+        late = np.zeros((len(self._cuts) + 1, self.program.queues))
+        of_entry = {instances[number].entry: at for at, number in enumerate(self._cuts)}
+        for at, number in enumerate(self._cuts):
+            late[at] = self.skipped[number] * self._adds[at][0]
+        for number, one in enumerate(instances):
+            if one.entry in of_entry:
+                cut[number] = of_entry[one.entry], number >= self._cuts[of_entry[one.entry]]
+        of = np.repeat(cut, np.diff(self.program.begin), axis=0)
+        rows, following = graph.rows, graph.following
+        found: Floats = times.done + _later(
+            (rows.queue_a, rows.queue_b), following, (times.start, times.release, times.done), of, late
+        )
+        return found
+
+
+@nb.njit(cache=True)
+def _later(queues, following, times, cut, late):  # type: ignore[no-untyped-def]
+    """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it."""
+    next_a, next_b, next_pair, offsets, followers = following
+    start, release, done = times
+    count = len(start)
+    before, after = np.zeros(count), np.zeros(count)  # when a hop could begin, as it was played and with all layers
+    found = np.zeros(count)
+    for hop in range(count):
+        found[hop] = after[hop] - before[hop]
+        first = offsets[hop] - 3
+        for at in range(first, offsets[hop + 1]):
+            if at < offsets[hop]:
+                follower = (next_a, next_b, next_pair)[at - first][hop]
+                if follower < 0:
+                    continue
+                when = release[hop] if release[hop] <= start[follower] else start[hop]
+            else:
+                follower, when = followers[at], done[hop]
+            more = 0.0
+            if cut[hop, 0] >= 0 and cut[hop, 0] == cut[follower, 0] and cut[hop, 1] < cut[follower, 1]:
+                queue = queues[0][follower]
+                if at == first + 1 and queues[1][hop] == queues[1][follower]:
+                    queue = queues[1][follower]
+                more = late[cut[hop, 0], queue]
+            before[follower] = max(before[follower], when)
+            after[follower] = max(after[follower], when + found[hop] + more)
+    return found
