@@ -1,9 +1,10 @@
 """executor=whole_step: what a step comes to as one plan, for every system, and its trace."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
 from zbench.plans.plan import Plan
+from zbench.report.overview import shares_of
 from zbench.simulated.executor import WholeStep
 from zbench.simulator.simulate import Simulated, playable
 from zbench.simulator.totals import Carried
@@ -23,7 +25,7 @@ LENGTHS = np.array([5000, 1800, 900, 400, 300, 220, 120, 77])
 BATCH = Batch(LENGTHS, seed=0, step=0)
 
 
-def cost_of(**model: object) -> Cost:
+def cost_of(**model: Any) -> Cost:
     """Two nodes of four GPUs, a model of 14 layers, so that two are left out where twelve are played."""
     one = small(2, 4)
     return make_cost(one.cluster, replace(one.model, num_layers=14, **model), pipelines=False)
@@ -42,6 +44,7 @@ def test_every_system_s_steps_are_played(system: Variant) -> None:
     plans = planned(system, cost)
     result = WholeStep(cost).step(BATCH, plans)
     assert result.bound_seconds <= result.seconds
+    assert shares_of(asdict(result)).sum(axis=0) == pytest.approx(result.seconds)
     busy = np.add(result.attention_seconds, result.linear_seconds)
     assert (busy + result.exposed_seconds <= result.seconds * (1 + 1e-9)).all()
     assert (np.array(result.exposed_nic_seconds) <= np.array(result.exposed_seconds) + 1e-12).all()

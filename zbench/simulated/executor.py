@@ -14,12 +14,14 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
@@ -34,11 +36,15 @@ _SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nv
 class WholeStep:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
-    window: layers whose parameters are gathered ahead with ZeRO-3; the first waits for its own.
+    window: layers whose parameters are gathered ahead with ZeRO-3; the first waits for its own. expert_parallel: GPUs
+    that hold all experts of a layer together, for models that have some; routing_skew: how unevenly tokens choose them
+    (zbench.step.passes.routing.ExpertParallel).
     """
 
     cost: Cost
     window: int = 1
+    expert_parallel: int = 1
+    routing_skew: float = 0.0
 
     def __post_init__(self) -> None:
         model = self.cost.model
@@ -47,6 +53,10 @@ class WholeStep:
                 "model.overlap_collectives is False; executor=whole_step plays collectives beside the layers, so it "
                 "takes True (executor=simulated has both)"
             )
+        for name, low in (("window", 1), ("expert_parallel", 1)):
+            check_whole_number(f"executor.{name}", getattr(self, name), low)
+        if type(self.routing_skew) not in (int, float) or not 0 <= self.routing_skew < 100:
+            raise ValueError(f"executor.routing_skew is {self.routing_skew!r}; it takes a number from 0 to below 100")
         if model.tied_embeddings:
             raise ValueError(
                 f"model.tied_embeddings is True, as of {model.name}; executor=whole_step takes models with False"
@@ -71,9 +81,9 @@ class WholeStep:
                 "plans have pipelines, whose stages differ; executor=whole_step plays stages that are alike"
             )
         model = cost.gpus.model
-        step = whole_step(
-            model, plans, cost.tp, ZERO[model.sharding], self.window, recompute=model.recompute, stages=cost.pp
-        )
+        experts = ExpertParallel(self.expert_parallel, skew=self.routing_skew)
+        zero = ZERO[model.sharding]
+        step = whole_step(model, plans, cost.tp, zero, self.window, model.recompute, experts, cost.pp)
         prove_step(step)
         return step
 
@@ -116,7 +126,6 @@ class WholeStep:
         )
         peak = played.memory.peak[: cost.gpus.cluster.num_ranks].reshape(-1, cost.tp).max(axis=1)
         capacity = int(cost.gpus.cluster.device.memory_bytes)
-        before = [end for name, end in played.ends if not name.startswith("optimizer")]
         return StepResult(
             seconds=played.seconds,
             bound_seconds=bound_seconds(batch, cost),
@@ -133,7 +142,7 @@ class WholeStep:
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
-                "optimizer": played.seconds - max(before),
+                "optimizer": float(played.busy["optimizer"].max()),
             },
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )

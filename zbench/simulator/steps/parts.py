@@ -144,8 +144,17 @@ class Variant:
     @cached_property
     def attends(self) -> Flags:
         """Whether each operation computes attention, forward or backward."""
+        return self._computes(("attend", "attend_d"))
+
+    @cached_property
+    def updates(self) -> Flags:
+        """Whether each operation is the optimizer's."""
+        return self._computes(("adam",))
+
+    def _computes(self, functions: tuple[str, ...]) -> Flags:
+        """Returns whether each operation is a compute of a formula that begins with one of some functions."""
         formulas = self.of.layout.formulas
-        named = np.array([one.terms[0].function in ("attend", "attend_d") for one in formulas] + [False])
+        named = np.array([one.terms[0].function in functions for one in formulas] + [False])
         return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property

@@ -34,9 +34,9 @@ class PlayedStep:
     """A step that was played; seconds are the described cluster's, simulated.
 
     ends: for each entry of the step's order, when all of it has ended. busy: by what for, float64 [GPUs], seconds of
-    computes ("attend", "compute") and of sending ports by the operations' queues. nic_tx, nic_rx: by queue, int64
-    [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had become alike. memory: the
-    fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
+    computes ("attend", "optimizer", the others "compute") and of sending ports by the operations' queues. nic_tx,
+    nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had
+    become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
     zbench.simulator.steps.occupancy.Occupancy has them, of the whole step.
     """
 
@@ -164,15 +164,20 @@ class _Played:
             for layer in one.layers:
                 variant = self.parts.variant(one.template, layer, one.place, step)
                 times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
-        busy = {name: np.zeros(cluster.num_ranks) for name in ("attend", *QUEUES)}
+        busy = {name: np.zeros(cluster.num_ranks) for name in ("attend", "optimizer", *QUEUES)}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
         for variant, count in times.values():
             table, lowered = variant.lowered.table, variant.lowered
             computes = (variant.ops[:, 0] == COMPUTE)[table[OP]]
-            attends = computes & variant.attends[table[OP]]
+            apart = {
+                "attend": computes & variant.attends[table[OP]],
+                "optimizer": computes & variant.updates[table[OP]],
+            }
+            for name, mine in apart.items():
+                busy[name] += count * np.bincount(table[RANK][mine], lowered.busy[mine], cluster.num_ranks)
             for number, name in enumerate(QUEUES):
-                mine = (lowered.purpose == number) & ~attends
+                mine = (lowered.purpose == number) & ~apart["attend"] & ~apart["optimizer"]
                 busy[name] += count * np.bincount(table[RANK][mine], lowered.busy[mine], cluster.num_ranks)
                 if number == 0:
                     continue
@@ -181,7 +186,6 @@ class _Played:
                     at = table[link][nic] // 2 - cluster.num_ranks
                     found[name] += count * np.bincount(at, table[BYTES][nic], cluster.num_nics).astype(np.int64)
                 inside[name] += count * int(table[BYTES][mine & (table[CLASS] >= 0) & ~nic].sum())
-            busy["attend"] += count * np.bincount(table[RANK][attends], lowered.busy[attends], cluster.num_ranks)
         return busy, sent, received, inside
 
 
