@@ -3,7 +3,7 @@
 It shares no code with what runs steps. A gather brings cells from their homes to the other members; a reduction takes
 what members have contributed to the homes. Cells are as large as the step says, and as
 they are: encoded transfers are not counted here. What is of a layer that is not there
-does not happen.
+for an instance, or of another stage, does not happen. Places are counted from an instance's first one.
 """
 
 from collections import defaultdict
@@ -14,6 +14,7 @@ from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
 from zbench.step.template import AT_HOME, Items, Step, Template
+from zbench.step.tensor import Tensor
 
 Bytes = dict[str, tuple[int, int]]  # sent, received, by queue
 Moved = tuple[int, int, int, int, int]  # tensor, offset of its layer, queue, source, destination
@@ -28,11 +29,17 @@ def stated_bytes(step: Step) -> list[Bytes]:
         layout = step.layouts[step.templates[instance.template].layout]
         for layer in instance.layers:
             for (tensor, offset, queue, src, dst), size in of_template[instance.template].items():
-                one = layout.tensors[tensor]
-                if one.layers == "none" or one.exists(layer + offset, step.num_layers):
-                    found[_gpu(step, src)][QUEUES[queue]][0] += size
-                    found[_gpu(step, dst)][QUEUES[queue]][1] += size
+                if _is_there(step, layout.tensors[tensor], layer, layer + offset):
+                    found[_gpu(step, src + instance.place)][QUEUES[queue]][0] += size
+                    found[_gpu(step, dst + instance.place)][QUEUES[queue]][1] += size
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
+
+
+def _is_there(step: Step, tensor: Tensor, layer: int, other: int) -> bool:
+    """Returns whether there is a tensor of layer `other` for an instance played for `layer`."""
+    begin = max([one.layer for one in step.stages if one.layer <= layer], default=0)
+    end = min([one.layer for one in step.stages if one.layer > layer], default=step.num_layers)
+    return tensor.layers == "none" or begin <= other < end + (tensor.layers == "border")
 
 
 def _gpu(step: Step, place: int) -> int:

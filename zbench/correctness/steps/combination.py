@@ -7,6 +7,7 @@ from itertools import combinations, product
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
+from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
@@ -24,9 +25,10 @@ CHOICES = {
     "context_parallel": (1, 2, 4),
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
+    "stages": (1, 2, 3),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
-    "micro_batches": (1, 2),
+    "micro_batches": (1, 2, 4),
     "backward": MODES,
     "lengths": tuple(LENGTHS),
 }
@@ -41,6 +43,7 @@ class StepCombination:
     context_parallel: int
     data_parallel: int
     heads_exchanged: int
+    stages: int
     zero: str
     recompute: str
     micro_batches: int
@@ -50,10 +53,10 @@ class StepCombination:
     @property
     def num_gpus(self) -> int:
         """The GPUs that it takes."""
-        return self.tensor_parallel * self.context_parallel * self.data_parallel
+        return self.tensor_parallel * self.context_parallel * self.data_parallel * self.stages
 
     def __str__(self) -> str:
-        degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel}"
+        degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel} pp{self.stages}"
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
@@ -67,13 +70,18 @@ class StepCombination:
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        step = whole_step(MODEL, plans, self.tensor_parallel, self.zero, 1, self.recompute)
+        step = whole_step(MODEL, plans, self.tensor_parallel, self.zero, 1, self.recompute, stages=self.stages)
         return StepCase.of(step, MODEL, plans, self.tensor_parallel, seed)
+
+    def _lengths(self, number: int) -> Ints:
+        """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""
+        every = LENGTHS[self.lengths]
+        return np.array(every[number % len(every) :], np.int64)
 
     def _plan(self, number: int) -> Plan:
         """Returns the plan of a micro-batch: data-parallel groups, in each a ring of groups that exchange heads."""
-        lengths = np.array(LENGTHS[self.lengths][number:], np.int64)
-        before = sum(len(LENGTHS[self.lengths][other:]) for other in range(number))
+        lengths = self._lengths(number)
+        before = sum(len(self._lengths(other)) for other in range(number))
         every = np.arange(len(lengths))
         ranks = self.data_parallel * self.context_parallel
         builder = Builder(lengths, ranks, MODEL.num_heads // self.tensor_parallel, sequences=before + every)

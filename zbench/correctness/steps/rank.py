@@ -95,17 +95,16 @@ class StepRank:
     def _parameters(self, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> tuple[float, float | None]:
         """Returns the largest difference of parameters after the update, and the loss where it is here."""
         parts, worst, loss = prepared.batches[0], 0.0, None
-        for tensor, places, first, second in items_of(prepared, prepared.step.ends):
+        for tensor, layer, places, first, second in items_of(prepared, prepared.step.ends):
             one = parts.layout.tensors[tensor]
-            for layer in range(prepared.step.num_layers) if one.layers == "layer" else (0,):
-                for place in places:
-                    found = runner.stores[place].read(parts.key(tensor, layer), first, second)[0]
-                    if one.name == "loss":
-                        loss = float(found)
-                        continue
-                    name = one.name.removeprefix("s")
-                    want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
-                    worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
+            for place in places:
+                found = runner.stores[place].read(parts.key(tensor, layer), first, second)[0]
+                if one.name == "loss":
+                    loss = float(found)
+                    continue
+                name = one.name.removeprefix("s")
+                want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
+                worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
         return worst, loss
 
     def _gradients(self, noted: _Noted, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> float:

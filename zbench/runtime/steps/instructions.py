@@ -1,5 +1,6 @@
 """The instructions of one process: what operations of a template are for the places that it holds. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zbench.step.template import Step
@@ -77,11 +78,14 @@ Instruction = Compute | Exchange | Forget
 
 @dataclass(frozen=True, slots=True)
 class TemplateProgram:
-    """A template for one process. layout: the number of its layout."""
+    """A template for one process, played from a place. layout: the number of its layout."""
 
     name: str
     layout: int
     instructions: tuple[Instruction, ...]
+
+
+Programs = Mapping[tuple[int, int], TemplateProgram]  # by a template's number and the place that it is played from
 
 
 def holders(step: Step) -> tuple[int, ...]:
