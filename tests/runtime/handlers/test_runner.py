@@ -30,10 +30,10 @@ from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
-from zbench.step.template import StageStart, Step
+from zbench.step.template import Step
 from zbench.step.text import step_text
 
-RING = StepCombination(1, 2, 1, 1, "1", "none", 1, "carry", "uneven")
+RING = StepCombination(1, 2, 1, 1, 1, "1", "none", 1, "carry", "uneven")
 COST = Cost(Cluster("test", 1, 2, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), MODEL)
 
 
@@ -118,6 +118,3 @@ def test_what_does_not_run_is_told() -> None:
     )
     with pytest.raises(ValueError, match="template forward has transfers encoded as int8; those that run have none"):
         prepared(read_step(encoded), case.tokens)
-    staged = replace(case.step, stages=(StageStart(0, 0), StageStart(1, 2)))
-    with pytest.raises(ValueError, match="the step has 2 stages; steps of 1 run on processes"):
-        prepared(staged, case.tokens)

@@ -42,15 +42,15 @@ def test_any_cells_are_read_however_they_were_put(data: st.DataObject) -> None:
         for second in data.draw(st.sampled_from([[(0, 1)], [(0,), (1,)]])):
             store.put(KEY, slab(first, second))
     first, second = data.draw(st.sampled_from(lists)), data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
-    assert same(store.read(KEY, first, second), cut(first, second))
+    assert same(store.read(KEY, FORMAT, first, second), cut(first, second))
 
 
 def test_what_lies_together_is_not_copied() -> None:
     store = Store()
     one = slab((0, 1, 2), (0, 1))
     store.put(KEY, one)
-    assert store.read(KEY, (0, 1, 2), (0, 1))[0] is one.fields[0]
-    assert store.read(KEY, (1, 2), (0, 1))[0].data_ptr() == one.fields[0][2:].data_ptr()
+    assert store.read(KEY, FORMAT, (0, 1, 2), (0, 1))[0] is one.fields[0]
+    assert store.read(KEY, FORMAT, (1, 2), (0, 1))[0].data_ptr() == one.fields[0][2:].data_ptr()
 
 
 def test_sums_are_joined_when_they_are_read_and_values_stay() -> None:
@@ -58,8 +58,8 @@ def test_sums_are_joined_when_they_are_read_and_values_stay() -> None:
     store.add(KEY, slab(*whole), add)
     store.add(KEY, slab(*whole), add)  # of the same cells
     store.add(KEY, slab((1,), (0, 1)), add)  # of some of them
-    assert same(store.read(KEY, (1,), (0, 1)), tuple(3 * one for one in cut((1,), (0, 1))))
-    assert same(store.read(KEY, (0, 2), (0, 1)), tuple(2 * one for one in cut((0, 2), (0, 1))))
+    assert same(store.read(KEY, FORMAT, (1,), (0, 1)), tuple(3 * one for one in cut((1,), (0, 1))))
+    assert same(store.read(KEY, FORMAT, (0, 2), (0, 1)), tuple(2 * one for one in cut((0, 2), (0, 1))))
     assert same(slab(*whole).fields, WHOLE)
 
 
@@ -67,11 +67,11 @@ def test_a_store_lacks_what_was_not_put_or_taken() -> None:
     store = Store()
     store.put(KEY, slab((0, 1), (0,)))
     with pytest.raises(Lacking, match=r"q \(2, 0\) of layer 0 is not there"):
-        store.read(KEY, (0, 2), (0,))
+        store.read(KEY, FORMAT, (0, 2), (0,))
     with pytest.raises(Lacking, match=r"q \(1, 0\) of layer 0 is there already"):
         store.put(KEY, slab((1,), (0,)))
     store.put(KEY, slab((1,), (0,)), over=True)
-    assert same(store.take(KEY, (0,), (0,)), cut((0,), (0,)))
+    assert same(store.take(KEY, FORMAT, (0,), (0,)), cut((0,), (0,)))
     with pytest.raises(Lacking, match=r"q \(0, 0\) of layer 0 is not there"):
         store.forget(KEY, [(0, 0)])
 

@@ -1,7 +1,7 @@
 """Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -15,16 +15,21 @@ from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import LEVELS
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.zero import STAGES
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
+EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
+SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
 CHOICES = {
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
+    "expert_parallel": (0, 1, 2, 4),
+    "routing": tuple(SKEWS),
     "stages": (1, 2, 3),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
@@ -36,13 +41,17 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class StepCombination:
-    """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads; ZeRO's
-    stage, the level of recomputation, micro-batches, what a backward does with keys, and lengths of sequences."""
+    """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and
+    `expert_parallel` how many hold all experts together, 0: there are none; how tokens choose experts; stages of a
+    pipeline, of uneven layers; ZeRO's stage, the level of recomputation, micro-batches, what a backward does with keys,
+    and lengths of sequences."""
 
     tensor_parallel: int
     context_parallel: int
     data_parallel: int
     heads_exchanged: int
+    expert_parallel: int
+    routing: str
     stages: int
     zero: str
     recompute: str
@@ -58,20 +67,31 @@ class StepCombination:
     def __str__(self) -> str:
         degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel} pp{self.stages}"
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
+        if self.expert_parallel:
+            degrees += f" ep{self.expert_parallel} {self.routing}"
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
         )
 
     def can_be(self, ranks: int) -> bool:
-        """Returns whether it can be on so many GPUs: no more than these, and heads exchanged among a ring's."""
-        return self.num_gpus <= ranks and self.context_parallel % self.heads_exchanged == 0
+        """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held by
+        a stage's."""
+        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
+        return (
+            self.num_gpus <= ranks
+            and self.context_parallel % self.heads_exchanged == 0
+            and (of_stage % experts == 0 if experts else self.routing == "even")
+        )
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        step = whole_step(MODEL, plans, self.tensor_parallel, self.zero, 1, self.recompute, stages=self.stages)
-        return StepCase.of(step, MODEL, plans, self.tensor_parallel, seed)
+        model = EXPERTS if self.expert_parallel else MODEL
+        experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
+        degree = self.tensor_parallel
+        step = whole_step(model, plans, degree, self.zero, 1, self.recompute, experts, self.stages)
+        return StepCase.of(step, model, plans, degree, seed, experts)
 
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""

@@ -76,11 +76,14 @@ class StepRank:
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same."""
-        same = (case.seed, replace(case.model), [ids.tolist() for _, ids in sorted(case.sequences.items())])
+        routes = case.routes()
+        data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
+        same = (case.seed, replace(case.model), data)
         if self.known is None or self.known[0] != same:
             weights = drawn_weights(case.model, case.seed)
             ids = [case.sequences[number] for number in sorted(case.sequences)]
-            self.known = (same, weights, dense_step(case.model, weights, ids))
+            chosen = [routes[number] for number in sorted(routes)]
+            self.known = (same, weights, dense_step(case.model, weights, ids, chosen))
         return self.known[1], self.known[2]
 
     def _ends(self) -> list[Endpoint]:
@@ -98,7 +101,8 @@ class StepRank:
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.ends):
             one = parts.layout.tensors[tensor]
             for place in places:
-                found = runner.stores[place].read(parts.key(tensor, layer), first, second)[0]
+                store, of = runner.stores[place], parts.formats[tensor]
+                found = store.read(parts.key(tensor, layer), of, first, second)[0]
                 if one.name == "loss":
                     loss = float(found)
                     continue

@@ -33,7 +33,7 @@ class StepRunner:
     def begin(self, prepared: PreparedStep, weights: Mapping[str, Tensor]) -> None:
         """Puts parameters and optimizer state where a step begins with them. weights: by name, whole; of layers one
         after another, [layers, ...]."""
-        self.stores = {place: Store() for place in prepared.places}
+        self.stores = {place: Store(self.machine.device) for place in prepared.places}
         parts = prepared.batches[0]
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
             one, of = parts.layout.tensors[tensor], parts.formats[tensor]
@@ -85,7 +85,8 @@ class StepRunner:
         """Returns what leaves a place: contributions are taken, others copied."""
         store, cells = self.stores[parcel.src], parcel.cells
         get = store.take if one.takes else store.read
-        return get(parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second)
+        key, of = parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor]
+        return get(key, of, cells.first, cells.second)
 
     def _arrive(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int, slab: Slab) -> None:
         tensor = parts.layout.tensors[parcel.cells.tensor]

@@ -133,7 +133,11 @@ class _Compiler:
             else:
                 found.append(tuple(np.unique(self.layout.maps[number].part[list(slots[slot])]).tolist()))
         offset = 0 if self.layout.tensors[tensor].layers == "none" else layer + after
-        return Cells(tensor, offset, found[0], found[1])
+        amounts = self.layout.tensors[tensor].amounts
+        if amounts is None:
+            return Cells(tensor, offset, found[0], found[1])
+        some = [(a, b) for a in found[0] for b in found[1] if amounts[a * shape[1] + b]]
+        return Cells(tensor, offset, found[0], found[1], tuple(some))
 
     def _exchange(self, row: list[int]) -> Exchange:
         kind, tensor, *_ = row
