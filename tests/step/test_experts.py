@@ -12,6 +12,7 @@ from zbench.plans.plan import Plan
 from zbench.step.operations import QUEUES, SEND
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel, Routing
+from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS
 from zbench.step.reading import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
@@ -57,6 +58,15 @@ def test_mutants(number: int) -> None:
         rejected += bool(told)
         assert told or execute(broken, plans, degree, EXPERTS, how) < 1e-12
     assert rejected > 8
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_parameters_have_the_bytes_of_the_model(number: int) -> None:
+    layout = case(number)[0].layouts[0]
+    found = sum(
+        int(layout.tensors[layout.number[name]].cell_bytes(layout.index).sum()) for name in EXPERT_LAYER_WEIGHTS
+    )
+    assert found == EXPERTS.layer_params * EXPERTS.element_bytes
 
 
 def test_a_step_with_experts_reads_back() -> None:

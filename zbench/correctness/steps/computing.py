@@ -172,8 +172,9 @@ class ComputeOnPlace:
 
     def _chosen(self, at: dict[str, int]) -> Chosen:
         """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""
-        part = at["k"] if "k" in at else int(next(m.part for m in self.layout.maps if m.coarse == "k")[at["e"]])
-        return Chosen(self.tokens.chosen[at["t"]], self._range("k", part), self._range("e", at.get("e", 0)))
+        slices = next(one.part for one in self.layout.maps if one.coarse == "k")
+        mine = np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
+        return Chosen(self.tokens.chosen[at["t"]], (int(mine[0]), int(mine[-1]) + 1), self._range("e", at.get("e", 0)))
 
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
         """Returns what parts that do not meet add to a gradient of parameters."""

@@ -83,12 +83,8 @@ class Routing:
         return np.bincount(key, minlength=(len(self.begin) - 1) * self.slices).reshape(-1, self.slices)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices e, experts, and k, slices of them."""
-        each = self.num_experts // self.slices
-        return (
-            Index("e", np.ones(self.num_experts, np.int64)),
-            Index("k", np.full(self.slices, each, np.int64)),
-        )
+        """Returns the indices e, experts, and k, slices of them, of size 1: shards have all of a slice's elements."""
+        return Index("e", np.ones(self.num_experts, np.int64)), Index("k", np.ones(self.slices, np.int64))
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the map k(e)."""
