@@ -33,7 +33,7 @@ CHOICES = {
     "stages": (1, 2, 3),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
-    "micro_batches": (1, 2, 4),
+    "micro_batches": (1, 2, 3),
     "backward": MODES,
     "lengths": tuple(LENGTHS),
 }

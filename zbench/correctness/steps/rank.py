@@ -81,9 +81,16 @@ class StepRank:
         same = (case.seed, replace(case.model), data)
         if self.known is None or self.known[0] != same:
             weights = drawn_weights(case.model, case.seed)
-            ids = [case.sequences[number] for number in sorted(case.sequences)]
-            chosen = [routes[number] for number in sorted(routes)]
-            self.known = (same, weights, dense_step(case.model, weights, ids, chosen))
+            found: list[DenseStep | None] = [None]
+            if self.rank == 0:  # the others are told what it comes to
+                ids = [case.sequences[number] for number in sorted(case.sequences)]
+                chosen = [routes[number] for number in sorted(routes)]
+                found = [dense_step(case.model, weights, ids, chosen)]
+            self.board.wait("the dense reference")
+            dist.broadcast_object_list(found, 0, self.group)
+            self.board.resume()
+            assert found[0] is not None, "process 0 has told it"
+            self.known = (same, weights, found[0])
         return self.known[1], self.known[2]
 
     def _ends(self) -> list[Endpoint]:

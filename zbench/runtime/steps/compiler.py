@@ -79,9 +79,12 @@ class _Compiler:
         """Returns the instructions of an operation: one, or none where this process has no part in it."""
         kind, what, src = row[:3]
         if kind == COMPUTE:
-            one = self._compute(row)
-            self.presence.follow(row, one.writes)
-            return [one] if self._process(src) == self.process else []
+            writes = tuple(self._references(row, results=True))
+            self.presence.follow(row, writes)
+            if self._process(src) != self.process:
+                return []
+            reads = tuple(self._references(row, results=False))
+            return [Compute(src + self.first, what, self._slots(row), reads, writes)]
         exchange = self._exchange(row)
         self.presence.follow(row, ())
         if kind == DROP:
@@ -111,15 +114,17 @@ class _Compiler:
         width = self.layout.shape(tensor)[1]
         return [(int(cell) // width, int(cell) % width) for cell in cells]
 
-    def _compute(self, row: list[int]) -> Compute:
-        what, src, layer = row[1], row[2], row[7]
-        formula, bound = self.layout.formulas[what], self.layout.bound
-        slots = tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
-        reads: list[Cells] = []
-        writes: list[Cells] = []
+    def _slots(self, row: list[int]) -> tuple[Parts, ...]:
+        """Returns the parts of every slot of a compute."""
+        formula = self.layout.formulas[row[1]]
+        return tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
+
+    def _references(self, row: list[int], results: bool) -> Iterator[Cells]:
+        """Yields the cells of the operands of a compute, or of its results."""
+        what, bound, slots = row[1], self.layout.bound, self._slots(row)
         for one in bound.rows[bound.offsets[what] : bound.offsets[what + 1]].tolist():
-            (reads if one[0] == READ else writes).append(self._named(one, slots, layer))
-        return Compute(src + self.first, what, slots, tuple(reads), tuple(writes))
+            if (one[0] != READ) == results:
+                yield self._named(one, slots, row[7])
 
     def _named(self, row: list[int], slots: tuple[Parts, ...], layer: int) -> Cells:
         """Returns the cells of a reference, as a row of the layout's bound formulas has it."""
