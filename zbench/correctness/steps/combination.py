@@ -1,8 +1,9 @@
 """Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,12 +17,14 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import LEVELS
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.passes.zero import STAGES
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
+NODE = 2  # GPUs, where collectives have two levels
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
 CHOICES = {
     "tensor_parallel": (1, 2),
@@ -31,6 +34,7 @@ CHOICES = {
     "expert_parallel": (0, 1, 2, 4),
     "routing": tuple(SKEWS),
     "stages": (1, 2, 3),
+    "levels": (1, 2),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
     "micro_batches": (1, 2, 3),
@@ -43,7 +47,7 @@ CHOICES = {
 class StepCombination:
     """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and
     `expert_parallel` how many hold all experts together, 0: there are none; how tokens choose experts; stages of a
-    pipeline, of uneven layers; ZeRO's stage, the level of recomputation, micro-batches, what a backward does with keys,
+    pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; ZeRO's stage, the level of recomputation, micro-batches, what a backward does with keys,
     and lengths of sequences."""
 
     tensor_parallel: int
@@ -53,6 +57,7 @@ class StepCombination:
     expert_parallel: int
     routing: str
     stages: int
+    levels: int
     zero: str
     recompute: str
     micro_batches: int
@@ -69,6 +74,7 @@ class StepCombination:
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         if self.expert_parallel:
             degrees += f" ep{self.expert_parallel} {self.routing}"
+        exchange += " two levels" if self.levels > 1 else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
@@ -76,10 +82,11 @@ class StepCombination:
 
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held by
-        a stage's."""
+        a stage's, several nodes in a stage where collectives have two levels."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
+            and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
         )
@@ -91,6 +98,7 @@ class StepCombination:
         experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
         degree = self.tensor_parallel
         step = whole_step(model, plans, degree, self.zero, 1, self.recompute, experts, self.stages)
+        step = in_two_levels(step, NODE) if self.levels > 1 else step
         return StepCase.of(step, model, plans, degree, seed, experts)
 
     def _lengths(self, number: int) -> Ints:
@@ -124,9 +132,10 @@ def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombinatio
     """
     order = np.random.default_rng(seed).permutation(len(every))
     names = [field.name for field in fields(StepCombination)]
-    table = np.array(
-        [[CHOICES[name].index(value) for name, value in zip(names, astuple(every[at]), strict=True)] for at in order]
-    )
+    columns = [
+        [CHOICES[name].index(value) for value in map(attrgetter(name), every)] for name in names  # type: ignore[attr-defined]
+    ]
+    table = np.array(columns).T[order]
     sizes = [len(CHOICES[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
     numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)
