@@ -22,7 +22,8 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_every_pair_of_choices_is_exact_on_processes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tensor, context, data, expert and pipeline parallelism, ZeRO, recomputation, micro-batches, GPUs without tokens."""
+    """Tensor, context, data, expert and pipeline parallelism, collectives in two levels, ZeRO, recomputation,
+    micro-batches, GPUs without tokens."""
     assert called(monkeypatch, "--ranks", "4", "--seed", "1", "--markdown") == 0
     found = capsys.readouterr().out.splitlines()
     chosen = covering(every_combination(4), 1)

@@ -86,3 +86,39 @@ def test_partial_attentions_join_by_their_log_sum_exps() -> None:
     assert torch.allclose(both[1], WHOLE[1] + np.log(2), rtol=1e-14, atol=0)
     assert torch.equal(merge_of("l", "softmax")(WHOLE, WHOLE)[0], 2 * WHOLE[0])
     assert torch.equal(merge_of("m", "max")(WHOLE, nothing)[1], WHOLE[1])
+
+
+AMOUNTS = np.array([[2, 0], [0, 0], [1, 3]])  # of three parts and two experts, the tokens that go there
+ROUTED = Format((("rc", torch.float64),), ("", ""), SIZES, {"c": 2}, AMOUNTS)
+ROWS = {(a, b): torch.arange(float(2 * AMOUNTS[a, b])).view(-1, 2) + 100 * a + 10 * b for a in range(3) for b in (0, 1)}
+
+
+def rows_of(first: tuple[int, ...], second: tuple[int, ...]) -> Fields:
+    """The rows of cells: those of an expert together."""
+    return (torch.cat([ROWS[a, b] for b in second for a in first]).double(),)
+
+
+@given(st.data())
+def test_any_rows_are_read_however_they_were_put(data: st.DataObject) -> None:
+    """Cells without a row are nowhere, and nobody misses them."""
+    store, lists = Store(), [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+    for first in data.draw(st.sampled_from([[(0, 1, 2)], [(0,), (1, 2)], [(0, 2)], [(0,), (2,)]])):
+        for second in data.draw(st.sampled_from([[(0, 1)], [(0,), (1,)]])):
+            store.put(KEY, Slab.of(ROUTED, first, second, rows_of(first, second)))
+    assert set(store.held[KEY]) == {(0, 0), (2, 0), (2, 1)}
+    first, second = data.draw(st.sampled_from(lists)), data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    assert same(store.read(KEY, ROUTED, first, second), rows_of(first, second))
+    store.add(KEY, Slab.of(ROUTED, (2,), (1,), rows_of((2,), (1,))), add)
+    store.add(KEY, Slab.of(ROUTED, (1,), (0, 1), rows_of((1,), (0, 1))), add)
+    assert same(store.take(KEY, ROUTED, (2,), (0, 1)), (torch.cat([ROWS[2, 0], 2 * ROWS[2, 1]]).double(),))
+    assert set(store.held[KEY]) == {(0, 0)}
+    with pytest.raises(Lacking, match=r"q \(2, 0\) of layer 0 is not there"):
+        store.read(KEY, ROUTED, (0, 2), (0, 1))
+
+
+def test_rows_of_an_expert_are_not_copied() -> None:
+    store, every = Store(), (0, 1, 2)
+    one = Slab.of(ROUTED, every, (0, 1), rows_of(every, (0, 1)))
+    store.put(KEY, one)
+    assert store.read(KEY, ROUTED, every, (1,))[0].data_ptr() == one.fields[0][3:].data_ptr()
+    assert store.read(KEY, ROUTED, (0, 2), (0, 1))[0].data_ptr() == one.fields[0].data_ptr()

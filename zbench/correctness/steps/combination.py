@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
-from operator import attrgetter
 
 import numpy as np
 
@@ -45,10 +44,13 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class StepCombination:
-    """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and
-    `expert_parallel` how many hold all experts together, 0: there are none; how tokens choose experts; stages of a
-    pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; ZeRO's stage, the level of recomputation, micro-batches, what a backward does with keys,
-    and lengths of sequences."""
+    """A combination of choices.
+
+    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
+    all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
+    of collectives, two of them over nodes of NODE GPUs each; ZeRO's stage, the level of recomputation, micro-batches,
+    what a backward does with keys, and lengths of sequences.
+    """
 
     tensor_parallel: int
     context_parallel: int
@@ -81,8 +83,8 @@ class StepCombination:
         )
 
     def can_be(self, ranks: int) -> bool:
-        """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held by
-        a stage's, several nodes in a stage where collectives have two levels."""
+        """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
+        by a stage's, several nodes in a stage where collectives have two levels."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
@@ -132,10 +134,10 @@ def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombinatio
     """
     order = np.random.default_rng(seed).permutation(len(every))
     names = [field.name for field in fields(StepCombination)]
-    columns = [
-        [CHOICES[name].index(value) for value in map(attrgetter(name), every)] for name in names  # type: ignore[attr-defined]
-    ]
-    table = np.array(columns).T[order]
+    numbers_of = [{value: at for at, value in enumerate(CHOICES[name])} for name in names]
+    table = np.array(
+        [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
+    ).T[order]
     sizes = [len(CHOICES[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
     numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)

@@ -1,6 +1,7 @@
 """The dense reference of executed steps: the network of the torch executor, in one process, by the names of a step.
 
-That of a model with experts, whose choices are given, is zbench.correctness.steps.dense_experts. Loss, gradients and updated parameters are those of torch's autograd and torch's fused AdamW.
+That of a model with experts, whose choices are given, is zbench.correctness.steps.dense_experts. Loss, gradients and
+updated parameters are those of torch's autograd and torch's fused AdamW.
 """
 
 from collections.abc import Mapping, Sequence

@@ -49,10 +49,10 @@ class Cuts:
 class RoutedRows:
     """The rows of routed tokens of a compute (zbench.runtime.steps.routed).
 
-    chosen: int64 [T, n], the experts of the tokens of t. tokens, inside: of each slice in the slot k, the numbers of the
-    tokens that go there, and which of their choices are of it, bool [these, n]. experts: of each in the slot e, its rows
-    of what its slice was sent, and as which choices. num_sent: the rows that the slices of these were sent. dtype: of
-    shares.
+    chosen: int64 [T, n], the experts of the tokens of t. tokens, inside: of each slice in the slot k, the numbers of
+    the tokens that go there, and which of their choices are of it, bool [these, n]. experts: of each in the slot e, its
+    rows of what its slice was sent, and as which choices. num_sent: the rows that the slices of these were sent. dtype:
+    of shares.
     """
 
     chosen: Tensor

@@ -1,9 +1,9 @@
 """Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward, v words, c hidden, k two (keys
-and values; gate and up), e and x experts, n those of a token, r rows of routed tokens. A parameter is cut into slices of
-tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of which
-a slice is cut along the one that formulas name.
+and values; gate and up), e and x experts, n those of a token, r rows of routed tokens. A parameter is cut into slices
+of tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of
+which a slice is cut along the one that formulas name.
 
 A tensor with amounts has rows: of a cell as many as the step says, cells with the same second part together.
 """

@@ -66,13 +66,12 @@ class BatchParts:
             if one.amounts is None:
                 continue
             if self.routed is None:
-                raise ValueError(f"the tokens of micro-batch {self.number} have no experts; tensor {one.name} takes some")
+                told = f"the tokens of micro-batch {self.number} have no experts"
+                raise ValueError(f"{told}; tensor {one.name} takes some")
             found = self.routed.amounts(one.axes[1]).reshape(-1)
             if not np.array_equal(found, one.amounts):
-                raise ValueError(
-                    f"the tokens of micro-batch {self.number} go to {one.axes[1]} as {found.tolist()}; tensor {one.name} "
-                    f"of the step has {one.amounts.tolist()}"
-                )
+                told = f"the tokens of micro-batch {self.number} go to {one.axes[1]} as {found.tolist()}"
+                raise ValueError(f"{told}; tensor {one.name} of the step has {one.amounts.tolist()}")
 
     @cached_property
     def routed(self) -> RoutedTokens | None:

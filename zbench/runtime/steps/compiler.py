@@ -91,7 +91,8 @@ class _Compiler:
             if self._process(src) != self.process:
                 return []
             layer = 0 if self.layout.tensors[what].layers == "none" else row[7]
-            return [Forget(src + self.first, what, layer, tuple(self._pairs(what, pairs_of(self.layout, what, row[4:6]))))]
+            cells = self._pairs(what, pairs_of(self.layout, what, row[4:6]))
+            return [Forget(src + self.first, what, layer, tuple(cells))]
         return [exchange] if exchange.sends or exchange.receives or exchange.copies else []
 
     def held_items(self, items: Items) -> dict[tuple[int, int, int], set[Cell]]:

@@ -13,8 +13,8 @@ Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 class Cells:
     """Cells of a tensor: all pairs of two lists of parts. layer: offset to the instance's, 0 of tensors of no layer.
 
-    An axis that the tensor has not is the list (0,). some: the pairs that there are, where these are not all: of a tensor
-    with amounts, those with a token.
+    An axis that the tensor has not is the list (0,). some: the pairs that there are, where these are not all: of a
+    tensor with amounts, those with a token.
     """
 
     tensor: int
