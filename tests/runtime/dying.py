@@ -1,18 +1,13 @@
-"""Processes that are killed, as by the system, when they come to a certain place, or that lose their messages."""
+"""Processes that are killed, as by the system, when they come to a certain place."""
 
 import os
 import signal
 from typing import Any
 
-from torch import Tensor
-
 from zbench.correctness.steps.rank import StepRank
-from zbench.runtime.handlers.messages import GlooMessages, StepMessages
 from zbench.runtime.job.job import Job
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.training.trainer import Trainer
-from zbench.runtime.transport.transport import Endpoint
-from zbench.step.operations import QUEUES
 
 
 class FatalBoard:
@@ -59,22 +54,3 @@ class DyingStep(StepRank):
         if rank == argument[0]:
             fatal: Any = FatalBoard(self.board, argument[1])
             self.board = fatal
-
-
-class LossyStep(StepRank):
-    """argument: the queue whose messages are counted and never leave."""
-
-    def _messages(self, ends: list[Endpoint]) -> StepMessages:
-        return _Lossy(ends, self.device, lost=QUEUES.index(self.way))
-
-
-class _Lossy(GlooMessages):
-    def __init__(self, ends: list[Endpoint], device: Any, lost: int) -> None:
-        super().__init__(ends, device)
-        self.lost = lost
-
-    def send(self, queue: int, data: Tensor, peer: int) -> None:
-        if queue != self.lost:
-            super().send(queue, data, peer)
-        else:
-            self._sent[peer] += 1

@@ -158,8 +158,12 @@ class Step:
         another stage there are the borders between both alone."""
         if tensor.layers == "none":
             return True
-        first, last = self.layers_of_stages[min(max(layer, 0), self.num_layers)].tolist()
-        return bool(first <= other <= last + (tensor.layers == "border"))
+        first, last = self._spans[min(max(layer, 0), self.num_layers)]
+        return first <= other <= last + (tensor.layers == "border")
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        return [(first, last) for first, last in self.layers_of_stages.tolist()]
 
     @property
     def is_staged(self) -> bool:

@@ -41,6 +41,8 @@ CHOICES = {
     "lengths": tuple(LENGTHS),
 }
 
+LAID_OUT = list(CHOICES).index("zero")  # the choices before it say what GPUs it takes, others can be with all of these
+
 
 @dataclass(frozen=True, slots=True)
 class StepCombination:
@@ -123,8 +125,11 @@ class StepCombination:
 
 def every_combination(ranks: int) -> list[StepCombination]:
     """Lists all combinations that can be on so many GPUs."""
-    found = [StepCombination(*one) for one in product(*CHOICES.values())]  # type: ignore[arg-type]
-    return [one for one in found if one.can_be(ranks)]
+    values = list(CHOICES.values())
+    degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
+    found = [(*one, *others[0]) for one in product(*degrees)]
+    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]  # type: ignore[arg-type]
+    return [StepCombination(*one, *other) for one in able for other in others]  # type: ignore[arg-type]
 
 
 def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombination]:

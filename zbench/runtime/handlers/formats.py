@@ -10,7 +10,7 @@ A tensor with amounts has rows: of a cell as many as the step says, cells with t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -38,6 +38,7 @@ _ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rk
 Fields = tuple[Tensor, ...]
 
 
+@cache
 def base_name(tensor: str) -> str:
     """Returns the name of what a tensor is made again of, or the gradient of, where it lies in memory like that."""
     name = tensor.rstrip("~")

@@ -11,6 +11,8 @@ from zbench.runtime.steps.presence import pairs_of
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.template import AT_HOME, Items, Step
 
+Slots = tuple[int, tuple[str, ...], tuple[Parts, ...]]  # a layout's number, the slots of a formula, the parts of each
+
 
 @dataclass
 class PreparedStep:
@@ -21,7 +23,7 @@ class PreparedStep:
     holder: tuple[int, ...]
     programs: Programs
     batches: tuple[BatchParts, ...]
-    contexts: dict[int, Context] = field(default_factory=dict)  # by the identity of a compute, made when first asked
+    contexts: dict[Slots, Context] = field(default_factory=dict)  # made when first asked for
 
     @staticmethod
     def of(
@@ -50,10 +52,11 @@ class PreparedStep:
         return [place for place, process in enumerate(self.holder) if process == self.process]
 
     def context(self, parts: BatchParts, one: Compute) -> Context:
-        """Returns the context of a compute."""
-        if id(one) not in self.contexts:
-            self.contexts[id(one)] = parts.context(one)
-        return self.contexts[id(one)]
+        """Returns the context of a compute, which is that of others with the same parts of the same slots."""
+        key = parts.number, parts.layout.formulas[one.formula].slots, one.slots
+        if key not in self.contexts:
+            self.contexts[key] = parts.context(one)
+        return self.contexts[key]
 
     def schedule(self) -> Iterator[tuple[TemplateProgram, Instruction | None, int]]:
         """Yields (template, instruction, layer) in the order of the step, of the instances that the process has a part
