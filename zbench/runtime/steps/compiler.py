@@ -69,7 +69,7 @@ class _Compiler:
         """Returns whether the process holds a place that operations name."""
         ops = self.template.operations
         collective = np.isin(ops.kind, (GATHER, REDUCE))
-        places = [ops.src, ops.dst[np.isin(ops.kind, (SEND, MOVE))]]
+        places = [ops.src.astype(np.int64), ops.dst[np.isin(ops.kind, (SEND, MOVE))].astype(np.int64)]
         places += [self.layout.lists[members] for members in np.unique(ops.dst[collective]).tolist()]
         places += [self.layout.tensors[tensor].home for tensor in np.unique(ops.what[collective]).tolist()]
         named = np.unique(np.concatenate(places))

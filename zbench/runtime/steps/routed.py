@@ -37,7 +37,7 @@ class RoutedTokens:
         else:
             goes = [self._to_slice(self.chosen, part).any(axis=1) for part in range(int(self.slices.max()) + 1)]
         counted = np.concatenate([np.zeros((1, len(goes)), np.int64), np.cumsum(np.stack(goes, axis=1), axis=0)])
-        return np.diff(counted[self._begin], axis=0)
+        return np.asarray(np.diff(counted[self._begin], axis=0), np.int64)
 
     def _to_slice(self, chosen: Ints, part: int) -> Flags:
         """Returns which choices are experts of a slice."""
