@@ -26,7 +26,8 @@ def between_nodes(step: Step) -> int:
 
 
 @pytest.mark.parametrize(
-    ("zero", "batches"), [("3", ([9, 7],)), ("2", ([1], [5])), ("1", ([1], [5])), ("none", ([3, 1],))]
+    ("zero", "batches"),
+    [("3", ([9, 7],)), ("2", ([1], [5])), ("1", ([1], [5])), ("none", ([3, 1],)), ("2", ([16], [1]))],
 )
 def test_exact(zero: str, batches: tuple[list[int], ...]) -> None:
     plans = [plan_of(lengths, 4, 4, first=at) for at, lengths in enumerate(batches)]

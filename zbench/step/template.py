@@ -10,6 +10,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.operations import Column32, Operations
+from zbench.step.tensor import Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
@@ -151,6 +152,18 @@ class Step:
         last = [*(first - 1 for first in self._firsts[1:]), self.num_layers - 1]
         which = [max(bisect_right(self._firsts, layer) - 1, 0) for layer in range(self.num_layers + 1)]
         return np.array([[self._firsts[at], last[at]] for at in which], np.int64)
+
+    def layer_exists(self, tensor: Tensor, layer: int, other: int) -> bool:
+        """Returns whether there is a tensor of layer `other` for an instance that is played for `layer`: of layers of
+        another stage there are the borders between both alone."""
+        if tensor.layers == "none":
+            return True
+        first, last = self._spans[min(max(layer, 0), self.num_layers)]
+        return first <= other <= last + (tensor.layers == "border")
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        return [(first, last) for first, last in self.layers_of_stages.tolist()]
 
     @property
     def is_staged(self) -> bool:

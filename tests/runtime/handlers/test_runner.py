@@ -1,19 +1,19 @@
 """Steps that no pass builds yet, plans of systems, and steps that are wrong, on two processes."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.steps import plan_of
 from tests.helpers.variants import FOLDER, Variant
 from tests.runtime.test_conformance import DEVICE
 from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL, StepCombination
-from zbench.correctness.steps.command import RANK, StepVerdict, judged_step
+from zbench.correctness.steps.combination import EXPERTS, MODEL, StepCombination
+from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -28,21 +28,14 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
-from zbench.step.template import StageStart, Step
+from zbench.step.template import Step
 from zbench.step.text import step_text
 
-RING = StepCombination(1, 2, 1, 1, "1", "none", 1, "carry", "uneven")
+RING = StepCombination(1, 2, 1, 1, 0, "even", 1, 1, "1", "none", 1, "carry", "uneven")
 COST = Cost(Cluster("test", 1, 2, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), MODEL)
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(2, RANK, "single", timeout=60) as ranks:
-            yield ranks
 
 
 def executed(fleet: LocalFleet, case: StepCase) -> StepVerdict:
@@ -82,6 +75,55 @@ def test_plans_of_systems(fleet: LocalFleet, name: str) -> None:
     assert executed(fleet, case).fault == ""
 
 
+def routed_case(lengths: list[list[int]], degree: int, seed: int, skew: float, zero: str = "3") -> StepCase:
+    """Experts over two ranks. Of each micro-batch the lengths."""
+    firsts = np.cumsum([0, *map(len, lengths)]).tolist()
+    plans = [plan_of(one, 2, 4, first=first) for one, first in zip(lengths, firsts, strict=False)]
+    how = ExpertParallel(degree, seed, skew)
+    step = whole_step(EXPERTS, plans, 1, zero, 1, "selective", how)
+    prove_step(step)
+    return StepCase.of(step, EXPERTS, plans, 1, seed, how)
+
+
+def to_slices(case: StepCase) -> np.ndarray:
+    """The tokens that go to each slice of the experts, of the first micro-batch."""
+    layout = case.step.layouts[0]
+    amounts = layout.tensors[layout.number["i"]].amounts
+    assert amounts is not None
+    return amounts.reshape(-1, len(layout.index["k"])).sum(axis=0)
+
+
+@pytest.mark.parametrize("zero", ["none", "2", "3"])
+def test_all_tokens_go_to_one_slice(fleet: LocalFleet, zero: str) -> None:
+    """One of two ranks has no row in any expert, and both of its experts have gradients of zeros."""
+    case = next(
+        case for seed in range(50) if 0 in to_slices(case := routed_case([[5, 3]], 2, seed, 50.0, zero)).tolist()
+    )
+    assert sorted(to_slices(case).tolist()) == [0, 8]
+    assert executed(fleet, case).fault == ""
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_one_token_in_all(fleet: LocalFleet, degree: int) -> None:
+    """In a micro-batch, and in a step: one rank has no token, and two of four experts have none.
+
+    The query of a step's only token has a gradient of rounding errors, which Adam divides by their size: that update is
+    no number to compare.
+    """
+    assert executed(fleet, routed_case([[1], [3]], degree, 0, 0.0)).fault == ""
+    case = routed_case([[1]], degree, 0, 0.0)
+    found, stated = fleet.call("run", case), stated_bytes(case.step)
+    assert judged_step(RING, [replace(one, parameters=0.0) for one in found], stated).fault == ""
+
+
+def test_sums_over_experts_have_the_same_bits_in_every_run(fleet: LocalFleet) -> None:
+    """Every rank's loss and its differences to the dense process, in three runs; of another draw they are others."""
+    case = routed_case([[9, 4], [6]], 2, 1, 1.0)
+    first, *others = (fleet.call("run", case) for _ in range(3))
+    assert others == [first, first]
+    assert first != fleet.call("run", routed_case([[9, 4], [6]], 2, 2, 1.0))
+
+
 def test_a_gradient_that_is_not_reduced_is_seen(fleet: LocalFleet) -> None:
     """The proof rejects the step, and executed it comes to wrong gradients."""
     case = RING.case(0)
@@ -118,6 +160,8 @@ def test_what_does_not_run_is_told() -> None:
     )
     with pytest.raises(ValueError, match="template forward has transfers encoded as int8; those that run have none"):
         prepared(read_step(encoded), case.tokens)
-    staged = replace(case.step, stages=(StageStart(0, 0), StageStart(1, 2)))
-    with pytest.raises(ValueError, match="the step has 2 stages; steps of 1 run on processes"):
-        prepared(staged, case.tokens)
+    routed, again = routed_case([[5, 3]], 2, 0, 1.0), routed_case([[5, 3]], 2, 1, 1.0)
+    with pytest.raises(ValueError, match="the tokens of micro-batch 0 have no experts; tensor p takes some"):
+        prepared(routed.step, (replace(routed.tokens[0], chosen=None),))
+    with pytest.raises(ValueError, match=r"of micro-batch 0 go to k as \[.*\]; tensor p of the step has \["):
+        prepared(routed.step, again.tokens)

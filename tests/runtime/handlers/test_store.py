@@ -42,15 +42,15 @@ def test_any_cells_are_read_however_they_were_put(data: st.DataObject) -> None:
         for second in data.draw(st.sampled_from([[(0, 1)], [(0,), (1,)]])):
             store.put(KEY, slab(first, second))
     first, second = data.draw(st.sampled_from(lists)), data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
-    assert same(store.read(KEY, first, second), cut(first, second))
+    assert same(store.read(KEY, FORMAT, first, second), cut(first, second))
 
 
 def test_what_lies_together_is_not_copied() -> None:
     store = Store()
     one = slab((0, 1, 2), (0, 1))
     store.put(KEY, one)
-    assert store.read(KEY, (0, 1, 2), (0, 1))[0] is one.fields[0]
-    assert store.read(KEY, (1, 2), (0, 1))[0].data_ptr() == one.fields[0][2:].data_ptr()
+    assert store.read(KEY, FORMAT, (0, 1, 2), (0, 1))[0] is one.fields[0]
+    assert store.read(KEY, FORMAT, (1, 2), (0, 1))[0].data_ptr() == one.fields[0][2:].data_ptr()
 
 
 def test_sums_are_joined_when_they_are_read_and_values_stay() -> None:
@@ -58,8 +58,8 @@ def test_sums_are_joined_when_they_are_read_and_values_stay() -> None:
     store.add(KEY, slab(*whole), add)
     store.add(KEY, slab(*whole), add)  # of the same cells
     store.add(KEY, slab((1,), (0, 1)), add)  # of some of them
-    assert same(store.read(KEY, (1,), (0, 1)), tuple(3 * one for one in cut((1,), (0, 1))))
-    assert same(store.read(KEY, (0, 2), (0, 1)), tuple(2 * one for one in cut((0, 2), (0, 1))))
+    assert same(store.read(KEY, FORMAT, (1,), (0, 1)), tuple(3 * one for one in cut((1,), (0, 1))))
+    assert same(store.read(KEY, FORMAT, (0, 2), (0, 1)), tuple(2 * one for one in cut((0, 2), (0, 1))))
     assert same(slab(*whole).fields, WHOLE)
 
 
@@ -67,11 +67,11 @@ def test_a_store_lacks_what_was_not_put_or_taken() -> None:
     store = Store()
     store.put(KEY, slab((0, 1), (0,)))
     with pytest.raises(Lacking, match=r"q \(2, 0\) of layer 0 is not there"):
-        store.read(KEY, (0, 2), (0,))
+        store.read(KEY, FORMAT, (0, 2), (0,))
     with pytest.raises(Lacking, match=r"q \(1, 0\) of layer 0 is there already"):
         store.put(KEY, slab((1,), (0,)))
     store.put(KEY, slab((1,), (0,)), over=True)
-    assert same(store.take(KEY, (0,), (0,)), cut((0,), (0,)))
+    assert same(store.take(KEY, FORMAT, (0,), (0,)), cut((0,), (0,)))
     with pytest.raises(Lacking, match=r"q \(0, 0\) of layer 0 is not there"):
         store.forget(KEY, [(0, 0)])
 
@@ -86,3 +86,39 @@ def test_partial_attentions_join_by_their_log_sum_exps() -> None:
     assert torch.allclose(both[1], WHOLE[1] + np.log(2), rtol=1e-14, atol=0)
     assert torch.equal(merge_of("l", "softmax")(WHOLE, WHOLE)[0], 2 * WHOLE[0])
     assert torch.equal(merge_of("m", "max")(WHOLE, nothing)[1], WHOLE[1])
+
+
+AMOUNTS = np.array([[2, 0], [0, 0], [1, 3]])  # of three parts and two experts, the tokens that go there
+ROUTED = Format((("rc", torch.float64),), ("", ""), SIZES, {"c": 2}, AMOUNTS)
+ROWS = {(a, b): torch.arange(float(2 * AMOUNTS[a, b])).view(-1, 2) + 100 * a + 10 * b for a in range(3) for b in (0, 1)}
+
+
+def rows_of(first: tuple[int, ...], second: tuple[int, ...]) -> Fields:
+    """The rows of cells: those of an expert together."""
+    return (torch.cat([ROWS[a, b] for b in second for a in first]).double(),)
+
+
+@given(st.data())
+def test_any_rows_are_read_however_they_were_put(data: st.DataObject) -> None:
+    """Cells without a row are nowhere, and nobody misses them."""
+    store, lists = Store(), [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+    for first in data.draw(st.sampled_from([[(0, 1, 2)], [(0,), (1, 2)], [(0, 2)], [(0,), (2,)]])):
+        for second in data.draw(st.sampled_from([[(0, 1)], [(0,), (1,)]])):
+            store.put(KEY, Slab.of(ROUTED, first, second, rows_of(first, second)))
+    assert set(store.held[KEY]) == {(0, 0), (2, 0), (2, 1)}
+    first, second = data.draw(st.sampled_from(lists)), data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    assert same(store.read(KEY, ROUTED, first, second), rows_of(first, second))
+    store.add(KEY, Slab.of(ROUTED, (2,), (1,), rows_of((2,), (1,))), add)
+    store.add(KEY, Slab.of(ROUTED, (1,), (0, 1), rows_of((1,), (0, 1))), add)
+    assert same(store.take(KEY, ROUTED, (2,), (0, 1)), (torch.cat([ROWS[2, 0], 2 * ROWS[2, 1]]).double(),))
+    assert set(store.held[KEY]) == {(0, 0)}
+    with pytest.raises(Lacking, match=r"q \(2, 0\) of layer 0 is not there"):
+        store.read(KEY, ROUTED, (0, 2), (0, 1))
+
+
+def test_rows_of_an_expert_are_not_copied() -> None:
+    store, every = Store(), (0, 1, 2)
+    one = Slab.of(ROUTED, every, (0, 1), rows_of(every, (0, 1)))
+    store.put(KEY, one)
+    assert store.read(KEY, ROUTED, every, (1,))[0].data_ptr() == one.fields[0][3:].data_ptr()
+    assert store.read(KEY, ROUTED, (0, 2), (0, 1))[0].data_ptr() == one.fields[0].data_ptr()

@@ -10,22 +10,39 @@ from tests.helpers.steps import MODEL, plan_of
 from tests.step.test_small_steps import OFFLOAD
 from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.runtime.steps.compiler import blocks, compile_step
-from zbench.runtime.steps.instructions import Compute, Exchange, Forget, TemplateProgram, holders
+from zbench.runtime.steps.instructions import Compute, Exchange, Forget, Programs, TemplateProgram, holders
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step
 
-CASES = [(1, 3, "3", "none"), (2, 2, "none", "full"), (2, 1, "1", "none"), (1, 4, "2", "selective")]
+# Tensor parallelism, ranks, ZeRO's stage, recomputation, stages of a pipeline.
+CASES = [(1, 3, "3", "none", 1), (2, 2, "none", "full", 2), (2, 1, "1", "none", 3), (1, 2, "2", "selective", 2)]
+THREE = replace(MODEL, num_layers=3)
 
 
-def step_of(degree: int, ranks: int, zero: str, recompute: str) -> Step:
-    plans = [plan_of(lengths, ranks, 4 // degree, "carry", 1, 2 * at) for at, lengths in enumerate(([9, 4], [1, 2]))]
-    return whole_step(MODEL, plans, degree, zero, 1, recompute)
+def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int) -> Step:
+    batches = ([9, 4], [1, 2], [3, 1])
+    plans = [plan_of(lengths, ranks, 4 // degree, "carry", 1, 2 * at) for at, lengths in enumerate(batches)]
+    return whole_step(THREE, plans, degree, zero, 1, recompute, stages=stages)
 
 
-def compiled(step: Step) -> list[tuple[TemplateProgram, ...]]:
+def compiled(step: Step) -> list[Programs]:
     return [compile_step(step, process, holders(step)) for process in range(step.num_gpus)]
+
+
+def played(step: Step, programs: Programs) -> list[tuple[int, Exchange]]:
+    """The exchanges of a process in the order of the step, without those of layers that are not there."""
+    found = []
+    for instance in step.order:
+        program = programs[instance.template, instance.place]
+        tensors = step.layouts[program.layout].tensors
+        for layer in instance.layers:
+            for one in exchanges(program):
+                cells = (*one.sends, *one.receives, *one.copies)[0].cells
+                if step.layer_exists(tensors[cells.tensor], layer, layer + cells.layer):
+                    found.append((layer, one))
+    return found
 
 
 def exchanges(program: TemplateProgram) -> list[Exchange]:
@@ -33,32 +50,38 @@ def exchanges(program: TemplateProgram) -> list[Exchange]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_sent_is_received_in_the_same_order(case: tuple[int, int, str, str]) -> None:
-    """Messages between two processes have no names but their order, over NCCL."""
-    programs = compiled(step_of(*case))
+def test_what_is_sent_is_received_in_the_same_order(case: tuple[int, int, str, str, int]) -> None:
+    """Messages between two processes have no names but their order: of the whole step, whatever stages they are in."""
+    step = step_of(*case)
+    order = [played(step, programs) for programs in compiled(step)]
     messages = 0
-    for one, other in permutations(range(len(programs)), 2):
-        for mine, theirs in zip(programs[one], programs[other], strict=True):
-            sent = [(e.queue, e.takes, p.cells) for e in exchanges(mine) for p in e.sends if p.peer == other]
-            received = [(e.queue, e.takes, p.cells) for e in exchanges(theirs) for p in e.receives if p.peer == one]
-            assert sent == received
-            messages += len(sent)
+    for one, other in permutations(range(len(order)), 2):
+        sent = [(at, e.queue, e.takes, p) for at, e in order[one] for p in e.sends if p.peer == other]
+        received = [(at, e.queue, e.takes, p) for at, e in order[other] for p in e.receives if p.peer == one]
+        assert [(*rest, p.cells, p.src, p.dst) for *rest, p in sent] == [
+            (*rest, p.cells, p.src, p.dst) for *rest, p in received
+        ]
+        messages += len(sent)
     assert messages > 0
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_compute_is_on_the_process_of_its_place(case: tuple[int, int, str, str]) -> None:
+def test_every_compute_is_on_the_process_of_its_place(case: tuple[int, int, str, str, int]) -> None:
+    """A template that is played from a place is all of it on the processes from there on, and nothing on others."""
     step = step_of(*case)
     programs = compiled(step)
-    for number, template in enumerate(step.templates):
-        wanted = np.bincount(template.operations.src[template.operations.kind == COMPUTE], minlength=step.num_gpus)
-        found = [sum(isinstance(x, Compute) for x in mine[number].instructions) for mine in programs]
-        assert found == wanted.tolist()
+    assert len({place for _, place in programs[0]}) == case[-1]
+    for number, place in programs[0]:
+        ops = step.templates[number].operations
+        wanted = np.bincount(place + ops.src[ops.kind == COMPUTE], minlength=step.num_gpus)
+        computes = [[x for x in mine[number, place].instructions if isinstance(x, Compute)] for mine in programs]
+        assert [len(mine) for mine in computes] == wanted.tolist()
+        assert all(x.place == process for process, mine in enumerate(computes) for x in mine)
 
 
 def test_what_is_not_left_is_forgotten_once_after_its_last_use() -> None:
-    step, names = step_of(2, 2, "3", "none"), set()
-    for program in (program for mine in compiled(step) for program in mine):
+    step, names = step_of(2, 2, "3", "none", 1), set()
+    for program in (program for mine in compiled(step) for program in mine.values()):
         gone = set()
         for one in program.instructions:
             if isinstance(one, Forget):
@@ -84,6 +107,6 @@ def test_host_memory_is_held_by_the_first_process_of_its_node() -> None:
     assert holders(replace(step, num_gpus=4, num_hosts=2)) == (0, 1, 2, 3, 0, 2)
     with pytest.raises(ValueError, match="2 host memories for 3 GPUs; to run it takes as many GPUs a node"):
         holders(replace(step, num_gpus=3, num_hosts=2))
-    copies = [e.copies for program in compiled(step)[0] for e in exchanges(program)]
+    copies = [e.copies for program in compiled(step)[0].values() for e in exchanges(program)]
     assert [(one[0].src, one[0].dst) for one in copies] == [(0, 1), (1, 0)]
     assert stated_bytes(step) == [{"host": (2 * 3 * 32, 2 * 3 * 32)}]

@@ -9,6 +9,8 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
 
 
@@ -24,14 +26,37 @@ class StepCase:
     seed: int = 0
 
     @staticmethod
-    def of(step: Step, model: Model, plans: Sequence[Plan], degree: int, seed: int = 0) -> "StepCase":
-        """Returns a step of plans for groups of `degree` GPUs, with words that are drawn."""
+    def of(
+        step: Step,
+        model: Model,
+        plans: Sequence[Plan],
+        degree: int,
+        seed: int = 0,
+        experts: ExpertParallel = TOGETHER,
+    ) -> "StepCase":
+        """Returns a step of plans for groups of `degree` GPUs, with words that are drawn. experts: as the step has
+        them."""
         rng = np.random.default_rng(seed)
         lengths = {
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
-        return StepCase(step, model, tuple(TokenParts.of(plan, degree) for plan in plans), words, seed)
+        tokens = []
+        for number, plan in enumerate(plans):
+            routing = PlanParts(plan, model, degree, experts, number).routing
+            tokens.append(TokenParts.of(plan, degree, routing.chosen if routing else None))
+        return StepCase(step, model, tuple(tokens), words, seed)
+
+    def routes(self) -> dict[int, Ints]:
+        """Returns the experts of every token of every sequence, by its number; nothing of a model without experts."""
+        found: dict[int, Ints] = {}
+        for one in self.tokens:
+            if one.chosen is not None:
+                sequence, position = one.rows(tuple(range(len(one.sizes))))
+                for number in one.numbers.tolist():
+                    mine = sequence == number
+                    found[number] = one.chosen[mine][np.argsort(position[mine])]
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
+from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
@@ -14,33 +15,53 @@ from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import LEVELS
+from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.passes.zero import STAGES
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
+EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
+SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
+NODE = 2  # GPUs, where collectives have two levels
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
 CHOICES = {
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
+    "expert_parallel": (0, 1, 2, 4),
+    "routing": tuple(SKEWS),
+    "stages": (1, 2, 3),
+    "levels": (1, 2),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
-    "micro_batches": (1, 2),
+    "micro_batches": (1, 2, 3),
     "backward": MODES,
     "lengths": tuple(LENGTHS),
 }
 
+LAID_OUT = list(CHOICES).index("zero")  # the choices before it say what GPUs it takes, others can be with all of these
+
 
 @dataclass(frozen=True, slots=True)
 class StepCombination:
-    """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads; ZeRO's
-    stage, the level of recomputation, micro-batches, what a backward does with keys, and lengths of sequences."""
+    """A combination of choices.
+
+    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
+    all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
+    of collectives, two of them over nodes of NODE GPUs each; ZeRO's stage, the level of recomputation, micro-batches,
+    what a backward does with keys, and lengths of sequences.
+    """
 
     tensor_parallel: int
     context_parallel: int
     data_parallel: int
     heads_exchanged: int
+    expert_parallel: int
+    routing: str
+    stages: int
+    levels: int
     zero: str
     recompute: str
     micro_batches: int
@@ -50,30 +71,49 @@ class StepCombination:
     @property
     def num_gpus(self) -> int:
         """The GPUs that it takes."""
-        return self.tensor_parallel * self.context_parallel * self.data_parallel
+        return self.tensor_parallel * self.context_parallel * self.data_parallel * self.stages
 
     def __str__(self) -> str:
-        degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel}"
+        degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel} pp{self.stages}"
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
+        if self.expert_parallel:
+            degrees += f" ep{self.expert_parallel} {self.routing}"
+        exchange += " two levels" if self.levels > 1 else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
         )
 
     def can_be(self, ranks: int) -> bool:
-        """Returns whether it can be on so many GPUs: no more than these, and heads exchanged among a ring's."""
-        return self.num_gpus <= ranks and self.context_parallel % self.heads_exchanged == 0
+        """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
+        by a stage's, several nodes in a stage where collectives have two levels."""
+        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
+        return (
+            self.num_gpus <= ranks
+            and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
+            and self.context_parallel % self.heads_exchanged == 0
+            and (of_stage % experts == 0 if experts else self.routing == "even")
+        )
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        step = whole_step(MODEL, plans, self.tensor_parallel, self.zero, 1, self.recompute)
-        return StepCase.of(step, MODEL, plans, self.tensor_parallel, seed)
+        model = EXPERTS if self.expert_parallel else MODEL
+        experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
+        degree = self.tensor_parallel
+        step = whole_step(model, plans, degree, self.zero, 1, self.recompute, experts, self.stages)
+        step = in_two_levels(step, NODE) if self.levels > 1 else step
+        return StepCase.of(step, model, plans, degree, seed, experts)
+
+    def _lengths(self, number: int) -> Ints:
+        """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""
+        every = LENGTHS[self.lengths]
+        return np.array(every[number % len(every) :], np.int64)
 
     def _plan(self, number: int) -> Plan:
         """Returns the plan of a micro-batch: data-parallel groups, in each a ring of groups that exchange heads."""
-        lengths = np.array(LENGTHS[self.lengths][number:], np.int64)
-        before = sum(len(LENGTHS[self.lengths][other:]) for other in range(number))
+        lengths = self._lengths(number)
+        before = sum(len(self._lengths(other)) for other in range(number))
         every = np.arange(len(lengths))
         ranks = self.data_parallel * self.context_parallel
         builder = Builder(lengths, ranks, MODEL.num_heads // self.tensor_parallel, sequences=before + every)
@@ -85,8 +125,11 @@ class StepCombination:
 
 def every_combination(ranks: int) -> list[StepCombination]:
     """Lists all combinations that can be on so many GPUs."""
-    found = [StepCombination(*one) for one in product(*CHOICES.values())]  # type: ignore[arg-type]
-    return [one for one in found if one.can_be(ranks)]
+    values = list(CHOICES.values())
+    degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
+    found = [(*one, *others[0]) for one in product(*degrees)]
+    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]  # type: ignore[arg-type]
+    return [StepCombination(*one, *other) for one in able for other in others]  # type: ignore[arg-type]
 
 
 def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombination]:
@@ -96,9 +139,10 @@ def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombinatio
     """
     order = np.random.default_rng(seed).permutation(len(every))
     names = [field.name for field in fields(StepCombination)]
+    numbers_of = [{value: at for at, value in enumerate(CHOICES[name])} for name in names]
     table = np.array(
-        [[CHOICES[name].index(value) for name, value in zip(names, astuple(every[at]), strict=True)] for at in order]
-    )
+        [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
+    ).T[order]
     sizes = [len(CHOICES[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
     numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)

@@ -1,6 +1,7 @@
 """The dense reference of executed steps: the network of the torch executor, in one process, by the names of a step.
 
-Loss, gradients and updated parameters are those of torch's autograd and torch's fused AdamW.
+That of a model with experts, whose choices are given, is zbench.correctness.steps.dense_experts. Loss, gradients and
+updated parameters are those of torch's autograd and torch's fused AdamW.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.correctness.steps.dense_experts import OUTSIDE, expert_step
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.training.dense import dense_loss
-
-OUTSIDE = ("we", "gl", "wh")
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,15 @@ class DenseStep:
 def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
     """Draws parameters by the names of a step, whole, float64: large enough that attention and logits are uneven."""
     h, d, f, v, c = model.num_heads, model.head_dim, model.ffn_hidden, model.vocab, model.hidden
+    experts = model.num_experts
     shapes = {
-        "g1": (c,), "wq": (h, d, c), "wkv": (model.num_kv_heads, 2, d, c), "wo": (h, d, c), "g2": (c,), "wz": (2, f, c),
-        "wd": (f, c), "we": (v, c), "gl": (c,), "wh": (v, c),
+        "g1": (c,), "wq": (h, d, c), "wkv": (model.num_kv_heads, 2, d, c), "wo": (h, d, c), "g2": (c,),
+        "we": (v, c), "gl": (c,), "wh": (v, c),
     }  # fmt: skip
+    if experts > 1:
+        shapes |= {"wr": (experts, c), "ez": (experts, 2, f, c), "ed": (experts, f, c)}
+    else:
+        shapes |= {"wz": (2, f, c), "wd": (f, c)}
     found = {}
     for name, shape in shapes.items():
         rng = np.random.default_rng([seed, *name.encode()])
@@ -43,13 +48,25 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def dense_step(model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints]) -> DenseStep:
-    """Returns a step of whole sequences; the target of a sequence's last token is token 0."""
+def dense_step(
+    model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints], routes: Sequence[Ints]
+) -> DenseStep:
+    """Returns a step of whole sequences; the target of a sequence's last token is token 0. routes: the experts of their
+    tokens, of a model that has some."""
+    num_tokens = sum(len(one) for one in sequences)
+    if model.num_experts > 1:
+        total, gradients = expert_step(model, weights, sequences, routes)
+        updated = {
+            name: _updated(value, gradients[name] / num_tokens)
+            if name in OUTSIDE
+            else torch.stack([_updated(*one) for one in zip(value, gradients[name] / num_tokens, strict=True)])
+            for name, value in weights.items()
+        }
+        return DenseStep(total, gradients, updated)
     plain = replace(model, recompute="none")
     named = _named(model, weights)
     loss, gradients = dense_loss(plain, named, sequences)
     after = {name: _updated(value, gradients[name]) for name, value in named.items()}
-    num_tokens = sum(len(one) for one in sequences)
     summed = {name: value * num_tokens for name, value in gradients.items()}
     return DenseStep(loss * num_tokens, _by_step(model, summed), _by_step(model, after))
 

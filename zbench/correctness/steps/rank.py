@@ -76,11 +76,21 @@ class StepRank:
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same."""
-        same = (case.seed, replace(case.model), [ids.tolist() for _, ids in sorted(case.sequences.items())])
+        routes = case.routes()
+        data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
+        same = (case.seed, replace(case.model), data)
         if self.known is None or self.known[0] != same:
             weights = drawn_weights(case.model, case.seed)
-            ids = [case.sequences[number] for number in sorted(case.sequences)]
-            self.known = (same, weights, dense_step(case.model, weights, ids))
+            found: list[DenseStep | None] = [None]
+            if self.rank == 0:  # the others are told what it comes to
+                ids = [case.sequences[number] for number in sorted(case.sequences)]
+                chosen = [routes[number] for number in sorted(routes)]
+                found = [dense_step(case.model, weights, ids, chosen)]
+            self.board.wait("the dense reference")
+            dist.broadcast_object_list(found, 0, self.group)
+            self.board.resume()
+            assert found[0] is not None, "process 0 has told it"
+            self.known = (same, weights, found[0])
         return self.known[1], self.known[2]
 
     def _ends(self) -> list[Endpoint]:
@@ -95,17 +105,17 @@ class StepRank:
     def _parameters(self, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> tuple[float, float | None]:
         """Returns the largest difference of parameters after the update, and the loss where it is here."""
         parts, worst, loss = prepared.batches[0], 0.0, None
-        for tensor, places, first, second in items_of(prepared, prepared.step.ends):
+        for tensor, layer, places, first, second in items_of(prepared, prepared.step.ends):
             one = parts.layout.tensors[tensor]
-            for layer in range(prepared.step.num_layers) if one.layers == "layer" else (0,):
-                for place in places:
-                    found = runner.stores[place].read(parts.key(tensor, layer), first, second)[0]
-                    if one.name == "loss":
-                        loss = float(found)
-                        continue
-                    name = one.name.removeprefix("s")
-                    want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
-                    worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
+            for place in places:
+                store, of = runner.stores[place], parts.formats[tensor]
+                found = store.read(parts.key(tensor, layer), of, first, second)[0]
+                if one.name == "loss":
+                    loss = float(found)
+                    continue
+                name = one.name.removeprefix("s")
+                want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
+                worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
         return worst, loss
 
     def _gradients(self, noted: _Noted, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> float:

@@ -34,7 +34,9 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
 def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Parts], of: tuple[Store, int]) -> Fields:
     """Returns the fields of an operand."""
     store, layer = of
-    found = store.read(parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second)
+    found = store.read(
+        parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second
+    )
     if parts.slices.is_cut(cells.tensor):
         (axis,) = ref.axes
         return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)
@@ -82,7 +84,8 @@ def _write(
 def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     """Updates a parameter and its state, of what was there before."""
     weight, state, gradient = (
-        (parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second) for cells in one.reads
+        (parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second)
+        for cells in one.reads
     )
     given: Tensor = store.read(*gradient)[0]
     after = parts.machine.update(weight[0][0], store.read(*state), given)

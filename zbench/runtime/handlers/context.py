@@ -14,6 +14,7 @@ from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
 from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.steps.routed import RoutedTokens
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.transformer import rope
 from zbench.step.layout import StepLayout
@@ -45,12 +46,30 @@ class Cuts:
 
 
 @dataclass(frozen=True)
+class RoutedRows:
+    """The rows of routed tokens of a compute (zbench.runtime.steps.routed).
+
+    chosen: int64 [T, n], the experts of the tokens of t. tokens, inside: of each slice in the slot k, the numbers of
+    the tokens that go there, and which of their choices are of it, bool [these, n]. experts: of each in the slot e, its
+    rows of what its slice was sent, and as which choices. num_sent: the rows that the slices of these were sent. dtype:
+    of shares.
+    """
+
+    chosen: Tensor
+    tokens: tuple[Tensor, ...]
+    inside: tuple[Tensor, ...]
+    experts: tuple[tuple[Tensor, Tensor], ...]
+    num_sent: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Context:
     """The context of a compute.
 
     turns: cosine and sine of the positions of t, [T, D / 2] each. tokens, targets: int64 [T], as words of the slot v:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
-    attend. kernel: the attention kernel.
+    attend. kernel: the attention kernel. routed: of a formula of routed tokens.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -60,6 +79,7 @@ class Context:
     heads: KvHeads
     cuts: Cuts | None
     kernel: Kernel
+    routed: RoutedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,7 @@ class Contexts:
     words: TokenWords
     kernel: Kernel
     device: torch.device
+    routed: RoutedTokens | None = None
 
     def of(self, slots: Mapping[str, Parts]) -> Context:
         """Returns the context of a compute. slots: the parts of each slot."""
@@ -92,6 +113,7 @@ class Contexts:
             heads,
             cuts,
             self.kernel,
+            self._routed(slots),
         )
 
     def _tensor(self, array: Ints) -> Tensor:
@@ -119,6 +141,23 @@ class Contexts:
         if each * len(kv_heads) == len(reads) and (reads == np.arange(len(reads)) // max(1, each)).all():
             return KvHeads(None, len(kv_heads))
         return KvHeads(self._tensor(reads), len(kv_heads))
+
+    def _routed(self, slots: Mapping[str, Parts]) -> RoutedRows | None:
+        """Returns the rows of routed tokens, None of a formula without such."""
+        if self.routed is None or "t" not in slots or not {"k", "e"} & slots.keys():
+            return None
+        parts = slots["t"]
+        goes = [self.routed.to_slice(parts, one) for one in slots.get("k", ())]
+        experts = slots.get("e", ())
+        sent = [self.routed.to_slice(parts, one)[0] for one in np.unique(self.routed.slices[list(experts)]).tolist()]
+        return RoutedRows(
+            self._tensor(self.routed.of(parts)),
+            tuple(self._tensor(tokens) for tokens, _ in goes),
+            tuple(torch.from_numpy(inside).to(self.device) for _, inside in goes),
+            tuple((self._tensor(rows), self._tensor(to)) for rows, to in self.routed.to_experts(parts, experts)),
+            sum(len(tokens) for tokens in sent),
+            DTYPES[self.model.lse_bytes],
+        )
 
     def _cuts(self, queries: Parts, keys: Parts) -> Cuts:
         (found,) = self.tokens.segments([(queries, keys)])

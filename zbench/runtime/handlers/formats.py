@@ -1,15 +1,19 @@
-"""Formats of a dense layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
+"""Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward, v words, c hidden, k two (keys
-and values; gate and up). A parameter is cut into slices of tensor parallelism (j) and flat shards of these (z); whole,
-it has the axes that WHOLE says, of which a slice is cut along the one that formulas name.
+and values; gate and up), e and x experts, n those of a token, r rows of routed tokens. A parameter is cut into slices
+of tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of
+which a slice is cut along the one that formulas name.
+
+A tensor with amounts has rows: of a cell as many as the step says, cells with the same second part together.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,27 +21,31 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.memory import DTYPES, bytes_of
-from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.steps.instructions import Cell, Parts
 from zbench.step.layout import StepLayout
 
 WHOLE: Mapping[str, str] = {
     "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
-    "gl": "c",
+    "gl": "c", "wr": "xc", "ez": "ekfc", "ed": "efc",
 }  # fmt: skip
 # Fields of tensors of tokens; a capital first: in the dtype of log-sum-exps. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
-    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",),
+    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",),
 }  # fmt: skip
+# Of tensors of routed tokens; others have hidden activations, too.
+_ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rkf",), "u": ("rf",), "v": ("rc",)}
 Fields = tuple[Tensor, ...]
 
 
+@cache
 def base_name(tensor: str) -> str:
     """Returns the name of what a tensor is made again of, or the gradient of, where it lies in memory like that."""
     name = tensor.rstrip("~")
-    if name in _FIELDS or name in WHOLE:
+    known = (_FIELDS, _ROUTED, WHOLE)
+    if any(name in one for one in known):
         return name
-    return name[1:] if name[:1] in ("d", "s") and (name[1:] in _FIELDS or name[1:] in WHOLE) else name
+    return name[1:] if name[:1] in ("d", "s") and any(name[1:] in one for one in known) else name
 
 
 def product_axes(tensor: str) -> str:
@@ -49,16 +57,26 @@ def product_axes(tensor: str) -> str:
 @dataclass(frozen=True)
 class Format:
     """The format of a tensor. fields: the axes of each field and its dtype. where: of both axes that it is cut
-    along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes."""
+    along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes.
+    amounts: of a tensor that has them, the rows of each cell, int64 [parts of the first, of the second]."""
 
     fields: tuple[tuple[str, torch.dtype], ...]
     where: tuple[str, str]
     sizes: tuple[Ints, Ints]
     dims: Mapping[str, int]
+    amounts: Ints | None = None
+
+    def pairs(self, first: Parts, second: Parts) -> list[Cell]:
+        """Lists the cells of two lists that there are, as they follow one another where they have rows."""
+        if self.amounts is None:
+            return [(a, b) for a in first for b in second]
+        return [(a, b) for b in second for a in first if self.amounts[a, b]]
 
     def shape(self, field: int, first: Parts, second: Parts) -> tuple[int, ...]:
         """Returns the shape of a field for the cells of two lists."""
         cut = {}
+        if self.amounts is not None:
+            cut["r"] = int(self.amounts[np.ix_(first, second)].sum())
         for letter, sizes, parts in zip(self.where, self.sizes, (first, second), strict=True):
             if letter:
                 cut[letter] = int(sizes[list(parts)].sum())
@@ -112,15 +130,21 @@ class Formats:
             own = ("".join(letters) or WHOLE[name], dtype)
             fields: tuple[tuple[str, torch.dtype], ...] = (own, own) if state else (own,)
         else:
-            fields = tuple(
-                (axes.removeprefix("L"), lse if axes.startswith("L") else element)
-                for axes in _FIELDS.get(name, ("tc",))
-            )
-        where = [*letters, "", ""][:2]
-        none = torch.ones(1, dtype=torch.int64).numpy()
+            mine = _FIELDS.get(name, ("tc",)) if tensor.amounts is None else _ROUTED.get(name, ("rc",))
+            fields = tuple((axes.removeprefix("L"), lse if axes.startswith("L") else element) for axes in mine)
+        where = [*letters, "", ""][:2] if tensor.amounts is None else ["", ""]
+        none = np.ones(1, np.int64)
         return Format(
             fields,
             (where[0], where[1]),
             ((*sizes, none, none)[0], (*sizes, none, none)[1]),
-            {"c": self.model.hidden, "d": self.model.head_dim, "k": 2},
+            self._dims(),
+            None if tensor.amounts is None else tensor.amounts.reshape(self.layout.shape(number)),
         )
+
+    def _dims(self) -> Mapping[str, int]:
+        one = self.model
+        return {
+            "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.ffn_hidden, "x": one.num_experts,
+            "n": one.experts_per_token,
+        }  # fmt: skip

@@ -1,4 +1,5 @@
-"""The functions of a dense layer's formulas in torch, for all parts of an operation at once.
+"""The functions of a dense layer's formulas in torch, for all parts of an operation at once; those of an expert layer
+are in zbench.runtime.handlers.experts.
 
 Elementwise work and attention are the executor's (zbench.runtime.kernels). Axes as in zbench.runtime.handlers.formats.
 A function takes its operands in the formula's order, each as its first field or, of o, e and l, as all of its fields;
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from zbench.cost.loss import chunk_rows
 from zbench.runtime.handlers.context import Context
+from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
 from zbench.runtime.kernels.elementwise import gated, gated_back, normed, normed_back, rotate, wide
 from zbench.runtime.kernels.memory import add, output_of
@@ -163,6 +165,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
     "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
+    **ROUTED_FUNCTIONS,
 })  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from zbench.describe.model import Model
@@ -15,6 +16,7 @@ from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.handlers.store import Key
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.steps.instructions import Compute
+from zbench.runtime.steps.routed import RoutedTokens
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.layout import StepLayout
 
@@ -49,6 +51,7 @@ class BatchParts:
                 f"the tokens of micro-batch {self.number} are in parts of {self.tokens.sizes.tolist()}; the step has "
                 f"parts of {sizes.tolist()}"
             )
+        self._check_routed()
         known = {*FUNCTIONS, UPDATE, ""}
         for formula in self.layout.formulas:
             for term in formula.terms:
@@ -56,6 +59,27 @@ class BatchParts:
                     raise ValueError(
                         f"formula {formula} has function {term.function}; those that run are {', '.join(FUNCTIONS)}"
                     )
+
+    def _check_routed(self) -> None:
+        """Raises ValueError where tokens have no experts, or other ones than the step counts."""
+        for one in self.layout.tensors:
+            if one.amounts is None:
+                continue
+            if self.routed is None:
+                told = f"the tokens of micro-batch {self.number} have no experts"
+                raise ValueError(f"{told}; tensor {one.name} takes some")
+            found = self.routed.amounts(one.axes[1]).reshape(-1)
+            if not np.array_equal(found, one.amounts):
+                told = f"the tokens of micro-batch {self.number} go to {one.axes[1]} as {found.tolist()}"
+                raise ValueError(f"{told}; tensor {one.name} of the step has {one.amounts.tolist()}")
+
+    @cached_property
+    def routed(self) -> RoutedTokens | None:
+        """The experts of the tokens, None where they have none."""
+        if self.tokens.chosen is None:
+            return None
+        slices = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == ("k", "e"))
+        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices)
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:
@@ -68,7 +92,7 @@ class BatchParts:
         model = self.machine.model
         dims = {
             "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
-            "f": model.ffn_hidden, "v": model.vocab,
+            "f": model.ffn_hidden, "v": model.vocab, "e": model.num_experts, "x": model.num_experts,
         }  # fmt: skip
         return ParameterSlices(self.layout, dims)
 
@@ -81,8 +105,9 @@ class BatchParts:
     def context(self, one: Compute) -> Context:
         """Returns the context of a compute."""
         formula = self.layout.formulas[one.formula]
+        machine = self.machine
         contexts = Contexts(
-            self.layout, self.machine.model, self.tokens, self.words, self.machine.kernel, self.machine.device
+            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed
         )
         return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
 

@@ -1,4 +1,5 @@
-"""Whole parameters and their cells: a slice of tensor parallelism lies flat, cut into shards where the step says."""
+"""Whole parameters and their cells: a slice of tensor parallelism, or of the experts, lies flat, cut into shards where
+the step says."""
 
 from dataclasses import dataclass
 from math import prod
@@ -28,21 +29,22 @@ class ParameterSlices:
         name = base_name(one.name)
         if name not in WHOLE or not one.axes:
             return False
-        if one.axes != ("j", f"z{name}"):
+        slices = "k" if "e" in WHOLE[name] else "j"
+        if one.axes != (slices, f"z{name}"):
             cut = ", ".join(one.axes)
             raise ValueError(
-                f"tensor {one.name} is cut along {cut}; parameters that run take slices j and shards z{name}"
+                f"tensor {one.name} is cut along {cut}; parameters that run take slices {slices} and shards z{name}"
             )
         return True
 
     def axis(self, name: str) -> tuple[int, str]:
         """Returns the axis of a whole parameter that slices are cut along, and its letter."""
-        letter = next(one for one in WHOLE[name] if one in "hgfv")
+        letter = next(one for one in WHOLE[name] if one in "ehgfv")
         return WHOLE[name].index(letter), letter
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a slice."""
-        degree = len(self.layout.index["j"])
+        degree = len(self.layout.index[self.layout.tensors[self.layout.number[name]].axes[0]])
         letter = self.axis(name)[1]
         return tuple(self.dims[one] // (degree if one == letter else 1) for one in WHOLE[name])
 

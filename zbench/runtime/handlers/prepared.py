@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from zbench.runtime.handlers.context import Context, TokenWords
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
 from zbench.runtime.steps.compiler import blocks, compile_step
-from zbench.runtime.steps.instructions import Compute, Forget, Instruction, Parts, TemplateProgram, holders
+from zbench.runtime.steps.instructions import Compute, Forget, Instruction, Parts, Programs, TemplateProgram, holders
 from zbench.runtime.steps.presence import pairs_of
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.template import AT_HOME, Items, Step
+
+Slots = tuple[int, tuple[str, ...], tuple[Parts, ...]]  # a layout's number, the slots of a formula, the parts of each
 
 
 @dataclass
@@ -19,9 +21,9 @@ class PreparedStep:
     step: Step
     process: int
     holder: tuple[int, ...]
-    programs: tuple[TemplateProgram, ...]
+    programs: Programs
     batches: tuple[BatchParts, ...]
-    contexts: dict[int, Context] = field(default_factory=dict)  # by the identity of a compute, made when first asked
+    contexts: dict[Slots, Context] = field(default_factory=dict)  # made when first asked for
 
     @staticmethod
     def of(
@@ -30,11 +32,8 @@ class PreparedStep:
         """Prepares a step. tokens, words: of every layout.
 
         Raises:
-            ValueError: a formula has a function that does not run, a transfer is encoded, the step has stages, or
-                tokens do not fit.
+            ValueError: a formula has a function that does not run, a transfer is encoded, or tokens do not fit.
         """
-        if step.is_staged:
-            raise ValueError(f"the step has {len(step.stages)} stages; steps of 1 run on processes")
         holder = holders(step)
         batches = tuple(
             BatchParts(at, layout, machine, tokens[at], words[at]) for at, layout in enumerate(step.layouts)
@@ -44,7 +43,7 @@ class PreparedStep:
             if len(encoded):
                 name = step.encodings[int(encoded[0])].name
                 raise ValueError(f"template {template.name} has transfers encoded as {name}; those that run have none")
-        programs = compile_step(step, process, holder) if process < step.num_gpus else ()
+        programs = compile_step(step, process, holder) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 
     @property
@@ -53,43 +52,57 @@ class PreparedStep:
         return [place for place, process in enumerate(self.holder) if process == self.process]
 
     def context(self, parts: BatchParts, one: Compute) -> Context:
-        """Returns the context of a compute."""
-        if id(one) not in self.contexts:
-            self.contexts[id(one)] = parts.context(one)
-        return self.contexts[id(one)]
+        """Returns the context of a compute, which is that of others with the same parts of the same slots."""
+        key = parts.number, parts.layout.formulas[one.formula].slots, one.slots
+        if key not in self.contexts:
+            self.contexts[key] = parts.context(one)
+        return self.contexts[key]
 
     def schedule(self) -> Iterator[tuple[TemplateProgram, Instruction | None, int]]:
-        """Yields (template, instruction, layer) in order, with None for an instruction where an instance ends."""
+        """Yields (template, instruction, layer) in the order of the step, of the instances that the process has a part
+        in, with None for an instruction where one ends."""
         for instance in self.step.order if self.programs else ():
-            program = self.programs[instance.template]
-            for layer in instance.layers:
+            program = self.programs[instance.template, instance.place]
+            for layer in instance.layers if program.instructions else ():
                 for one in program.instructions:
                     if self._happens(program, one, layer):
                         yield program, one, layer
                 yield program, None, layer
 
     def _happens(self, program: TemplateProgram, one: Instruction, layer: int) -> bool:
-        """Returns whether an instruction is of a layer that is there."""
+        """Returns whether an instruction is of a layer that is there for an instance: one of its stage's."""
         if isinstance(one, Compute):
             return True
         cells = one if isinstance(one, Forget) else (*one.sends, *one.receives, *one.copies)[0].cells
         tensor = self.batches[program.layout].layout.tensors[cells.tensor]
-        return tensor.layers == "none" or tensor.exists(layer + cells.layer, self.step.num_layers)
+        return self.step.layer_exists(tensor, layer, layer + cells.layer)
 
 
-def items_of(prepared: PreparedStep, items: Items) -> Iterator[tuple[int, list[int], Parts, Parts]]:
-    """Yields (tensor, places, parts of both axes) of what a step's begins or ends name on the process's places."""
-    layout, mine = prepared.step.layouts[0], prepared.places
-    for tensor, _, places, list0, list1, *_ in items.rows():
-        numbers, width = pairs_of(layout, tensor, (list0, list1)), layout.shape(tensor)[1]
-        if places != AT_HOME:
-            cells = [(int(cell) // width, int(cell) % width) for cell in numbers]
-            there = [place for place in layout.lists[places].tolist() if place in mine]
-            for first, second in blocks(cells) if there else ():
-                yield tensor, there, first, second
+def items_of(prepared: PreparedStep, items: Items) -> Iterator[tuple[int, int, list[int], Parts, Parts]]:
+    """Yields (tensor, layer, places, parts of both axes) of what a step's begins or ends name on the process's places;
+    those of a layer are counted from the first one of its stage."""
+    step, layout = prepared.step, prepared.step.layouts[0]
+    for row in items.rows():
+        if layout.tensors[row[0]].layers == "none":
+            yield from ((row[0], 0, *named) for named in _named(prepared, row, 0))
             continue
-        home = layout.tensors[tensor].home[numbers]
-        for place in mine:
-            cells = [(int(cell) // width, int(cell) % width) for cell in numbers[home == place]]
-            for first, second in blocks(cells):
-                yield tensor, [place], first, second
+        of_stage = {start.place: list(_named(prepared, row, start.place)) for start in step.stages}
+        for layer in range(step.num_layers):
+            yield from ((row[0], layer, *named) for named in of_stage[step.stage(layer).place])
+
+
+def _named(prepared: PreparedStep, row: Sequence[int], start: int) -> Iterator[tuple[list[int], Parts, Parts]]:
+    """Yields (places, parts of both axes) of an entry of items whose places are counted from `start` on."""
+    layout, (tensor, _, places, list0, list1, *_) = prepared.step.layouts[0], row
+    numbers, width = pairs_of(layout, tensor, (list0, list1)), layout.shape(tensor)[1]
+    if places != AT_HOME:
+        cells = [(int(cell) // width, int(cell) % width) for cell in numbers]
+        there = [place + start for place in layout.lists[places].tolist() if place + start in prepared.places]
+        for first, second in blocks(cells) if there else ():
+            yield there, first, second
+        return
+    home = layout.tensors[tensor].home[numbers] + start
+    for place in prepared.places:
+        cells = [(int(cell) // width, int(cell) % width) for cell in numbers[home == place]]
+        for first, second in blocks(cells):
+            yield [place], first, second

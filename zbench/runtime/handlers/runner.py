@@ -33,18 +33,17 @@ class StepRunner:
     def begin(self, prepared: PreparedStep, weights: Mapping[str, Tensor]) -> None:
         """Puts parameters and optimizer state where a step begins with them. weights: by name, whole; of layers one
         after another, [layers, ...]."""
-        self.stores = {place: Store() for place in prepared.places}
+        self.stores = {place: Store(self.machine.device) for place in prepared.places}
         parts = prepared.batches[0]
-        for tensor, places, first, second in items_of(prepared, prepared.step.begins):
+        for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
             one, of = parts.layout.tensors[tensor], parts.formats[tensor]
             name = one.name.removeprefix("s")
-            for layer in range(prepared.step.num_layers) if one.layers == "layer" else (0,):
-                whole = weights[name][layer] if one.layers == "layer" else weights[name]
-                value = parts.slices.cells(name, whole, first, second).to(of.fields[0][1])
-                fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)
-                slab = Slab.of(of, first, second, fields)
-                for place in places:
-                    self.stores[place].put(parts.key(tensor, layer), slab)
+            whole = weights[name][layer] if one.layers == "layer" else weights[name]
+            value = parts.slices.cells(name, whole, first, second).to(of.fields[0][1])
+            fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)
+            slab = Slab.of(of, first, second, fields)
+            for place in places:
+                self.stores[place].put(parts.key(tensor, layer), slab)
 
     def run(self, prepared: PreparedStep) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here."""
@@ -86,7 +85,8 @@ class StepRunner:
         """Returns what leaves a place: contributions are taken, others copied."""
         store, cells = self.stores[parcel.src], parcel.cells
         get = store.take if one.takes else store.read
-        return get(parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second)
+        key, of = parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor]
+        return get(key, of, cells.first, cells.second)
 
     def _arrive(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int, slab: Slab) -> None:
         tensor = parts.layout.tensors[parcel.cells.tensor]

@@ -3,7 +3,7 @@
 A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
 these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
 still be reading them; a sum that something is added to is another slab. What arrives, and what is added, is waited for
-and joined when it is read.
+and joined when it is read. Of a tensor with amounts, cells without a row are not there, and nobody misses them.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,9 +53,21 @@ class Slab:
         """Waits for what is on its way here: a message whose memory is gone before it arrives is never received."""
         _ = self.fields
 
+    def rows(self) -> dict[Cell, tuple[int, int]]:
+        """Returns the first row of each cell and the one after its last, of a tensor with amounts."""
+        assert self.format.amounts is not None, "other cells are told by their parts"
+        found, at = {}, 0
+        for cell in self.format.pairs(self.first, self.second):
+            found[cell] = (at, at + int(self.format.amounts[cell]))
+            at = found[cell][1]
+        return found
+
     def part(self, cells: tuple[Parts, Parts]) -> Fields | None:
         """Returns the fields of some cells as views; None where they do not lie together."""
         views = self.fields
+        if self.format.amounts is not None:
+            pieces = _row_pieces([(self, cell) for cell in self.format.pairs(*cells)])
+            return tuple(view[pieces[0][1] : pieces[0][2]] for view in views) if len(pieces) == 1 else None
         for which, (mine, wanted) in enumerate(zip((self.first, self.second), cells, strict=True)):
             if mine == wanted:
                 continue
@@ -71,10 +83,11 @@ class Slab:
 
 
 class Store:
-    """The cells on a place."""
+    """The cells on a place. device: of its memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         self.held: dict[Key, dict[Cell, Slab]] = {}
+        self.device = device
 
     def _slab(self, key: Key, cell: Cell) -> Slab:
         found = self.held.get(key, {}).get(cell)
@@ -82,15 +95,23 @@ class Store:
             raise Lacking(f"{key[0]} {cell} of layer {key[1]} is not there")
         return found
 
-    def read(self, key: Key, first: Parts, second: Parts) -> Fields:
+    def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of the cells of two lists, in one piece."""
-        slab = self._slab(key, (first[0], second[0]))
-        slabs = [self._slab(key, (a, b)) for a in first for b in second]
-        if all(one is slab for one in slabs):
-            found = slab.part((first, second))
+        cells = of.pairs(first, second)
+        slabs = [self._slab(key, cell) for cell in cells]
+        if slabs and all(one is slabs[0] for one in slabs):
+            found = slabs[0].part((first, second))
             if found is not None:
                 return found
-        return self._assembled(slab.format, slabs, first, second)
+        if of.amounts is None:
+            return self._assembled(of, slabs, first, second)
+        pieces = _row_pieces(list(zip(slabs, cells, strict=True)))
+        nothing = [
+            torch.empty(of.shape(field, first, second), dtype=dtype, device=self.device)
+            for field, (_, dtype) in enumerate(of.fields if not pieces else ())
+        ]
+        views = [tuple(view[begin:end] for view in slab.fields) for slab, begin, end in pieces]
+        return tuple(nothing) or tuple(torch.cat(one) for one in zip(*views, strict=True))
 
     def _assembled(self, of: Format, slabs: Sequence[Slab], first: Parts, second: Parts) -> Fields:
         """Puts cells together: along the second axis, then along the first."""
@@ -111,7 +132,7 @@ class Store:
     def put(self, key: Key, slab: Slab, over: bool = False) -> None:
         """Puts cells. over: whether they may be there already, as state is."""
         held = self.held.setdefault(key, {})
-        for cell in ((a, b) for a in slab.first for b in slab.second):
+        for cell in slab.format.pairs(slab.first, slab.second):
             if cell in held:
                 if not over:
                     raise Lacking(f"{key[0]} {cell} of layer {key[1]} is there already")
@@ -121,9 +142,9 @@ class Store:
     def add(self, key: Key, slab: Slab, merge: Merge) -> None:
         """Adds contributions to the cells of a sum."""
         held = self.held.setdefault(key, {})
-        cells = [(a, b) for a in slab.first for b in slab.second]
+        cells = slab.format.pairs(slab.first, slab.second)
         there = {id(held[cell]) for cell in cells if cell in held}
-        one = held.get(cells[0])
+        one = held.get(cells[0]) if cells else None
         if not there:
             self.put(key, slab)
         elif len(there) == 1 and one is not None and (one.first, one.second) == (slab.first, slab.second):
@@ -146,10 +167,10 @@ class Store:
             own.join(mine, merge)
             held[a, b] = own
 
-    def take(self, key: Key, first: Parts, second: Parts) -> Fields:
+    def take(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of cells that leave the place."""
-        found = self.read(key, first, second)
-        self.forget(key, [(a, b) for a in first for b in second])
+        found = self.read(key, of, first, second)
+        self.forget(key, of.pairs(first, second))
         return found
 
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
@@ -157,7 +178,7 @@ class Store:
         for cell in cells:
             self._slab(key, cell).settle()
             del self.held[key][cell]
-        if not self.held[key]:
+        if cells and not self.held[key]:
             del self.held[key]
 
     def settle(self) -> None:
@@ -170,6 +191,19 @@ class Store:
 def _of(slab: Slab, a: int, b: int) -> Fields:
     found = slab.part(((a,), (b,)))
     assert found is not None, "a cell lies together"
+    return found
+
+
+def _row_pieces(cells: Sequence[tuple[Slab, Cell]]) -> list[tuple[Slab, int, int]]:
+    """Lists (slab, first row, the one after the last) of cells one after another; neighbours in a slab are one."""
+    found: list[tuple[Slab, int, int]] = []
+    rows = {id(slab): slab.rows() for slab, _ in cells}
+    for slab, cell in cells:
+        begin, end = rows[id(slab)][cell]
+        if found and found[-1][0] is slab and found[-1][2] == begin:
+            found[-1] = (slab, found[-1][1], end)
+        else:
+            found.append((slab, begin, end))
     return found
 
 

@@ -4,6 +4,9 @@ Every process goes through a template's operations in their one order and takes 
 part in. As an operation uses only what earlier ones made, the earliest message that is not there can always go on, and
 nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction those from the members
 that have contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
+
+Places are counted from an instance's first one: a template is compiled once for every place that it is played from,
+and instructions have the places that are meant. A process takes no part in instances of other stages than its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,50 +24,75 @@ from zbench.runtime.steps.instructions import (
     Instruction,
     Parcel,
     Parts,
+    Programs,
     TemplateProgram,
 )
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
 from zbench.step.layout import READ, WHOLE, StepLayout
-from zbench.step.operations import COMPUTE, DROP, MOVE, REDUCE, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.template import AT_HOME, Items, Step, Template
 
 
-def compile_template(step: Step, template: Template, process: int, holder: Sequence[int]) -> TemplateProgram:
-    """Returns a template's instructions for a process. holder: the process of every place."""
-    made = _Compiler(step, template, process, holder)
-    found = [one for row in template.operations.rows().tolist() for one in made.instructions(row)]
+def compile_template(
+    step: Step, template: Template, process: int, holder: Sequence[int], place: int = 0
+) -> TemplateProgram:
+    """Returns a template's instructions for a process. holder: the process of every place; place: that the template is
+    played from."""
+    made = _Compiler(step, template, process, holder, place)
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
+    if not needs and not leaves and not made.takes_part():
+        return TemplateProgram(template.name, template.layout, ())
+    found = [one for row in template.operations.rows().tolist() for one in made.instructions(row)]
     return TemplateProgram(template.name, template.layout, with_last_uses(found, needs, leaves))
 
 
 @dataclass
 class _Compiler:
-    """One template for one process."""
+    """One template, played from a place on, for one process."""
 
     step: Step
     template: Template
     process: int
     holder: Sequence[int]
+    first: int
 
     def __post_init__(self) -> None:
         self.layout: StepLayout = self.step.layouts[self.template.layout]
         self.presence = Presence.of(self.step, self.template)
 
+    def _process(self, place: int) -> int:
+        """Returns the process that holds a place as the template counts it."""
+        return self.holder[place + self.first]
+
+    def takes_part(self) -> bool:
+        """Returns whether the process holds a place that operations name."""
+        ops = self.template.operations
+        collective = np.isin(ops.kind, (GATHER, REDUCE))
+        places = [ops.src.astype(np.int64), ops.dst[np.isin(ops.kind, (SEND, MOVE))].astype(np.int64)]
+        places += [self.layout.lists[members] for members in np.unique(ops.dst[collective]).tolist()]
+        places += [self.layout.tensors[tensor].home for tensor in np.unique(ops.what[collective]).tolist()]
+        named = np.unique(np.concatenate(places))
+        return any(self._process(place) == self.process for place in named[named >= 0].tolist())
+
     def instructions(self, row: list[int]) -> list[Instruction]:
         """Returns the instructions of an operation: one, or none where this process has no part in it."""
         kind, what, src = row[:3]
         if kind == COMPUTE:
-            one = self._compute(row)
-            self.presence.follow(row, one.writes)
-            return [one] if self.holder[src] == self.process else []
+            writes = tuple(self._references(row, results=True))
+            self.presence.follow(row, writes)
+            if self._process(src) != self.process:
+                return []
+            reads = tuple(self._references(row, results=False))
+            return [Compute(src + self.first, what, self._slots(row), reads, writes)]
         exchange = self._exchange(row)
         self.presence.follow(row, ())
         if kind == DROP:
-            if self.holder[src] != self.process:
+            if self._process(src) != self.process:
                 return []
             layer = 0 if self.layout.tensors[what].layers == "none" else row[7]
-            return [Forget(src, what, layer, tuple(self._pairs(what, pairs_of(self.layout, what, row[4:6]))))]
+            cells = self._pairs(what, pairs_of(self.layout, what, row[4:6]))
+            return [Forget(src + self.first, what, layer, tuple(cells))]
         return [exchange] if exchange.sends or exchange.receives or exchange.copies else []
 
     def held_items(self, items: Items) -> dict[tuple[int, int, int], set[Cell]]:
@@ -75,25 +103,29 @@ class _Compiler:
             home = self.layout.tensors[tensor].home[cells]
             layer = 0 if self.layout.tensors[tensor].layers == "none" else layer
             of_list = [] if places == AT_HOME else self.layout.lists[places].tolist()
-            for place, holder in enumerate(self.holder):
+            for place, holder in enumerate(self.holder[self.first :]):
                 if holder == self.process:
                     mine = cells[home == place] if places == AT_HOME else cells if place in of_list else cells[:0]
-                    found.setdefault((place, tensor, layer), set()).update(self._pairs(tensor, mine))
+                    if len(mine):
+                        key = (place + self.first, tensor, layer)
+                        found.setdefault(key, set()).update(self._pairs(tensor, mine))
         return found
 
     def _pairs(self, tensor: int, cells: Ints) -> list[Cell]:
         width = self.layout.shape(tensor)[1]
         return [(int(cell) // width, int(cell) % width) for cell in cells]
 
-    def _compute(self, row: list[int]) -> Compute:
-        what, src, layer = row[1], row[2], row[7]
-        formula, bound = self.layout.formulas[what], self.layout.bound
-        slots = tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
-        reads: list[Cells] = []
-        writes: list[Cells] = []
+    def _slots(self, row: list[int]) -> tuple[Parts, ...]:
+        """Returns the parts of every slot of a compute."""
+        formula = self.layout.formulas[row[1]]
+        return tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
+
+    def _references(self, row: list[int], results: bool) -> Iterator[Cells]:
+        """Yields the cells of the operands of a compute, or of its results."""
+        what, bound, slots = row[1], self.layout.bound, self._slots(row)
         for one in bound.rows[bound.offsets[what] : bound.offsets[what + 1]].tolist():
-            (reads if one[0] == READ else writes).append(self._named(one, slots, layer))
-        return Compute(src, what, slots, tuple(reads), tuple(writes))
+            if (one[0] != READ) == results:
+                yield self._named(one, slots, row[7])
 
     def _named(self, row: list[int], slots: tuple[Parts, ...], layer: int) -> Cells:
         """Returns the cells of a reference, as a row of the layout's bound formulas has it."""
@@ -107,7 +139,11 @@ class _Compiler:
             else:
                 found.append(tuple(np.unique(self.layout.maps[number].part[list(slots[slot])]).tolist()))
         offset = 0 if self.layout.tensors[tensor].layers == "none" else layer + after
-        return Cells(tensor, offset, found[0], found[1])
+        amounts = self.layout.tensors[tensor].amounts
+        if amounts is None:
+            return Cells(tensor, offset, found[0], found[1])
+        some = [(a, b) for a in found[0] for b in found[1] if amounts[a * shape[1] + b]]
+        return Cells(tensor, offset, found[0], found[1], tuple(some))
 
     def _exchange(self, row: list[int]) -> Exchange:
         kind, tensor, *_ = row
@@ -116,17 +152,18 @@ class _Compiler:
         receives: list[Parcel] = []
         copies: list[Parcel] = []
         for src, dst, cells in self._transfers(row) if kind != DROP else ():
-            one, other = self.holder[src], self.holder[dst]
+            one, other = self._process(src), self._process(dst)
             if self.process not in (one, other):
                 continue
+            ends = (src + self.first, dst + self.first)
             for block in blocks(self._pairs(tensor, cells)):
                 whole = Cells(tensor, layer, *block)
                 if one == other:
-                    copies.append(Parcel(whole, src, dst, one))
+                    copies.append(Parcel(whole, *ends, one))
                 elif one == self.process:
-                    sends.append(Parcel(whole, src, dst, other))
+                    sends.append(Parcel(whole, *ends, other))
                 else:
-                    receives.append(Parcel(whole, src, dst, one))
+                    receives.append(Parcel(whole, *ends, one))
         takes = kind in (MOVE, REDUCE)
         return Exchange(row[8], row[10], takes, tuple(sends), tuple(receives), tuple(copies))
 
@@ -162,6 +199,10 @@ def blocks(cells: Sequence[Cell]) -> list[tuple[Parts, Parts]]:
     return [(tuple(same), columns) for columns, same in alike.items()]
 
 
-def compile_step(step: Step, process: int, holder: Sequence[int]) -> tuple[TemplateProgram, ...]:
-    """Returns the instructions of all templates of a step for a process."""
-    return tuple(compile_template(step, template, process, holder) for template in step.templates)
+def compile_step(step: Step, process: int, holder: Sequence[int]) -> Programs:
+    """Returns the instructions of all templates of a step for a process, for every place that they are played from."""
+    played = dict.fromkeys((one.template, one.place) for one in step.order)
+    return {
+        (number, place): compile_template(step, step.templates[number], process, holder, place)
+        for number, place in played
+    }

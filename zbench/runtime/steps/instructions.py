@@ -1,5 +1,6 @@
 """The instructions of one process: what operations of a template are for the places that it holds. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zbench.step.template import Step
@@ -12,16 +13,20 @@ Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 class Cells:
     """Cells of a tensor: all pairs of two lists of parts. layer: offset to the instance's, 0 of tensors of no layer.
 
-    An axis that the tensor has not is the list (0,).
+    An axis that the tensor has not is the list (0,). some: the pairs that there are, where these are not all: of a
+    tensor with amounts, those with a token.
     """
 
     tensor: int
     layer: int
     first: Parts
     second: Parts
+    some: tuple[Cell, ...] | None = None
 
     def pairs(self) -> list[Cell]:
         """Lists the cells, the second axis running fastest."""
+        if self.some is not None:
+            return list(self.some)
         return [(a, b) for a in self.first for b in self.second]
 
 
@@ -77,11 +82,14 @@ Instruction = Compute | Exchange | Forget
 
 @dataclass(frozen=True, slots=True)
 class TemplateProgram:
-    """A template for one process. layout: the number of its layout."""
+    """A template for one process, played from a place. layout: the number of its layout."""
 
     name: str
     layout: int
     instructions: tuple[Instruction, ...]
+
+
+Programs = Mapping[tuple[int, int], TemplateProgram]  # by a template's number and the place that it is played from
 
 
 def holders(step: Step) -> tuple[int, ...]:

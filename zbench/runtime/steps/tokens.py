@@ -23,7 +23,8 @@ class TokenParts:
 
     seq, start, stop, part: int64 [pieces], tokens [start, stop) of sequence seq are of the part; sorted by (seq,
     start). lengths: int64 [sequences]; numbers: int64 [sequences], which of the batch's sequences they are. sizes:
-    int64 [parts], the tokens of each part.
+    int64 [parts], the tokens of each part. chosen: int64 [tokens, experts a token], the experts of every token in the
+    order of `rows`, None of a model without experts.
     """
 
     seq: Ints
@@ -34,11 +35,13 @@ class TokenParts:
     numbers: Ints
     sizes: Ints
     mask: Mask
+    chosen: Ints | None = None
 
     @staticmethod
-    def of(plan: Plan, degree: int) -> "TokenParts":
+    def of(plan: Plan, degree: int, chosen: Ints | None = None) -> "TokenParts":
         """Returns the parts of a plan's blocks for groups of `degree` GPUs, as zbench.step.passes.parts numbers them:
-        each block in `degree` shares of its tokens in order, the first ones larger by one, none of them empty."""
+        each block in `degree` shares of its tokens in order, the first ones larger by one, none of them empty. chosen:
+        the experts of its tokens."""
         blocks, rows, part = plan.blocks, [], -1
         for block in range(len(blocks)):
             total = int(blocks.tokens[block])
@@ -57,7 +60,7 @@ class TokenParts:
         table = np.array(sorted(rows), np.int64).reshape(-1, 4)
         sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
         one = np.ascontiguousarray(table.T)
-        return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask)
+        return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask, chosen)
 
     @cached_property
     def _blocks(self) -> Blocks:

@@ -19,7 +19,7 @@ EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = 
 
 
 def stage_starts(num_layers: int, stages: int, places: int) -> tuple[StageStart, ...]:
-    """Returns the stages of layers divided evenly, the first ones larger by one. places: of a stage.
+    """Returns the stages of layers divided evenly, some of them larger by one. places: of a stage.
 
     Raises:
         ValueError: there are fewer layers than stages.

@@ -91,7 +91,8 @@ class _Levels:
         return [op[4], self.lists.number(index, self.lists.rows[op[5]][which]), -1]
 
     def _adders(self, tensor: int) -> set[int]:
-        """Returns the places where a template has contributions to a sum that its operations or the contract made."""
+        """Returns the places where a template has contributions to all of a sum that is at home elsewhere, which its
+        operations or the contract made; what is at home before it begins is on no other GPU of the node."""
         ops, bound, needs = self.template.operations, self.layout.bound, self.template.needs
         makers = [
             formula
@@ -100,6 +101,6 @@ class _Levels:
             if (row[0], row[1]) == (ADD, tensor)
         ]
         found = set(ops.src[(ops.kind == COMPUTE) & np.isin(ops.what, makers)].tolist())
-        for places in needs.places[needs.tensor == tensor].tolist():
-            found |= set((self.layout.tensors[tensor].home if places == AT_HOME else self.lists.rows[places]).tolist())
+        for places in needs.places[(needs.tensor == tensor) & (needs.places != AT_HOME)].tolist():
+            found |= set(self.lists.rows[places].tolist())
         return found

@@ -1,0 +1,52 @@
+"""Rows of routed tokens: as many as the passes count, each token once a slice, each choice once an expert."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.steps import EXPERTS
+from zbench.runtime.steps.routed import RoutedTokens
+from zbench.step.passes.routing import ExpertParallel, Routing
+
+
+@st.composite
+def routed(draw: st.DrawFn) -> tuple[RoutedTokens, Routing]:
+    """Some tokens or none a part, of four experts two each, in one to four slices; all alike in some draws."""
+    sizes = np.array(draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)), np.int64)
+    how = ExpertParallel(draw(st.sampled_from([1, 2, 4])), draw(st.integers(0, 9)), draw(st.sampled_from([0.0, 50.0])))
+    routing = Routing.draw(sizes, EXPERTS, how, 0)
+    return RoutedTokens(routing.chosen, sizes, routing.maps()[0].part), routing
+
+
+@given(routed())
+def test_amounts_are_those_of_the_passes(both: tuple[RoutedTokens, Routing]) -> None:
+    one, routing = both
+    assert np.array_equal(one.amounts("e"), routing.to_experts)
+    assert np.array_equal(one.amounts("k"), routing.to_slices)
+
+
+@given(routed(), st.data())
+def test_rows_are_of_the_tokens_that_chose(both: tuple[RoutedTokens, Routing], data: st.DataObject) -> None:
+    one, routing = both
+    every = list(range(len(one.sizes)))
+    parts = tuple(sorted(data.draw(st.sets(st.sampled_from(every), min_size=1))))
+    experts = tuple(sorted(data.draw(st.sets(st.integers(0, 3), min_size=1))))
+    chosen = one.of(parts)
+    assert len(chosen) == sum(one.sizes[part] for part in parts)
+    sent = []
+    for part in dict.fromkeys(one.slices[list(experts)].tolist()):
+        tokens, inside = one.to_slice(parts, part)
+        assert tokens.tolist() == [at for at, row in enumerate(chosen) if part in one.slices[row]]
+        assert inside.tolist() == [[one.slices[expert] == part for expert in chosen[at]] for at in tokens]
+        sent += tokens.tolist()
+    for expert, (rows, choice) in zip(experts, one.to_experts(parts, experts), strict=True):
+        tokens = [sent[row] for row in rows]
+        assert tokens == [at for at, row in enumerate(chosen) if expert in row]
+        assert [chosen[at][which] for at, which in zip(tokens, choice, strict=True)] == [expert] * len(tokens)
+        assert len(rows) == routing.to_experts[list(parts), expert].sum()
+
+
+def test_rows_of_two_slices_follow_one_another() -> None:
+    one = RoutedTokens(np.array([[0, 3], [1, 2], [2, 3]]), np.array([1, 2]), np.array([0, 0, 1, 1]))
+    assert [rows.tolist() for rows, _ in one.to_experts((0, 1), (0, 2, 3))] == [[0], [3, 4], [2, 4]]
+    assert one.to_slice((1,), 0)[0].tolist() == [0]

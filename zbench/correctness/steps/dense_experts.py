@@ -1,0 +1,72 @@
+"""The dense reference of executed steps of a model with experts: one process, whole sequences, torch's autograd.
+
+The experts of every token are given, as a step draws them. All experts see all tokens, and those that a token did not
+choose have a share of 0: no row is sorted, sent or left out, so nothing is shared with what runs steps but the
+conventions of the torch executor's network (norm, RoPE, SwiGLU), which are written out once more.
+
+Shapes: t tokens, c hidden, h heads, g kv heads, d their dimension, f columns of the feed-forward, x experts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.runtime.kernels.elementwise import NORM_EPSILON
+from zbench.runtime.training.dense import attention
+from zbench.runtime.training.transformer import rope
+
+OUTSIDE = ("we", "gl", "wh")
+
+
+def expert_step(
+    model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints], routes: Sequence[Ints]
+) -> tuple[float, dict[str, Tensor]]:
+    """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
+
+    routes: the experts of every token of every sequence, int64 [t, experts a token]. The target of a sequence's last
+    token is token 0.
+    """
+    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens, chosen in zip(sequences, routes, strict=True):
+        x = leaves["we"][torch.from_numpy(tokens)]
+        for layer in range(model.num_layers):
+            of = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
+            x = _layer(model, x, of, torch.from_numpy(chosen))
+        targets = torch.from_numpy(np.append(tokens[1:], 0))
+        logits = _norm(x, leaves["gl"]) @ leaves["wh"].T
+        total = total + F.cross_entropy(logits, targets, reduction="sum")
+    total.backward()
+    return float(total.detach()), {
+        name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()
+    }
+
+
+def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> Tensor:
+    """Returns the next layer's x. chosen: int64 [t, experts a token]."""
+    n = _norm(x, w["g1"])
+    keys, values = w["wkv"].unbind(1)
+    q, k = (_turned(torch.einsum("tc,hdc->thd", n, one)) for one in (w["wq"], keys))
+    o = attention(0, q, k, torch.einsum("tc,gdc->tgd", n, values), mask=model.mask)
+    y = x + torch.einsum("thd,hdc->tc", o, w["wo"])
+    m = _norm(y, w["g2"])
+    logits = m @ w["wr"].T
+    share = torch.zeros_like(logits).scatter(1, chosen, logits.gather(1, chosen).softmax(1))
+    gate, up = torch.einsum("tc,xkfc->ktxf", m, w["ez"]).unbind(0)
+    return y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
+
+
+def _norm(x: Tensor, gain: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + NORM_EPSILON) * gain
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Turns the neighbours (2i, 2i + 1) of every head by the tokens' positions; x [t, heads, d]."""
+    cos, sin = (one[:, None] for one in rope(torch.arange(len(x)), x.shape[2]))
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), 3).flatten(2)

@@ -1,0 +1,136 @@
+"""The functions of an expert layer's formulas in torch, for all parts of an operation at once, grouped by expert.
+
+Rows of routed tokens are those of zbench.runtime.steps.routed: an expert's lie together, and its matmul is of these
+alone, without padding. A sum over what slices or experts make of a token is added in their order, one after another, so
+it has the same bits in every run.
+
+Shapes: t tokens, c hidden, f columns of the feed-forward, x experts, n experts a token; of ez, an expert's gate and up,
+[experts, 2, f, c]; of ed, its way down, [experts, f, c]. Operands are in the formula's order, each as its fields.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbench.runtime.handlers.context import Context, RoutedRows
+from zbench.runtime.handlers.formats import Fields
+
+
+def _rows(at: Context) -> RoutedRows:
+    assert at.routed is not None, "a formula of routed tokens has slots of tokens and of experts or their slices"
+    return at.routed
+
+
+def _pick(at: Context, m: Fields) -> Tensor:
+    return torch.cat([m[0].index_select(0, rows) for rows in _rows(at).tokens])
+
+
+def _placed(at: Context, like: Tensor, values: Tensor) -> Tensor:
+    """Returns the sum, for every token, of what is in rows of routed tokens, one slice after another."""
+    tokens = _rows(at).tokens
+    found = like.new_zeros(len(_rows(at).chosen), *values.shape[1:])
+    for rows, part in zip(tokens, values.split([len(one) for one in tokens]), strict=True):
+        found.index_add_(0, rows, part)  # a token is in a slice once
+    return found
+
+
+def _pick_d0(at: Context, di: Fields) -> Tensor:
+    return _placed(at, di[0], di[0])
+
+
+def _shares(at: Context, r: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the shares of all that a token chose, [t, n]."""
+    return r.gather(1, _rows(at).chosen).softmax(1, dtype=dtype)
+
+
+def _share(at: Context, r: Fields) -> Tensor:
+    rows = _rows(at)
+    shares = _shares(at, r[0], rows.dtype)
+    each = zip(rows.tokens, rows.inside, strict=True)
+    return torch.cat([shares.index_select(0, tokens) * inside for tokens, inside in each])
+
+
+def _share_d0(at: Context, dp: Fields, r: Fields) -> Tensor:
+    rows, shares = _rows(at), _shares(at, r[0], dp[0].dtype)
+    given = _placed(at, dp[0], dp[0] * torch.cat(rows.inside))
+    inner = shares * (given - (given * shares).sum(1, keepdim=True))
+    return torch.zeros_like(r[0]).scatter_(1, rows.chosen, inner.to(r[0].dtype))
+
+
+def _each(at: Context, *of_experts: Tensor) -> Iterator[tuple[int, Tensor, Tensor, tuple[Tensor, ...]]]:
+    """Yields, expert after expert: its number among those of the operation; of its rows, the rows of what its slice was
+    sent and the choices; its rows of each tensor of experts."""
+    each = _rows(at).experts
+    split = [one.split([len(rows) for rows, _ in each]) for one in of_experts]
+    for number, (rows, choice) in enumerate(each):
+        yield number, rows, choice, tuple(one[number] for one in split)
+
+
+def _enter(at: Context, i: Fields, w: Fields) -> Tensor:
+    made = [torch.einsum("tc,kfc->tkf", i[0].index_select(0, rows), w[0][one]) for one, rows, _, _ in _each(at)]
+    return torch.cat(made)
+
+
+def _enter_d0(at: Context, dz: Fields, w: Fields) -> Tensor:
+    found = dz[0].new_zeros(_rows(at).num_sent, w[0].shape[-1])
+    for one, rows, _, (mine,) in _each(at, dz[0]):
+        found.index_add_(0, rows, torch.einsum("tkf,kfc->tc", mine, w[0][one]))
+    return found
+
+
+def _enter_d1(at: Context, dz: Fields, i: Fields) -> Tensor:
+    made = [torch.einsum("tkf,tc->kfc", mine, i[0].index_select(0, rows)) for _, rows, _, (mine,) in _each(at, dz[0])]
+    return torch.stack(made)
+
+
+def _weighed(p: Tensor, rows: Tensor, choice: Tensor, values: Tensor) -> Tensor:
+    """Returns rows times the shares of their choices."""
+    return (values * p[rows, choice][:, None]).to(values.dtype)
+
+
+def _leave(at: Context, p: Fields, u: Fields, w: Fields) -> Tensor:
+    found = u[0].new_zeros(_rows(at).num_sent, w[0].shape[-1])
+    for one, rows, choice, (mine,) in _each(at, u[0]):
+        found.index_add_(0, rows, _weighed(p[0], rows, choice, mine @ w[0][one]))
+    return found
+
+
+def _leave_d0(at: Context, dv: Fields, u: Fields, w: Fields) -> Tensor:
+    routed = _rows(at)
+    found = dv[0].new_zeros(routed.num_sent, routed.chosen.shape[1], dtype=routed.dtype)
+    for one, rows, choice, (mine,) in _each(at, u[0]):
+        found[rows, choice] = (dv[0].index_select(0, rows) * (mine @ w[0][one])).sum(1, dtype=routed.dtype)
+    return found
+
+
+def _leave_d1(at: Context, dv: Fields, p: Fields, w: Fields) -> Tensor:
+    return torch.cat(
+        [_weighed(p[0], rows, choice, dv[0].index_select(0, rows) @ w[0][one].T) for one, rows, choice, _ in _each(at)]
+    )
+
+
+def _leave_d2(at: Context, dv: Fields, p: Fields, u: Fields) -> Tensor:
+    return torch.stack(
+        [
+            _weighed(p[0], rows, choice, mine).T @ dv[0].index_select(0, rows)
+            for _, rows, choice, (mine,) in _each(at, u[0])
+        ]
+    )
+
+
+def _settle(at: Context, v: Fields) -> Tensor:
+    return _placed(at, v[0], v[0])
+
+
+def _settle_d0(at: Context, dx: Fields) -> Tensor:
+    return _pick(at, dx)
+
+
+ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
+    "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
+    "settle": _settle, "settle_d0": _settle_d0,
+})  # fmt: skip
