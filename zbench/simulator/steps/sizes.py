@@ -44,9 +44,10 @@ class Sizes:
         for column in (ops.list0, ops.list1):
             found = found * np.where(column >= 0, self.of_lists[column], 1)
         for tensor, one in enumerate(layout.tensors):
-            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor)) if one.amounts is not None else []
+            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor) & (one.amounts is not None))
             if len(mine):
-                found[mine] = one.unit * self._amounts(tensor, ops.list0[mine], ops.list1[mine]).sum(axis=1)
+                first, second = ops.list0[mine].astype(np.int64), ops.list1[mine].astype(np.int64)
+                found[mine] = one.unit * self._amounts(tensor, first, second).sum(axis=1)
         bits = np.array([one.bits for one in encodings] + [16], np.int64)[ops.encoding]
         narrow = -(-found * bits // 16)  # of elements of two bytes
         return np.asarray(np.where(ops.kind == COMPUTE, 0, np.where(ops.encoding >= 0, narrow, found)), np.int64)
@@ -89,8 +90,8 @@ class Sizes:
         number = self.layout.number[ref.tensor]
         tensor = self.layout.tensors[number]
         if tensor.amounts is not None:
-            columns = [self._column(formula, axis.slot)[mine] for axis in ref.axes]
-            return np.asarray(tensor.unit * self._amounts(number, *columns, ref).sum(axis=1), np.float64)
+            first, second = (self._column(formula, axis.slot)[mine] for axis in ref.axes)
+            return np.asarray(tensor.unit * self._amounts(number, first, second, ref).sum(axis=1), np.float64)
         whole = tensor.unit * np.prod([float(self.layout.index[axis].sizes.sum()) for axis in tensor.axes])
         return np.asarray(whole * self.share(formula, ref, mine), np.float64)
 
@@ -110,8 +111,8 @@ class Sizes:
         one = self.routed(formula)
         if one is None:
             return (self.tokens(formula, mine) * self.meeting(formula, mine))[:, None]
-        columns = [self._column(formula, axis.slot)[mine] for axis in one.axes]
-        return self._amounts(self.layout.number[one.tensor], *columns, one).astype(np.float64)
+        first, second = (self._column(formula, axis.slot)[mine] for axis in one.axes)
+        return self._amounts(self.layout.number[one.tensor], first, second, one).astype(np.float64)
 
     def parts(self, formula: Formula, ref: Reference, mine: Ints) -> Ints:
         """Returns the number of parts that operations `mine` name by the first axis of a reference, [len(mine)]."""
