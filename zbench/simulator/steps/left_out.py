@@ -1,4 +1,4 @@
-"""What layers that were left out of a program add: hops end later, and so does what waits for them.
+"""Layers that were left out of a program add seconds to it: hops end later, and so does what waits for them.
 
 What a layer adds to a queue was played: the mean, over the steady half of a run of instances, of the times between the
 ends of their last hops in it. Where layers are left out of that run, what waits for the instances before them waits for
@@ -21,7 +21,7 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What was left out of a program. timeline: of the program without it. skipped: for each instance, how many layers
+    """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance, how many layers
     stood between it and the one before it in its entry."""
 
     program: StepProgram
@@ -66,7 +66,7 @@ class LeftOut:
 
     @cached_property
     def times(self) -> Floats:
-        """How many layers each instance stands for, with those that were left out, float64 [instances]."""
+        """The number of layers that each instance stands for, with those that were left out, float64 [instances]."""
         found = np.ones(len(self.program.instances))
         for number in self._cuts:
             same = self._alike(number)

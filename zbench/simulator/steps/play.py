@@ -74,7 +74,7 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
     return played.program, played.left_out.timeline
 
 
-def shortened(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
+def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
     """Returns a step with at most `kept` layers in each stage, the instances of it, (entry, layer), and for each how
     many layers before it were left out: those in the middle of a stage are."""
     ends = [*(one.layer for one in step.stages[1:]), step.num_layers]
@@ -108,7 +108,7 @@ class _Played:
     @staticmethod
     def of(parts: StepParts, kept: int) -> "_Played":
         """Plays a step with at most `kept` layers of each stage."""
-        short, order, skipped = shortened(parts.step, kept)
+        short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
         timeline = run_hops(made.graph, np.zeros(cluster.num_ranks), Free.of(cluster, made.queues))
