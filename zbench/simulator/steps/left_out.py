@@ -21,8 +21,8 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance, how many layers
-    stood between it and the one before it in its entry."""
+    """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
+    how many layers stood between it and the one before it in its entry."""
 
     program: StepProgram
     timeline: Timeline
