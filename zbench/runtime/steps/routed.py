@@ -46,7 +46,7 @@ class RoutedTokens:
     def of(self, parts: Parts) -> Ints:
         """Returns the experts of the tokens of parts, part after part, int64 [tokens, experts a token]."""
         rows = [np.arange(self._begin[part], self._begin[part + 1]) for part in parts]
-        return self.chosen[np.concatenate([np.zeros(0, np.int64), *rows])]
+        return np.asarray(self.chosen[np.concatenate([np.zeros(0, np.int64), *rows])], np.int64)
 
     def to_slice(self, parts: Parts, part: int) -> tuple[Ints, Flags]:
         """Returns the tokens of parts that go to a slice, by their number among these, and which of their choices are
