@@ -147,6 +147,22 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
     assert sent + shared == pytest.approx(step["nic_tx_bytes"])
 
 
+def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
+    """Of a model with as many layers as are drawn NICs' events sum to the record's bytes; the step takes as long."""
+    path = made(tmp_path, "system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null", "steps=1")
+    (run,) = read(path)[0]
+    told = report.look_inside(run, run.steps[0], {})
+    assert not {"problem", "again_seconds"} & set(told)
+    of, sent = told["timeline"], np.zeros(8)
+    for track, size in zip(of["track"], of["bytes"], strict=True):
+        title = of["tracks"][track].split()
+        if title[0] == "NIC" and title[2] == "sends":
+            sent[int(title[1])] += size
+    assert sent.tolist() == run.steps[0]["nic_tx_bytes"]
+    assert {"attend o forward", "matmul q forward", "gather parameters forward", "reduce gradients backward"} <= set(of["names"])
+    assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * run.steps[0]["seconds"], rel=1e-6)
+
+
 def test_an_events_blocks_are_the_plans(runs: dict[str, Run]) -> None:
     replay = Replay.of(runs["ring"])
     batch, plans = replay.step(runs["ring"].steps[0])

@@ -15,6 +15,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
+from zbench.interfaces.dealt import Dealt
 from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
 from zbench.simulated.executor import WholeStep
@@ -73,6 +74,22 @@ def test_groups_of_gpus_are_ranks() -> None:
     tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
     more = 4 * tokens * hidden * 2 + 16 * tokens
     assert result.nvlink_bytes == Simulated(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+
+
+def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:
+    (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
+    staged = cost_of(sharding="zero1", pipeline_parallel=2, micro_batches=2)
+    result = WholeStep(staged).step(BATCH, Dealt(ring.make(staged), 2).plan(BATCH))
+    assert len(result.attention_seconds) == len(result.peak_bytes) == 8
+    assert result.bound_seconds <= result.seconds
+    crossing = BATCH.num_tokens * staged.model.hidden * staged.model.element_bytes
+    assert sum(result.nic_tx_for["stages"]) == 2 * crossing  # x on, dx back
+    routed = cost_of(sharding="zero3", num_experts=8, experts_per_token=2, ffn_hidden=1024)
+    spread = WholeStep(routed, expert_parallel=8, routing_skew=1.0).step(BATCH, planned(ring, routed))
+    together = WholeStep(routed).step(BATCH, planned(ring, routed))
+    assert sum(spread.nic_tx_for["experts"]) > 0
+    assert "experts" not in together.nic_tx_for
+    assert sum(spread.nic_tx_for["parameters"]) < sum(together.nic_tx_for["parameters"]) / 2  # experts are not gathered
 
 
 @pytest.mark.parametrize("system", ["ring", "zeppelin", "usp"])

@@ -64,8 +64,9 @@ def _named(one: PlayedInstance, op: int) -> tuple[str, Event]:
         return f"{kind} {layout.labels[row[1]]}", args | {"formula": str(formula)}
     args["for"] = QUEUES[row[8]]
     tensor = layout.tensors[row[1]].name
-    if row[0] in (GATHER, REDUCE):
-        return f"{KINDS[row[0]]} {tensor}", args
+    if row[0] in (GATHER, REDUCE):  # a layer's parameters, or gradients, go together: the tensor is the first of them
+        whole = args["for"] in ("parameters", "gradients")
+        return f"{KINDS[row[0]]} {args['for'] if whole else tensor}", args
     return tensor, args | {"from": int(row[2]), "to": int(row[3])}
 
 

@@ -24,9 +24,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.attends import attends_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.formula import Formula, Reference, Term
-from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
-from zbench.step.template import Template
 
 # Bytes of an element of the result that elementwise work passes through memory, as numbers of an element's bytes where
 # it is fused, and absolute where it is not: Model.elementwise_bytes says of what they are the sum. Keys are half of kv.
@@ -174,11 +172,3 @@ class _Formula:
         if curve is None or term.function.startswith("score"):
             return np.asarray(flops.sum(axis=1) / device.matmul_flops, np.float64)
         return np.asarray((flops * curve.seconds(np.maximum(rows, 1))).sum(axis=1), np.float64)
-
-
-def check_layout(layout: StepLayout, template: Template) -> None:
-    """Raises ValueError where a template's formula has a product without a parameter."""
-    for number in template.formulas:
-        for term in layout.formulas[number].terms:
-            if not term.function and len(term.operands) > 2:
-                raise ValueError(f"formula {layout.formulas[number]}: a product of more than two is not timed")
