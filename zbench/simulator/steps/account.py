@@ -15,9 +15,9 @@ import numpy as np
 
 from zbench.cost.loss import held_bytes
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.parts import Key, Variant, tensor_key
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.variant import Key, Variant, tensor_key
 from zbench.step.operations import COMPUTE
 from zbench.step.template import AT_HOME, Items
 

@@ -21,8 +21,8 @@ from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
-from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import StepParts, StepProgram, program
+from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import StageStart, Step
 

@@ -19,7 +19,8 @@ from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
 from zbench.simulator.steps.lower import gpu_queues
-from zbench.simulator.steps.parts import BUFFERS, WRITERS, Key, PlayedTemplate, Variant, between
+from zbench.simulator.steps.played_template import PlayedTemplate
+from zbench.simulator.steps.variant import BUFFERS, WRITERS, Key, Variant, between
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 
@@ -76,7 +77,7 @@ class StepParts:
         """Returns a template as it is for a layer, from a place on, of a step that may have fewer layers."""
         missing = self.template(number).missing(layer, step)
         if (number, missing, place) not in self._variants:
-            self._variants[number, missing, place] = self.template(number).variant(missing, place, self.cost)
+            self._variants[number, missing, place] = Variant.of_layers(self.template(number), missing, place, self.cost)
         return self._variants[number, missing, place]
 
     def between(self, before: Variant, one: tuple[int, int, int], after: Variant, other: tuple[int, int, int]) -> Edges:
