@@ -1,7 +1,7 @@
 """Whole steps with stages on their own clock beside today's simulated step: seconds of both, and memory by stage.
 
-python tests/bench/stages.py     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
-python tests/bench/stages.py all # four of its micro-batches: all layers as one program, and with layers left out
+python -m tests.bench.stages     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
+python -m tests.bench.stages all # four of its micro-batches: all layers as one program, and with layers left out
 
 Four stages of a node (zbench.simulator.staged) with several systems, and one pipeline of tensor parallelism 8 in four
 stages (zbench.simulator.pipelined), its micro-batches' sequences one after another. `no links`, `none`, `no gathers`,

@@ -1,7 +1,7 @@
 """Whole steps on their own clock beside today's simulated step: seconds of the step, and how long each takes to tell.
 
-python tests/bench/steps.py [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
-python tests/bench/steps.py 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
+python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
+python -m tests.bench.steps 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
 
 Both are simulated. In brackets: over today's. `no links`: with links a thousand times as fast, over today's with the
 same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,

@@ -14,9 +14,10 @@ from zbench.cost.memory import peak_bytes
 from zbench.planned.step import StepPlans
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import Simulated, playable, programs
-from zbench.simulator.steps.play import play_step
+from zbench.simulator.steps.expand import CLASS, OP
+from zbench.simulator.steps.play import play_layers, play_step
 from zbench.simulator.totals import Carried
-from zbench.step.operations import QUEUES
+from zbench.step.operations import COMPUTE, GATHER, QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Instance, Step
@@ -79,6 +80,31 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     linear = np.array(today.linear_seconds) + free.optimizer_seconds()
     assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(linear, rel=1e-2)
     assert played.busy["attend"] == pytest.approx(np.array(today.attention_seconds), rel=1e-9)
+
+
+def test_parameters_that_stay_are_gathered_in_the_first_forward_no_further_ahead_than_the_window() -> None:
+    """ZeRO-1, two micro-batches: one gather of each layer, which begins when the layer before the last one is done."""
+    found, cost = planned("ring")
+    plans = (*found.plans, *found.plans)
+    step = whole_step(found.model, plans, 1, "1", window=1)
+    gathering = [one.name for one in step.templates if (one.operations.kind == GATHER).any()]
+    assert gathering == ["embedding.0", "forward.0", "head.0"]
+    prove_step(step)
+    program, timeline = play_layers(step, plans, cost)
+    ended, begun = {}, {}
+    for number, one in enumerate(program.instances):
+        mine = np.arange(program.begin[number], program.begin[number + 1])
+        if one.variant.of.template.name != "forward.0":
+            continue
+        gathers = mine[(program.kinds[mine] == GATHER) & (program.table[CLASS, mine] >= 0)]
+        begun[one.layer + 1] = timeline.start[gathers].min(initial=np.inf)
+        made = one.variant.ops[program.table[OP, mine], 1]  # b reads the last parameter of a layer
+        last_use = (program.kinds[mine] == COMPUTE) & (made == one.variant.of.layout.labels.index("b"))
+        ended[one.layer] = timeline.done[mine[last_use]].max()
+    last = found.model.num_layers - 1
+    assert all(begun[layer] >= ended[layer - 2] - 1e-12 for layer in range(2, last + 1))
+    assert all(begun[layer] < ended[layer - 1] for layer in range(2, last + 1))  # beside the layer before
+    assert play_step(step, plans, cost).seconds == pytest.approx(timeline.done.max(), rel=2e-3)
 
 
 @pytest.mark.parametrize("system", ["zeppelin", "ring"])

@@ -4,7 +4,8 @@ An instance waits for what others left, item by item where operations touch item
 what reads a tensor of a layer at a place waits for all that wrote it there. What updates or replaces state waits for
 those that read it. State that is brought somewhere and forgotten there takes a buffer, and what brings the same tensor
 of another layer to it waits until those that read it are done: so parameters are gathered as far ahead as the contracts
-say, and no further.
+say, and no further. Where what is gathered stays (ZeRO-1), as many are under way: the next one follows when those that
+read one are done, as Megatron-LM gathers the next bucket when one is first used.
 """
 
 from collections.abc import Sequence
@@ -117,8 +118,10 @@ class _Links:
         for group, writes, tensor, offset, layered, batch in variant.notes:
             after = self.writers if writes else self.readers
             after.setdefault((tensor, (layer + offset) * layered, batch), []).append((number, group))
-        for frees, gone, tensor, offset, layered, batch in variant.ends:
+        for frees, turns, gone, tensor, offset, layered, batch in variant.ends:
             key = (tensor, (layer + offset) * layered, batch)
+            if turns:
+                self.free.setdefault((tensor, variant.place), []).append(list(self.readers.get(key, [])))
             if frees:
                 self.free.setdefault((tensor, variant.place), []).append(self.readers.pop(key, []))
             if gone:

@@ -107,17 +107,18 @@ class Variant:
 
     @cached_property
     def ends(self) -> "tuple[End, ...]":
-        """The tensors of which it leaves nothing, or gives a buffer back."""
+        """The tensors of which it leaves nothing, gives a buffer back, or has used one while another is gathered."""
         had, has = self.of.held
         arrives = {(tensor, offset) for kind, tensor, offset in self.groups if kind == ARRIVES}
-        found = []
+        ahead, found = {tensor for tensor, _ in arrives - self.of.replaced}, []
         for tensor, offset in [one for one in dict.fromkeys([*had, *has, *arrives]) if one not in self.missing]:
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
             takes = (tensor, offset) in arrives and (tensor, offset) not in self.of.replaced
             of_state = self.of.layout.tensors[tensor].nature == NATURES[STATE]
             frees = of_state and (before > after > 0 or (takes and after <= before))
-            if frees or after == 0:
-                found.append(End(frees, after == 0, *self._names(tensor, offset)))
+            turns = tensor in ahead and (USES, tensor, offset) in self.groups and before == after
+            if frees or turns or after == 0:
+                found.append(End(frees, turns, after == 0, *self._names(tensor, offset)))
         return tuple(found)
 
     def _names(self, tensor: int, offset: int) -> tuple[str, int, int, int]:
@@ -182,9 +183,11 @@ class Note(NamedTuple):
 
 
 class End(NamedTuple):
-    """A tensor of a layer after an instance: whether its buffer is free for the next, and whether nothing is left."""
+    """A tensor of a layer after an instance: whether its buffer is free for the next layer's, or it is kept and the
+    next that is gathered ahead has its turn; and whether nothing is left."""
 
     frees: bool
+    turns: bool
     gone: bool
     tensor: str
     offset: int

@@ -46,7 +46,7 @@ def whole_step(
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
-    window: layers that stage 3 gathers parameters ahead. recompute: a level of zbench.step.passes.recompute. experts:
+    window: layers that parameters are gathered ahead. recompute: a level of zbench.step.passes.recompute. experts:
     how those of a model with experts are laid out and chosen. stages: of a pipeline, each with all of the plans' GPUs.
 
     Raises:
@@ -68,12 +68,7 @@ def whole_step(
         firsts.append(len(built.templates))
         built.batches.append(one)
         built.templates += made + (border_templates(one) if stages > 1 else [])
-    fetches = len(built.templates)
-    if stages > 1:
-        first = replace(built.batches[0], count=1)
-        built.templates.append(first.fetch("fetch", range(window)))
-        built.templates.append(first.fetch("fetch_backward", range(1 - window, 1)))
-    order = pipeline_order(starts, model.num_layers, firsts, (fetches, fetches + 1))
+    order = pipeline_order(starts, model.num_layers, firsts, _fetches(built, stages))
     order += _updates(built, model.num_layers, [one.place for one in starts], [one.layer for one in starts])
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
@@ -90,6 +85,21 @@ def whole_step(
         Items.of(ends),
         starts,
     )
+
+
+def _fetches(built: _Built, stages: int) -> list[tuple[int, int]]:
+    """Adds the templates that gather a stage's first layers ahead and returns those of every micro-batch, forward and
+    backward, -1 where there is none: with stage 3 each has both, and where parameters are gathered once a step, the
+    first one's forward has."""
+    first, number, of = replace(built.batches[0], count=1), len(built.templates), built.batches[0].parameters.of
+    found = [(-1, -1)] * len(built.batches)
+    if stages > 1 and of.stage != "none":
+        built.templates.append(first.fetch("fetch", True))
+        found[0] = (number, -1)
+    if stages > 1 and of.gathered:
+        built.templates.append(first.fetch("fetch_backward", False))
+        found = [(number, number + 1)] * len(built.batches)
+    return found
 
 
 def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:

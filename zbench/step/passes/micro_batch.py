@@ -114,25 +114,39 @@ class BatchTemplates:
         """Returns the entry of a tensor of tokens at home."""
         return [[self.layout.number[name], layer, AT_HOME, self.lists.whole("t"), -1, 0, 0, 0]]
 
+    @property
+    def _gathers(self) -> bool:
+        """Whether the forward gathers parameters."""
+        return self.parameters.of.gathered or (self.parameters.of.gathered_once and self.number == 0)
+
+    def _around_layers(self, weights: Sequence[str]) -> tuple[Rows, Rows, Rows]:
+        """Returns the gathers of parameters that are of no layer, and their entries before and after them."""
+        rows = self.parameters
+        everywhere = [line for weight in weights for line in rows.everywhere(weight, weight)]
+        if not self._gathers:
+            return [], everywhere, everywhere
+        home = [line for weight in weights for line in rows.at_home(weight, weight)]
+        return rows.gathers(tuple(weights)), home, home if rows.of.gathered else everywhere
+
     def _embedding(self) -> Template:
         rows = self.parameters
-        ahead = self._ahead(range(rows.of.window))
-        ops: Tables = [rows.gathers(_EMBEDDING_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
-        rest = [line for weight in _EMBEDDING_WEIGHTS for line in rows.resting(weight)]
-        needs = rest + self._weights((), ahead)
-        leaves = rest + self._weights(ahead, ()) + self.tokens("x")
+        ahead = self._ahead(range(rows.of.window), True)
+        gathers, before, after = self._around_layers(_EMBEDDING_WEIGHTS)
+        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        needs, leaves = before + self._weights((), ahead), after + self._weights(ahead, ()) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
-    def fetch(self, name: str, layers: range) -> Template:
-        """Returns the template in which a stage gathers the parameters of its first layers ahead; stage 3 alone has
-        some."""
-        ahead = self._ahead(layers)
+    def fetch(self, name: str, forward: bool) -> Template:
+        """Returns the template in which a stage gathers the parameters of its first layers ahead, of those that a
+        forward or a backward begins with."""
+        window = self.parameters.of.window
+        ahead = self._ahead(range(window) if forward else range(1 - window, 1), forward)
         ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, layer) for layer in ahead]
         return self.template(name, ops, self._weights((), ahead), self._weights(ahead, ()))
 
-    def _ahead(self, layers: range) -> tuple[int, ...]:
-        """Returns the offsets of layers that stage 3 gathers ahead, none of other stages."""
-        return tuple(layers) if self.parameters.of.gathered else ()
+    def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
+        """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
+        return tuple(layers) if (self._gathers if forward else self.parameters.of.gathered) else ()
 
     def _weights(self, gathered: Sequence[int], home: Sequence[int]) -> Rows:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered or at home alone."""
@@ -144,19 +158,21 @@ class BatchTemplates:
                 found += self.parameters.at_home(weight, weight, layer)
         return found
 
-    def _around(self, sign: int) -> tuple[Rows, Rows]:
-        """Returns what a layer's template needs and leaves of parameters. sign: 1 in a forward, -1 in a backward."""
-        if not self.parameters.of.gathered:
+    def _around(self, forward: bool) -> tuple[Rows, Rows]:
+        """Returns what a layer's template needs and leaves of parameters."""
+        of = self.parameters.of
+        if not (of.gathered or (self._gathers and forward)):
             return self._weights((0,), ()), self._weights((0,), ())
-        window = self.parameters.of.window
-        offsets = [sign * layer for layer in range(window + 1)]
-        return self._weights(offsets[:-1], offsets[-1:]), self._weights(offsets[1:], offsets[:1])
+        offsets = [layer if forward else -layer for layer in range(of.window + 1)]
+        needs = self._weights(offsets[:-1], offsets[-1:])
+        return needs, self._weights(offsets[1:], offsets[:1]) if of.gathered else self._weights(offsets, ())
 
     def _forward(self) -> Template:
         rows = self.parameters
-        ops: Tables = [rows.gathers(rows.of.of_layers, rows.of.window), *self._computed("forward")]
-        needs, leaves = self._around(1)
+        gathers = rows.gathers(rows.of.of_layers, rows.of.window) if self._gathers else []
+        needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved()
+        ops: Tables = [gathers, *self._computed("forward")]
         return self.template("forward", ops, needs + self.tokens("x"), leaves, "forward")
 
     def _saved(self) -> Rows:
@@ -196,17 +212,17 @@ class BatchTemplates:
 
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
-        ahead = self._ahead(range(-rows.of.window, 0))
-        ops: Tables = [rows.gathers(_HEAD_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        ahead = self._ahead(range(-rows.of.window, 0), False)
+        gathers, had, has = self._around_layers(_HEAD_WEIGHTS)
+        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
             every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
             ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
         before, after, reductions = self._gradients(_HEAD_WEIGHTS, gradients)
-        rest = [line for weight in _HEAD_WEIGHTS for line in rows.resting(weight)]
-        needs = rest + self._weights((), ahead) + self.tokens("x") + before
-        leaves = rest + self._weights(ahead, ()) + self.tokens("dx") + after
+        needs = had + self._weights((), ahead) + self.tokens("x") + before
+        leaves = has + self._weights(ahead, ()) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
         needs += [[*entry, loss, 0, 0]] if loss else []
         leaves.append([*entry, loss + len(self.parts.home), 0, 0])
@@ -215,9 +231,10 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints]) -> Template:
         rows = self.parameters
         again = "~" if "o~" in self.layout.number else ""
-        ops: Tables = [rows.gathers(rows.of.of_layers, -rows.of.window), *self._computed("backward", again)]
+        gathers = rows.gathers(rows.of.of_layers, -rows.of.window) if rows.of.gathered else []
+        ops: Tables = [gathers, *self._computed("backward", again)]
         before, after, reductions = self._gradients(rows.of.of_layers, gradients)
-        needs, leaves = self._around(-1)
+        needs, leaves = self._around(False)
         needs += self.tokens("dx", 1) + self._saved() + before
         return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
 

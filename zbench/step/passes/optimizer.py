@@ -1,11 +1,11 @@
-"""The optimizer: every parameter is updated where its state is, and gathered again where it rests on all GPUs."""
+"""The optimizer: every parameter is updated where its state is, and kept there alone where that is its home."""
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
-from zbench.step.operations import COMPUTE, GATHER, Operations, operation_row
+from zbench.step.operations import COMPUTE, Operations, operation_row
 from zbench.step.passes.zero import WHOLE, ParameterRows, ShardedParameters
 from zbench.step.template import Items, Template
 
@@ -28,11 +28,9 @@ def optimizer_template(
         ops += _updates(formula, weight, of, lists)
         state, everywhere = f"s{weight}", of.stage == "none"
         rests = rows.everywhere if everywhere else rows.at_home
-        needs += rows.resting(weight) + rests(state, weight)
+        needs += (rows.at_home if of.gathered else rows.everywhere)(weight, weight) + rests(state, weight)
         needs += rows.gradients(weight, totals[weight], True)
         leaves += rests(state, weight, version=1) + rows.resting(weight, version=1)
-        if of.stage in ("1", "2"):
-            ops += rows.collectives(GATHER, weight, weight, version=1)
     return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
 
 

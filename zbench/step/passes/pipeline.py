@@ -72,16 +72,20 @@ def _border(batch: BatchTemplates, name: str) -> Template:
 
 
 def pipeline_order(
-    stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: tuple[int, int]
+    stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: Sequence[tuple[int, int]]
 ) -> list[Instance]:
     """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
-    EMBEDDING to SEND_DX; fetches: of the templates that gather a stage's first layers ahead, forward and backward."""
+    EMBEDDING to SEND_DX; fetches: for each the templates that gather a stage's first layers ahead, forward and
+    backward, -1 where none does."""
     ends = [*(one.layer for one in stages[1:]), num_layers]
     order = []
     for at, way, batch in one_forward_one_backward(len(stages), len(batches)):
         begin, end, place, first = stages[at].layer, ends[at], stages[at].place, batches[batch]
         if way == FORWARD:
-            order.append(Instance(first + EMBEDDING, 0) if at == 0 else Instance(fetches[0], begin, place=place))
+            if at == 0:
+                order.append(Instance(first + EMBEDDING, 0))
+            elif fetches[batch][0] >= 0:
+                order.append(Instance(fetches[batch][0], begin, place=place))
             order.append(Instance(first + LAYERS, begin, end - begin, place=place))
             last = at + 1 == len(stages)
             order.append(
@@ -89,7 +93,9 @@ def pipeline_order(
             )
             continue
         if at + 1 < len(stages):
-            order += [Instance(first + SEND_DX, end - 1, place=place), Instance(fetches[1], end - 1, place=place)]
+            order.append(Instance(first + SEND_DX, end - 1, place=place))
+            if fetches[batch][1] >= 0:
+                order.append(Instance(fetches[batch][1], end - 1, place=place))
         order.append(Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place))
         if at == 0:
             order.append(Instance(first + EMBEDDING_BACKWARD, 0))

@@ -1,9 +1,13 @@
 """Places of parameters, gradients and optimizer state: ZeRO's stages, with a window of layers gathered ahead.
 
     none   all of them on every GPU of a slice; gradients are reduced and gathered again
-    1      optimizer state in shards; gradients are reduced to them, parameters gathered after the update
+    1      optimizer state in shards; gradients are reduced to them, and what was updated is gathered once, in the next
+           step's first forward, layer by layer and `window` layers ahead of its use
     2      gradients in shards as well: they are reduced in every micro-batch
     3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
+
+A step begins and ends with what the update leaves: from stage 1 on, every parameter at its home alone. That is where
+Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param-gather.
 
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
@@ -68,15 +72,20 @@ class ShardedParameters:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
-        if self.stage == "3" and not 1 <= self.window <= min(self.model.num_layers, 8):
+        if self.stage != "none" and not 1 <= self.window <= min(self.model.num_layers, 8):
             raise ValueError(
                 f"the prefetch window is {self.window} layers; it takes 1 to {min(self.model.num_layers, 8)}"
             )
 
     @property
     def gathered(self) -> bool:
-        """Whether parameters stay at their homes and are gathered where a layer needs them."""
+        """Whether parameters stay at their homes and are gathered wherever a layer needs them."""
         return self.stage == "3"
+
+    @property
+    def gathered_once(self) -> bool:
+        """Whether parameters are gathered in a step's first forward and then stay until they are updated."""
+        return self.stage in ("1", "2")
 
     @property
     def num_gpus(self) -> int:
@@ -177,13 +186,11 @@ class ParameterRows:
         return [[self.layout.number[tensor], layer, AT_HOME, *cells, count, version, 0]]
 
     def resting(self, weight: str, version: int = 0, layer: int = 0) -> list[list[int]]:
-        """Returns the entries of a parameter between its uses."""
-        return (self.at_home if self.of.gathered else self.everywhere)(weight, weight, layer, version)
+        """Returns the entries of a parameter between steps."""
+        return (self.everywhere if self.of.stage == "none" else self.at_home)(weight, weight, layer, version)
 
     def gathers(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
-        """Returns gathers of parameters, of stage 3 alone."""
-        if not self.of.gathered:
-            return []
+        """Returns gathers of parameters."""
         return [line for weight in weights for line in self.collectives(GATHER, weight, weight, layer)]
 
     def reductions(self, weights: tuple[str, ...], last: bool) -> list[list[int]]:
