@@ -22,6 +22,7 @@ from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.zero import ShardedParameters
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
@@ -36,7 +37,7 @@ _SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nv
 class WholeStep:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
-    window: layers whose parameters are gathered ahead with ZeRO-3; the first waits for its own. expert_parallel: GPUs
+    window: layers whose parameters are gathered ahead where they are in shards between steps. expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; routing_skew: how unevenly tokens choose them
     (zbench.step.passes.routing.ExpertParallel).
     """
@@ -61,6 +62,14 @@ class WholeStep:
             raise ValueError(
                 f"model.tied_embeddings is True, as of {model.name}; executor=whole_step takes models with False"
             )
+        places = self.cost.gpus.cluster.num_ranks // self.cost.pp
+        self._experts.check(model, places)
+        groups, zero = places // self.cost.tp, ZERO[model.sharding]
+        ShardedParameters(model, groups, self.cost.tp, zero, self.window, self.expert_parallel)  # refuses a window
+
+    @property
+    def _experts(self) -> ExpertParallel:
+        return ExpertParallel(self.expert_parallel, skew=self.routing_skew)
 
     def start(self) -> Ready:
         """Needs nothing."""
@@ -73,7 +82,7 @@ class WholeStep:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: plans have pipelines, or the window cannot be.
+            ValueError: plans have pipelines.
         """
         cost = self.cost
         if plans[0].pipelines is not None:
@@ -81,9 +90,8 @@ class WholeStep:
                 "plans have pipelines, whose stages differ; executor=whole_step plays stages that are alike"
             )
         model = cost.gpus.model
-        experts = ExpertParallel(self.expert_parallel, skew=self.routing_skew)
         zero = ZERO[model.sharding]
-        step = whole_step(model, plans, cost.tp, zero, self.window, model.recompute, experts, cost.pp)
+        step = whole_step(model, plans, cost.tp, zero, self.window, model.recompute, self._experts, cost.pp)
         prove_step(step)
         return step
 
