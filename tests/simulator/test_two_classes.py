@@ -106,7 +106,7 @@ def digest(cost: Cost, system: Variant) -> str:
 
 
 def bits(value: object) -> object:
-    """The same with floats as text in base 16, which leaves out nothing."""
+    """A value with its floats as text in base 16, which leaves out nothing."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, dict):
