@@ -26,7 +26,10 @@ from zbench.step.template import Instance, Items, Step, Template
 
 @dataclass
 class _Built:
-    """The parts of a step that are built so far. gradients: contributions of every GPU of a stage to each parameter's, -1: none at all."""
+    """The parts of a step that are built so far.
+
+    gradients: contributions of every GPU of a stage to each parameter's, -1: none at all.
+    """
 
     batches: list[BatchTemplates]
     templates: list[Template]
