@@ -1,6 +1,6 @@
 """What a simulated step really takes of memory, beside zbench.run.price's estimate, which is to be a floor.
 
-python tests/bench/sizes.py        # each system and size in a process of its own; about two minutes
+python tests/bench/sizes.py        # each system and size in a process of its own; about three minutes
 """
 
 import resource
@@ -15,11 +15,15 @@ from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.price import priced
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
+WHOLE = "executor=whole_step"
 JOBS = [
     *(("ring", f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
     *(("allgather", f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
     *((system, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
     *((system, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
+    *((system, WHOLE, f"cluster.num_nodes={nodes}") for system in ("ring", "allgather") for nodes in (8, 16, 32)),
+    ("ring", WHOLE, "cluster.num_nodes=8", "model.tensor_parallel=2"),
+    ("ring", WHOLE, "cluster.num_nodes=8", "model=llama_7b_pp4"),
 ]
 
 
@@ -30,7 +34,7 @@ def taken(system: str, *overrides: str) -> None:
     parts = Parts.of(config, Settings.of(config))
     made = make_system(config, parts.cost)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks)
+    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, parts.executor)
     batch = parts.batch(0)
     plans = made.plan(batch)
     verify_step(batch, plans)

@@ -159,3 +159,19 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
 
     assert drawn(Mine(), 100).tolist() == [100]  # type: ignore[arg-type]
     assert drawn(Fixed(0, 100, 300, context_limit=70), 100).max() == 70
+
+
+@pytest.mark.parametrize(
+    ("overrides", "each"),
+    [
+        ((), 25),
+        (("executor=whole_step",), 25 + 12 * 400),
+        (("executor=whole_step", "model.num_layers=2", "model.tensor_parallel=2"), 25 + 2 * 2 * 400),
+        (("executor=whole_step", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
+    ],
+)
+def test_whole_steps_are_priced_by_the_layers_that_are_played(overrides: tuple[str, ...], each: int) -> None:
+    parts, made = composed("system=ring", *overrides)
+    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, parts.executor)
+    rest = replace(price, size=Size(0, price.size.pieces)).memory_bytes
+    assert price.memory_bytes - rest == each * price.size.operations

@@ -111,6 +111,18 @@ class DrawsLengths(Protocol):
 
 
 @runtime_checkable
+class HasOperationBytes(Protocol):
+    """An executor that needs memory of this machine for every operation of the plans that it runs.
+
+    A job too large for this machine is then refused before it is planned (zbench.run.price). operation_bytes: bytes an
+    operation, at least.
+    """
+
+    @property
+    def operation_bytes(self) -> int: ...
+
+
+@runtime_checkable
 class TracesSteps(Protocol):
     """An executor that traces what it ran itself; of others zbench.trace writes what the cost model predicts."""
 

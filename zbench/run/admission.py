@@ -38,7 +38,7 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
     keys = (f"cluster.num_nodes={parts.cluster.num_nodes:,}", f"tokens_per_gpu={settings.tokens_per_gpu:,}")
     for key, case in (("system", own), ("baseline", baseline)):
         if case is not None:
-            price = priced(case.system, parts.workload, parts.tokens, ranks)
+            price = priced(case.system, parts.workload, parts.tokens, ranks, parts.executor)
             check_memory_here(price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys)
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.cluster import MOST_RANKS
-from zbench.interfaces.abilities import DrawsLengths, HasContextLimit, HasSize
+from zbench.interfaces.abilities import DrawsLengths, HasContextLimit, HasOperationBytes, HasSize
 from zbench.interfaces.dealt import undealt
-from zbench.interfaces.protocols import Size, System, Workload
+from zbench.interfaces.protocols import Executor, Size, System, Workload
 from zbench.plans.plan import Ints
 from zbench.run.contract import gives
 
@@ -31,16 +31,17 @@ _SAMPLE = 4096  # documents that are drawn to know a batch's number of sequences
 @dataclass(frozen=True, slots=True)
 class Price:
     """The size of a job, from which its price is estimated. sequences: of a batch, about. size: of a step's plans, at
-    least. ranks: of the cluster."""
+    least. ranks: of the cluster. played: bytes that the executor needs for each operation, beside the plan's own."""
 
     sequences: int
     size: Size
     ranks: int
+    played: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """The bytes that planning, proving and playing a step needs at least."""
-        held = OPERATION * self.size.operations + PIECE * self.size.pieces
+        held = (OPERATION + self.played) * self.size.operations + PIECE * self.size.pieces
         return held + SEQUENCE * self.sequences + RANK * self.ranks
 
     @property
@@ -71,8 +72,8 @@ def check_size(num_nodes: int, gpus_per_node: int, tokens_per_gpu: int) -> None:
         )
 
 
-def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price:
-    """Prices a step of `system`. ranks: of its plans.
+def priced(system: System, workload: Workload, tokens: int, ranks: int, executor: Executor | None = None) -> Price:
+    """Prices a step of `system`. ranks: of its plans. executor: the one that is to run it.
 
     Raises:
         zbench.run.contract.PlugInError: the system's size() failed, or gave no Size.
@@ -80,10 +81,11 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
     whole = undealt(system)
+    played = executor.operation_bytes if isinstance(executor, HasOperationBytes) else 0
     if not isinstance(whole, HasSize):
-        return Price(sequences, Size(operations=2, pieces=sequences), ranks)  # an attend, forward and backward
+        return Price(sequences, Size(operations=2, pieces=sequences), ranks, played)  # an attend, forward and backward
     size = gives(whole, ".size", "lengths and a number of sequences", Size, lambda: whole.size(lengths, sequences))
-    return Price(sequences, size, ranks)
+    return Price(sequences, size, ranks, played)
 
 
 def drawn(workload: Workload, tokens: int) -> Ints:

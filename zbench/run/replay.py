@@ -88,7 +88,7 @@ class Replay:
 
     def _check_memory(self, where: str) -> None:
         cluster, parts = self.parts.cluster, self.parts
-        price = priced(self.system, parts.workload, parts.tokens, cluster.num_ranks)
+        price = priced(self.system, parts.workload, parts.tokens, cluster.num_ranks, parts.executor)
         keys = (f"cluster.num_nodes={cluster.num_nodes:,}", f"tokens={parts.tokens:,}")
         check_memory_here(price, free_memory(), where, *keys)
 

@@ -18,7 +18,7 @@ from zbench.describe.checks import check_whole_number
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import ATTEND, Plan
-from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
+from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
@@ -30,6 +30,9 @@ from zbench.trace.step import MOST_EVENTS
 from zbench.trace.whole_step import track_names, whole_step_events
 
 ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # model.sharding: the stage of whole_step
+# Bytes that building, proving and playing take for an operation of attention in one layer, at least: rings and gathers
+# of keys and values on 64 and 128 GPUs took 450 to 500 (python tests/bench/sizes.py).
+OPERATION_OF_LAYER = 400
 _SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nvlink_bytes leaves out
 
 
@@ -70,6 +73,14 @@ class WholeStep:
     @property
     def _experts(self) -> ExpertParallel:
         return ExpertParallel(self.expert_parallel, skew=self.routing_skew)
+
+    @property
+    def operation_bytes(self) -> int:
+        """The bytes of this machine that an operation of a plan takes at least, in all layers that are played, on each
+        of a rank's GPUs."""
+        stages = self.cost.pp
+        layers = stages * min(LAYERS[0], self.cost.gpus.model.num_layers // stages)
+        return OPERATION_OF_LAYER * layers * self.cost.tp
 
     def start(self) -> Ready:
         """Needs nothing."""
