@@ -37,10 +37,19 @@ def test_a_cell_is_won_within_its_interval() -> None:
 
 def test_the_worst_come_first_and_other_layouts_are_told_beside() -> None:
     sheet = worst({("here", "m", "simulated"): {"nominal": SYSTEMS}}, "mine")
-    assert sheet.title.startswith("mine beside the fastest other system: 2 cells, 1 below 0.99 of it, 0 of them beyond")
+    assert sheet.title == (
+        "mine beside the fastest other system: 2 cells, 1 below 0.99 of it, 0 of them beyond the 95% interval over "
+        "batches; geometric mean 0.81, 0.67 to 0.99. By another layout another system is faster in 1, beyond the "
+        "interval in 1; least 0.50"
+    )
     assert [row[1:3] for row in sheet.rows] == [("b", "far"), ("a", "near")]
     assert [row[4] for row in sheet.rows] == ["within the interval", "yes"]
     assert [row[5] for row in sheet.rows] == ["", "static_best (tensor_parallel=8) 0.50 (0.50-0.50)"]
+
+
+def test_without_cells_the_title_says_so() -> None:
+    sheet = worst({("here", "m", "simulated"): {"nominal": {"mine": SYSTEMS["mine"]}}}, "mine")
+    assert (sheet.title, sheet.rows) == ("mine beside the fastest other system: no cells", ())
 
 
 def test_a_run_s_layout_is_what_it_chose_otherwise() -> None:

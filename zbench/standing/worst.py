@@ -4,8 +4,9 @@ Systems that chose other keys of the model than the run has (a layout of their o
 sequences could have their plans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from zbench.console.sheet import Sheet
 from zbench.describe.worlds import NOMINAL
@@ -68,13 +69,34 @@ def worst(found: Mapping[Place, Worlds], name: str) -> Sheet:
         other = apart.get((one.place, one.workload))
         beaten = f"{other.other} {gain_words(other.ratio, other.factor, None)}" if other and other.ratio < LEAST else ""
         rows.append((one.place, one.workload, one.other, gain_words(one.ratio, one.factor, None), _word(one), beaten))
-    lost = sum(not one.won for one in cells)
-    title = (
-        f"{name} beside the fastest other system: {len(cells)} cells, {sum(one.ratio < LEAST for one in cells)} below "
-        f"{LEAST} of it, {lost} of them beyond the {LEVEL:.0%} interval over batches"
-    )
+    title = f"{name} beside the fastest other system: {_counts(cells)}{_layouts(cells, apart)}"
     columns = ("cluster, model", "workload", "fastest other", f"{name} x that", "won", "faster by another layout")
     return Sheet(title, columns, tuple(rows))
+
+
+def _counts(cells: Sequence[Beside]) -> str:
+    if not cells:
+        return "no cells"
+    ratios = [one.ratio for one in cells]
+    lost = sum(not one.won for one in cells)
+    return (
+        f"{len(cells)} cells, {sum(ratio < LEAST for ratio in ratios)} below {LEAST} of it, {lost} of them beyond the "
+        f"{LEVEL:.0%} interval over batches; geometric mean {geometric_mean(ratios):.2f}, {min(ratios):.2f} to "
+        f"{max(ratios):.2f}"
+    )
+
+
+def _layouts(cells: Sequence[Beside], apart: Mapping[tuple[str, str], Beside]) -> str:
+    """Tells of cells in which another layout is faster, in words to be added to a title."""
+    mine = {(one.place, one.workload) for one in cells}
+    faster = [one for where, one in apart.items() if where in mine and one.ratio < LEAST]
+    if not faster:
+        return ""
+    lost = sum(not one.won for one in faster)
+    return (
+        f". By another layout another system is faster in {len(faster)}, beyond the interval in {lost}; least "
+        f"{min(one.ratio for one in faster):.2f}"
+    )
 
 
 def _word(one: Beside) -> str:
