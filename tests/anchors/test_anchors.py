@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from zbench.anchors import __main__, attention, flexsp, steps
+from zbench.anchors import __main__, attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
 from zbench.anchors.__main__ import GROUPS, anchors
 from zbench.anchors.anchor import Anchor, published_rows
-from zbench.anchors.presets import cluster, workload
+from zbench.anchors.presets import cluster, workload, world, worlds
 from zbench.anchors.summary import summary_rows
 
 # Errors in percent, in the order of the tables. A change of the cost model has to say here what it did to them.
@@ -244,7 +244,7 @@ def test_orders_are_judged_inside_a_family_only() -> None:
 def test_json_is_a_list_of_every_case(
     found: list[Anchor], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "anchors", lambda: found)
+    monkeypatch.setattr(__main__, "anchors", lambda _: found)
     monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--json"])
     assert __main__.main() == 0
     rows = json.loads(capsys.readouterr().out)
@@ -256,7 +256,7 @@ def test_json_is_a_list_of_every_case(
 def test_tables_and_sums_are_of_known_and_blind_apart(
     found: list[Anchor], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "anchors", lambda: found)
+    monkeypatch.setattr(__main__, "anchors", lambda _: found)
     monkeypatch.setattr(sys, "argv", ["zbench.anchors"])
     assert __main__.main() == 0
     said = capsys.readouterr()
@@ -271,3 +271,17 @@ def test_tables_and_sums_are_of_known_and_blind_apart(
     ):
         assert words in said.out
     assert not said.err
+
+
+def test_worlds_that_anchors_may_be_in_change_clusters() -> None:
+    assert "unhidden" not in worlds()
+    assert {"nominal", "nic_2", "compute_slowed"} <= set(worlds())
+    assert all(world(name).overlap_collectives is None for name in worlds())
+
+
+def test_anchors_are_of_clusters_in_the_world_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for module in (flexsp, nccl, attention, ring_flash_attention, training, long_context, steps):
+        monkeypatch.setattr(module, "anchors", lambda described, *_: seen.append(described("h200_4x8")) or [])
+    assert anchors("compute_slowed") == []
+    assert {(one.device.compute_slowdown, one.nic_channels) for one in seen} == {(1.1256, 2)}

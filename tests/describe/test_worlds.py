@@ -81,6 +81,7 @@ def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Mo
         ),
         World(attention_rate=1.2): replace(cluster, device=replace(device, **rates)),
         World(matmul_rate=0.8): replace(cluster, device=replace(device, matmul_flops=0.8 * device.matmul_flops)),
+        World(compute_slowdown=1.3): replace(cluster, device=replace(device, compute_slowdown=1.3)),
     }
     for world, changed in expected.items():
         assert world.of(Machine(cluster, model)) == (changed, model)
@@ -100,8 +101,10 @@ def test_curves_of_measured_devices_are_faster_as_a_whole() -> None:
 
 
 def test_several_causes_at_once_are_all_changed_and_told() -> None:
-    world = World(nic_channels=4, latency=2.5, matmul_rate=0.9, overlap_collectives=False)
-    assert world.words == "latencies x 2.5, matmul rate -10 %, NIC channels 4, collectives not hidden"
+    world = World(nic_channels=4, latency=2.5, matmul_rate=0.9, compute_slowdown=1.1256, overlap_collectives=False)
+    assert world.words == (
+        "latencies x 2.5, matmul rate -10 %, NIC channels 4, computes beside messages x 1.1256, collectives not hidden"
+    )
     there = machine("h100_4x8")
     cluster, model = world.of(there)
     assert (cluster.nic_channels, model.overlap_collectives) == (4, False)
@@ -160,6 +163,8 @@ def test_why_a_machine_has_no_such_world() -> None:
         ({"attention_rate": "fast"}, "world.attention_rate is 'fast'"),
         ({"matmul_rate": 2 * MOST_TIMES}, "world.matmul_rate is 2000000.0"),
         ({"nic_bandwidth": float("nan")}, "world.nic_bandwidth is nan"),
+        ({"compute_slowdown": 0.9}, "world.compute_slowdown is 0.9; it takes how many times as long a compute takes"),
+        ({"compute_slowdown": True}, "world.compute_slowdown is True"),
         ({"overlap_collectives": 0}, "world.overlap_collectives is 0; it takes true, false or null"),
         ({"nics_above": "fast"}, "world.nics_above is 'fast'"),
         ({"nics_above": -1.0}, "world.nics_above is -1.0; it has to be at least 0 and finite"),

@@ -172,7 +172,9 @@ def test_the_experiment_names_worlds_that_there_are() -> None:
     params = OmegaConf.load(CONF / "experiment" / "worlds.yaml").hydra.sweeper.params
     named = params.world.split(",")
     assert named[0] == "nominal"
-    assert set(named) | {"nvlink_1"} == {path.stem for path in (CONF / "world").glob("*.yaml")}
+    assert set(named) | {"nvlink_1", "compute_slowed", "compute_slowed_2"} == {
+        path.stem for path in (CONF / "world").glob("*.yaml")
+    }
 
 
 def test_the_experiment_leaves_out_what_a_cluster_has_not(record: str) -> None:

@@ -1,6 +1,7 @@
 """The clock equals the plain event loop of tests/helpers/eventloop.py to the last bit, and keeps its own rules."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -245,3 +246,70 @@ def test_the_makespan_is_at_least_every_queue_and_every_chain(case: tuple[Cost, 
         for follower in of.followers[of.offsets[hop] : of.offsets[hop + 1]]:
             longest[follower] = max(longest[follower], longest[hop])
     assert longest.max() <= end * (1 + 1e-12)
+
+
+def slowed_cost(cost: Cost, slowdown: float) -> Cost:
+    device = replace(cost.cluster.device, compute_slowdown=slowdown)
+    return replace(cost, cluster=replace(cost.cluster, device=device))
+
+
+@given(cases(nodes=3, gpus=4, most=120), st.booleans(), st.sampled_from((1.1256, 2.0, 7.5)))
+def test_a_compute_takes_longer_for_as_long_as_messages_are_at_its_gpu(
+    case: tuple[Cost, Plan], backward: bool, slowdown: float
+) -> None:
+    """What it does is what it has to do: seconds beside messages count 1 / slowdown; all other rules are kept."""
+    cost, plan = slowed_cost(case[0], slowdown), case[1]
+    of, timeline = play(cost, plan, plan.backward if backward else plan.forward, backward)
+    parts = of.hops
+    sides = [(queue // parts.queues).tolist() for queue in (parts.queue_a, parts.queue_b)]
+    for hop in range(len(of.busy)):
+        begin, end = timeline.start[hop], timeline.release[hop]
+        if parts.link_a[hop] >= 0:
+            assert end == begin + of.busy[hop]
+            continue
+        here = sides[0][hop]
+        at = [one for one in np.flatnonzero(parts.link_a >= 0) if here in (sides[0][one], sides[1][one])]
+        times = sorted(
+            {begin, end, *np.clip(timeline.start[at], begin, end), *np.clip(timeline.release[at], begin, end)}
+        )
+        done = 0.0
+        for left, right in pairwise(times):
+            beside = any(timeline.start[one] <= left and right <= timeline.release[one] for one in at)
+            done += (right - left) / (slowdown if beside else 1.0)
+        assert done == pytest.approx(of.busy[hop], rel=1e-9, abs=1e-15)
+    assert (timeline.done >= timeline.release).all()
+    for queue in _used(parts.queue_a, parts.queue_b).values():
+        assert (np.diff(timeline.start[queue]) >= 0).all()
+    for queue in _used(parts.queue_a[parts.link_a < 0], np.full((parts.link_a < 0).sum(), -1)).values():
+        mine = np.flatnonzero(parts.link_a < 0)[queue]
+        assert (timeline.start[mine[1:]] >= timeline.release[mine[:-1]]).all()
+    for hop in range(len(of.busy)):
+        for follower in of.followers[of.offsets[hop] : of.offsets[hop + 1]]:
+            assert timeline.start[follower] >= timeline.done[hop]
+
+
+@given(cases())
+def test_where_nothing_is_slowed_hops_take_what_they_take_alone(case: tuple[Cost, Plan]) -> None:
+    cost, plan = case
+    of, timeline = play(cost, plan, plan.forward, False)
+    assert timeline.seconds(of.busy).tolist() == of.busy.tolist()
+
+
+def test_messages_of_before_slow_what_begins_beside_them() -> None:
+    """A compute of 2 s on a GPU whose link is busy for 1 s more, twice as slow beside messages, ends after 2.5 s."""
+    cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e11, 1.0, 0.0, replace(REAL, compute_slowdown=2.0))
+    plan = Plan(NONE, NONE, 2, 2, Blocks(NONE, NONE, NONE, NONE, NONE), Lists.of([]), EMPTY, EMPTY, Lists.of([]))
+    ops = Ops.transfers(KV, np.array([0]), np.array([1]), (0, 2), np.array([0]), False)
+    parts = hops(plan, ops, np.array([8]), cluster)
+    compute = replace(
+        parts,
+        queue_a=np.array([0]),
+        queue_b=np.array([-1]),
+        link_a=np.array([-1]),
+        link_b=np.array([-1]),
+        link_class=np.array([-1]),
+    )
+    free = Free.zero(cluster)
+    free.queues[parts.queue_a[0], 0] = 1.0
+    of = hop_graph(compute, np.array([2.0]), np.zeros(1), Edges(NONE, NONE))
+    assert run_hops(of, np.zeros(2), free).release.tolist() == [2.5]

@@ -1,4 +1,4 @@
-"""python -m zbench.anchors [--rows FILE.csv [--group GROUP]] [--json]: measured numbers beside predictions. An edge."""
+"""python -m zbench.anchors [--world NAME | --rows FILE [--group GROUP]] [--json]: measured and predicted. An edge."""
 
 import sys
 
@@ -16,9 +16,11 @@ with loading(__name__):
     from zbench.anchors import attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
     from zbench.anchors.anchor import Anchor
     from zbench.anchors.measured import MeasuredRow, read_measured
-    from zbench.anchors.presets import cluster, workload
+    from zbench.anchors.presets import cluster, workload, world, worlds
     from zbench.console.meter import Meter
+    from zbench.describe.cluster import Cluster
     from zbench.describe.units import with_noun
+    from zbench.describe.worlds import NOMINAL
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
@@ -33,11 +35,17 @@ GROUPS = {
 }
 
 
-def anchors() -> list[Anchor]:
-    """Returns all published numbers that this project predicts, each beside its prediction."""
+def anchors(name: str = NOMINAL) -> list[Anchor]:
+    """Returns all published numbers that this project predicts, each beside its prediction; name: of the world that
+    clusters are in, if they have it."""
+    there = world(name)
+
+    def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
+        return there.of_cluster(cluster(preset, num_nodes, device))
+
     modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
-    found = [anchor for module in modules for anchor in module.anchors(cluster)]
-    return found + attention.anchors(cluster, "magi") + steps.anchors(cluster, workload)
+    found = [anchor for module in modules for anchor in module.anchors(described)]
+    return found + attention.anchors(described, "magi") + steps.anchors(described, workload)
 
 
 def main() -> int:
@@ -49,12 +57,14 @@ def _anchors() -> int:
     arguments = _asked()
     if arguments.rows == "":
         raise ValueError("--rows is ''; it takes a CSV file of measured rows")
+    if arguments.rows and arguments.world:
+        raise ValueError(f"--world is {arguments.world}; it is of published numbers, so it takes no --rows beside it")
     if arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     elif arguments.group:
         raise ValueError(f"--group is {arguments.group}; it takes a file of rows beside it, --rows FILE")
     else:
-        _published(arguments.json)
+        _published(arguments.world or NOMINAL, arguments.json)
     return 0
 
 
@@ -70,12 +80,15 @@ def _asked() -> argparse.Namespace:
         choices=attention.GROUPS,
         help="of --rows, the methods that are predicted: those of the wrapper, or MagiAttention's (default: attention)",
     )
+    parser.add_argument(
+        "--world", metavar="WORLD", choices=worlds(), help="a world of conf/world that clusters are in (docs/worlds.md)"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
 
 
-def _published(as_json: bool) -> None:
-    found = anchors()
+def _published(world: str, as_json: bool) -> None:
+    found = anchors(world)
     if not as_json:
         from zbench.anchors.show import show_groups
 

@@ -5,6 +5,7 @@ from hydra.utils import instantiate
 
 from zbench import CONF
 from zbench.describe.cluster import Cluster
+from zbench.describe.worlds import World
 from zbench.workloads.fill import Lengths
 
 
@@ -16,6 +17,20 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(overrides=overrides)
     found: Cluster = instantiate(config.cluster, _convert_="all")
+    return found
+
+
+def worlds() -> list[str]:
+    """Returns the names of the presets of conf/world that change clusters, and no model."""
+    names = sorted(path.stem for path in (CONF / "world").glob("*.yaml"))
+    return [name for name in names if world(name).overlap_collectives is None]
+
+
+def world(name: str) -> World:
+    """Returns the world of the preset `name`."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(overrides=[f"+world={name}"])
+    found: World = instantiate(config.world, _convert_="all")
     return found
 
 

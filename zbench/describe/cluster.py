@@ -47,10 +47,20 @@ DEVICE_KINDS = {
 }
 MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
+MOST_SLOWDOWN = 100.0  # far above anything measured
 PLAN, LONGEST_WAITING = "plan", "longest_waiting"
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
+
+
+def check_slowdown(key: str, value: object) -> None:
+    """Raises ValueError where a value is no slowdown of computes."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= MOST_SLOWDOWN:
+        raise ValueError(
+            f"{key} is {value!r}; it takes how many times as long a compute takes beside messages, a number from 1 to "
+            f"{MOST_SLOWDOWN:g}, as in 1.1256"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,7 @@ class Device:
     attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
         causally and of rectangles, against the keys (in whole tiles) that a row of tiles sees on average; all four or
         none, and where they are, they are what counts and not the two rates above.
+    compute_slowdown: how many times as long a compute takes while messages are under way at its GPU, at least 1.
     matmul_by_tokens: by model name, matmul_flops as a curve over a rank's tokens; other models have matmul_flops.
     """
 
@@ -89,6 +100,7 @@ class Device:
     packed_rows: bool = False
     backward_rows: int = 128
     empty_block_seconds: float = 0.0
+    compute_slowdown: float = 1.0
     attention_forward_causal: Curve | None = None
     attention_forward_full: Curve | None = None
     attention_backward_causal: Curve | None = None
@@ -102,6 +114,7 @@ class Device:
         check_boolean("cluster.device.packed_rows", self.packed_rows)
         if self.backward_rows not in (64, 128):
             raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
+        check_slowdown("cluster.device.compute_slowdown", self.compute_slowdown)
         for name, kind in DEVICE_KINDS.items():
             value = parse(f"cluster.device.{name}", getattr(self, name), kind)
             if not 0 <= value < float("inf") or (value == 0 and name not in MAY_BE_ZERO):

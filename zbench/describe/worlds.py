@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zbench.describe.checks import check_whole_number
-from zbench.describe.cluster import CURVES, Cluster, Device
+from zbench.describe.cluster import CURVES, Cluster, Device, check_slowdown
 from zbench.describe.curve import Curve
 from zbench.describe.links import MOST_CHANNELS, Domain
 from zbench.describe.model import Model
@@ -42,6 +42,7 @@ class World:
     nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
     What is said of NVLink is so of all domains inside a node.
     attention_rate, matmul_rate: times the device's; curves as a whole.
+    compute_slowdown: in place of the device's.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
     """
@@ -53,6 +54,7 @@ class World:
     latency: float = 1.0
     attention_rate: float = 1.0
     matmul_rate: float = 1.0
+    compute_slowdown: float | None = None
     overlap_collectives: bool | None = None
     nics_above: float = 0.0
 
@@ -67,6 +69,8 @@ class World:
                     f"world.{name} is {value!r}; it takes how many times the nominal one it is, a number from "
                     f"{1 / MOST_TIMES:g} to {MOST_TIMES:g}, as in 1.2"
                 )
+        if self.compute_slowdown is not None:
+            check_slowdown("world.compute_slowdown", self.compute_slowdown)
         if not isinstance(self.overlap_collectives, bool | None):
             raise ValueError(f"world.overlap_collectives is {self.overlap_collectives!r}; it takes true, false or null")
         above = parse("world.nics_above", self.nics_above, "bytes/s")
@@ -78,8 +82,19 @@ class World:
         """Returns the machine in this world; in the nominal one itself."""
         if self == World():
             return machine
-        cluster, model = machine
-        cluster = replace(
+        cluster, model = self.of_cluster(machine.cluster), machine.model
+        if self.overlap_collectives is not None:
+            model = replace(model, overlap_collectives=self.overlap_collectives)
+        return Machine(cluster, model)
+
+    def of_cluster(self, cluster: Cluster) -> Cluster:
+        """Returns the cluster in this world; NICs that are too narrow for it as they are."""
+        if cluster.nic_bandwidth <= self.nics_above:
+            return cluster
+        device = _faster(cluster.device, self.attention_rate, self.matmul_rate)
+        if self.compute_slowdown is not None:
+            device = replace(device, compute_slowdown=self.compute_slowdown)
+        return replace(
             cluster,
             nic_bandwidth=cluster.nic_bandwidth * self.nic_bandwidth,
             nvlink_bandwidth=cluster.nvlink_bandwidth * self.nvlink_bandwidth,
@@ -89,11 +104,8 @@ class World:
             nic_channels=self.nic_channels or cluster.nic_channels,
             nvlink_channels=self.nvlink_channels or cluster.nvlink_channels,
             domains=tuple(map(self._domain, cluster.domains)),
-            device=_faster(cluster.device, self.attention_rate, self.matmul_rate),
+            device=device,
         )
-        if self.overlap_collectives is not None:
-            model = replace(model, overlap_collectives=self.overlap_collectives)
-        return Machine(cluster, model)
 
     def _domain(self, domain: Domain) -> Domain:
         return replace(
@@ -139,6 +151,8 @@ class World:
         told = [_times(words, getattr(self, name)) for name, words in _FACTORS.items() if getattr(self, name) != 1]
         given = {words: getattr(self, name) for name, words in _CHANNELS.items()}
         told += [f"{words} channels {count}" for words, count in given.items() if count is not None]
+        if self.compute_slowdown is not None:
+            told.append(f"computes beside messages x {self.compute_slowdown:.5g}")
         if self.overlap_collectives is not None:
             told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL

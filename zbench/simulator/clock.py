@@ -12,20 +12,25 @@ A hop (zbench.simulator.hops) waits for its data, for its **queues** and for its
   has a compute queue and, for every class of links, one a direction for transfers of its own and one for what it passes
   on for others. Messages from one queue to one other queue go one after another.
 
-`run_hops` is an event loop over hops. It is exact for these rules: no time is ever revised. Free times of a queue or a
-link are a row with a channel each, ascending: a message takes the channel that is free first.
+A GPU may compute more slowly while messages are under way at it, as what moves them takes multiprocessors and memory
+bandwidth from it: Device.compute_slowdown times as long, for as long as a message is at one of its GPU's queues.
+
+`run_hops` is an event loop over hops. It is exact for these rules. Free times of a queue or a link are a row with a
+channel each, ascending: a message takes the channel that is free first. No time is ever revised but that at which a
+slowed compute ends, which is an event of its own: messages that begin meanwhile put it off.
 """
 
 import heapq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Floats
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import LONGEST_WAITING, Cluster
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.hops import num_links, num_queues
+from zbench.simulator.hops import COMPUTE, num_links, num_queues
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,23 @@ class Timeline:
     release: Floats
     done: Floats
 
+    def seconds(self, busy: Floats) -> Floats:
+        """Returns how long each hop took, `busy` seconds where nothing slowed it, [num_hops]."""
+        return np.where(self.release == self.start + busy, busy, self.release - self.start)
+
 
 @dataclass(slots=True)
 class Free:
     """When channels are free, in seconds: queues [num_queues, most channels], links [num_links, most channels].
 
     A queue or link with fewer channels than the most has its first ones. longest_waiting: who goes first at a link
-    that several wait for (Cluster.port_order).
+    that several wait for (Cluster.port_order). slowdown: of computes beside messages (Device.compute_slowdown).
     """
 
     queues: Floats
     links: Floats
     longest_waiting: bool = False
+    slowdown: float = 1.0
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
@@ -60,11 +70,40 @@ class Free:
         """Returns channels of so many queues, and of a cluster's links, that are all free at 0."""
         most = max(link.channels for link in cluster.links)
         links = np.zeros((num_links(cluster), most))
-        return Free(np.zeros((queues, most)), links, cluster.port_order == LONGEST_WAITING)
+        longest_waiting = cluster.port_order == LONGEST_WAITING
+        return Free(np.zeros((queues, most)), links, longest_waiting, cluster.device.compute_slowdown)
 
     def copy(self) -> "Free":
         """Returns a copy that goes on by itself."""
-        return Free(self.queues.copy(), self.links.copy(), self.longest_waiting)
+        return Free(self.queues.copy(), self.links.copy(), self.longest_waiting, self.slowdown)
+
+
+class Slowed(NamedTuple):
+    """Computes that messages slow, as the loop goes on. slowdown: how many times as long they take then.
+
+    running: the compute that runs on each rank, -1. covered: until when messages that have begun are under way at each
+    rank. [num_ranks]. since, left: from when on each compute has how many seconds to do, alone, [num_hops]. queues: of
+    a rank, of which the first is its compute queue.
+    """
+
+    slowdown: float
+    running: Ints
+    covered: Floats
+    since: Floats
+    left: Floats
+    queues: int
+
+    @staticmethod
+    def of(graph: HopGraph, num_ranks: int, free: Free) -> "Slowed":
+        """Returns that of hops that have not begun, with the messages of before."""
+        if free.slowdown == 1:
+            none = np.zeros(0)
+            return Slowed(1.0, none.astype(np.int64), none, none, none, graph.hops.queues)
+        queues = graph.hops.queues
+        moving = free.queues[: num_ranks * queues].reshape(num_ranks, queues, -1)[:, COMPUTE + 1 :]
+        covered = moving.max(axis=(1, 2), initial=0.0)
+        nobody = np.full(num_ranks, -1, np.int64)
+        return Slowed(free.slowdown, nobody, covered, np.zeros(len(graph.busy)), graph.busy.copy(), queues)
 
 
 def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
@@ -72,9 +111,9 @@ def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
 
     free: when queues and links are; changed in place to when they are afterwards.
     """
-    return Timeline(
-        *_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links, free.longest_waiting)
-    )
+    slowed = Slowed.of(of, len(rank_ready), free)
+    state = free.queues, free.links, free.longest_waiting
+    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, state, slowed))
 
 
 @nb.njit(cache=True)
@@ -97,12 +136,36 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, rank_ready, queue_free, link_free, longest_waiting):  # type: ignore[no-untyped-def]
+def _end(slowed, rank, hop):  # type: ignore[no-untyped-def]
+    """Returns when a compute ends, as far as messages have begun."""
+    since, left, slowdown = slowed.since[hop], slowed.left[hop], slowed.slowdown
+    slow = max(0.0, slowed.covered[rank] - since)
+    return since + (left * slowdown if left * slowdown <= slow else slow + left - slow / slowdown)
+
+
+@nb.njit(cache=True)
+def _put_off(slowed, rank, now, until):  # type: ignore[no-untyped-def]
+    """Notes a message at a rank, under way from now on; returns the compute whose end it puts off, -1 for none."""
+    hop = slowed.running[rank]
+    if until <= slowed.covered[rank]:
+        return -1
+    if hop >= 0:
+        since = slowed.since[hop]
+        slow = max(0.0, min(now, slowed.covered[rank]) - since)
+        slowed.left[hop] = max(0.0, slowed.left[hop] - slow / slowed.slowdown - (now - since - slow))
+        slowed.since[hop] = now
+    slowed.covered[rank] = until
+    return hop
+
+
+@nb.njit(cache=True)
+def _run(rows, following, waits, rank_ready, free, slowed):  # type: ignore[no-untyped-def]
     rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     next_a, next_b, next_pair, offsets, followers = following
-    num_hops = len(rank)
+    queue_free, link_free, longest_waiting = free
+    num_hops, computes = len(rank), len(slowed.running) * slowed.queues
     ready, start, release, done = np.empty(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    heap = [(0.0, 0.0, 0) for _ in range(0)]  # when, since when it waits where that counts, and the hop
+    heap = [(0.0, 0.0, 0) for _ in range(0)]  # when, since when it waits where that counts, and the hop; ~hop: its end
     for hop in range(num_hops):
         ready[hop] = max(rank_ready[rank[hop]], queue_free[queue_a[hop], slot[hop]])
         if queue_b[hop] >= 0:
@@ -111,24 +174,44 @@ def _run(rows, following, waits, rank_ready, queue_free, link_free, longest_wait
             heapq.heappush(heap, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
     while len(heap):
         begin, since, hop = heapq.heappop(heap)
-        a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
-        if a >= 0:
-            both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
-            if both > begin:  # asks again when both are free; others may go first
-                heapq.heappush(heap, (both, since, hop))
+        if hop < 0:
+            hop = ~hop
+            if begin != release[hop]:
+                continue  # was put off
+            slowed.running[queue_a[hop] // slowed.queues] = -1
+            take(queue_free, queue_a[hop], 1, 0, begin)
+        else:
+            a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
+            if a >= 0:
+                both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
+                if both > begin:  # asks again when both are free; others may go first
+                    heapq.heappush(heap, (both, since, hop))
+                    continue
+            start[hop] = begin
+            if a < 0 and queue_a[hop] < computes:
+                here = queue_a[hop] // slowed.queues
+                slowed.running[here], slowed.since[hop] = hop, begin
+                release[hop] = _end(slowed, here, hop)
+                heapq.heappush(heap, (release[hop], -1.0, ~hop))  # before what else is to begin then
                 continue
-        start[hop] = begin
-        release[hop] = begin + busy[hop]
+            release[hop] = begin + busy[hop]
+            take(queue_free, queue_a[hop], k, s, release[hop])
+            if a >= 0:
+                take(link_free, a, k, s, release[hop])
+                if b >= 0:
+                    take(link_free, b, k, s, release[hop])
+                    take(queue_free, queue_b[hop], k, s, release[hop])
+                for queue in (queue_a[hop], queue_b[hop]):
+                    if 0 <= queue < computes:
+                        here = queue // slowed.queues
+                        one = _put_off(slowed, here, begin, release[hop])
+                        if one >= 0:
+                            release[one] = _end(slowed, here, one)
+                            heapq.heappush(heap, (release[one], -1.0, ~one))
         done[hop] = release[hop] + latency[hop]
-        take(queue_free, queue_a[hop], k, s, release[hop])
-        if a >= 0:
-            take(link_free, a, k, s, release[hop])
-            if b >= 0:
-                take(link_free, b, k, s, release[hop])
-                take(queue_free, queue_b[hop], k, s, release[hop])
         for follower, queue in ((next_a[hop], queue_a[hop]), (next_b[hop], queue_b[hop])):
             if follower >= 0:  # alone can take what is free next in the queue, so that is known now
-                ready[follower] = max(ready[follower], begin, queue_free[queue, slot[follower]])
+                ready[follower] = max(ready[follower], start[hop], queue_free[queue, slot[follower]])
                 waits[follower] -= 1
                 if waits[follower] == 0:
                     heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))

@@ -139,7 +139,7 @@ def occupancy(of: HopGraph, timeline: Timeline, modules: Modules) -> tuple[Float
     attend = np.flatnonzero(parts.link_a < 0)
     rank = parts.queue_a[attend] // parts.queues
     assert (parts.queue_a[attend] % parts.queues == COMPUTE).all()
-    busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
+    busy = np.bincount(rank, weights=timeline.seconds(of.busy)[attend], minlength=num_ranks).astype(np.float64)
     # Each rank's compute intervals in time order: its linear modules, its attends, which are in queue order, and the
     # next layer's linear modules.
     mine = attend[np.argsort(rank, kind="stable")]

@@ -64,7 +64,8 @@ def programs(plan: Plan, cost: Cost) -> Programs:
 
 
 def playable(plan: Plan, cost: Cost) -> tuple[HopGraph | Direct, HopGraph | Direct]:
-    """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less.
+    """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less: where links
+    serve one queue each, and messages slow no compute.
 
     Raises:
         ValueError: as `programs`.
@@ -72,7 +73,7 @@ def playable(plan: Plan, cost: Cost) -> tuple[HopGraph | Direct, HopGraph | Dire
     lists = (plan.forward, False), (plan.backward, True)
     forward, backward = (
         direct(plan, ops, by_consumer(len(ops), _edges(plan, ops, back)), cost, back)
-        if is_direct(ops, cost.cluster)
+        if cost.cluster.device.compute_slowdown == 1 and is_direct(ops, cost.cluster)
         else prepare(plan, ops, _edges(plan, ops, back), cost, back)
         for ops, back in lists
     )
