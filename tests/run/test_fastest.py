@@ -46,7 +46,7 @@ def study_of(cost: Cost, *free: str) -> Study:
         rest = np.random.default_rng(number).integers(32, 256, 15)
         return Batch(np.append(rest, 4000 + number), 0, number)
 
-    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), free=free)
+    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), Simulated, free=free)
 
 
 def meshes(cost: Cost, keys: Mapping[str, Any]) -> System:
@@ -96,7 +96,7 @@ def test_a_setting_that_never_fits_is_behind_one_that_does() -> None:
 
     cost = small(1, 4, memory=21e9)
     lengths = np.array([30_000, 64, 64, 64])
-    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost)
+    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, Simulated)
     found = {
         degree: Simulated(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
         for degree in (1, 4)

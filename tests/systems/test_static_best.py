@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,10 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces import study
-from zbench.interfaces.study import Choice, Study
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.interfaces.study import Choice, Clock, Study
+from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.record.record import read
 from zbench.record.rows import rows
@@ -39,14 +42,14 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def study_of(cost: Cost, *longest: int, trains: bool = False) -> Study:
+def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = Simulated) -> Study:
     """Batches of sixteen sequences, the longest of which is one of `longest`."""
 
     def batch(number: int) -> Batch:
         rest = np.random.default_rng(number).integers(32, 256, 15)
         return Batch(np.append(rest, longest[number % len(longest)]), 0, number)
 
-    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), trains)
+    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), clock, trains=trains)
 
 
 def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
@@ -70,6 +73,37 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
     ]
     assert len(every) > 10
     assert mine <= min(every) * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Dear:
+    """A clock by which tensor parallelism of 2 takes a thousand times as long, and one of 4 is refused."""
+
+    cost: Cost
+
+    def __post_init__(self) -> None:
+        if self.cost.tp == 4:
+            raise ValueError("not played")
+
+    def start(self) -> Ready:
+        return Ready()
+
+    def stop(self) -> None:
+        pass
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        result = Simulated(self.cost).step(batch, plans)
+        return replace(result, seconds=result.seconds * (1000 if self.cost.tp == 2 else 1))
+
+
+def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
+    cost = small(1, 4)
+    usual = search_layouts(study_of(cost, 200), (), "balanced")
+    judged = search_layouts(study_of(cost, 200, clock=Dear), (), "balanced")
+    assert usual.model["tensor_parallel"] == 2
+    assert judged.model["tensor_parallel"] == 1
+    found = {model.tensor_parallel for model, _ in parallel_layouts(study_of(cost, 200, clock=Dear), ())}
+    assert found == {1, 2}
 
 
 def test_what_does_not_fit_is_not_chosen() -> None:

@@ -13,6 +13,7 @@ from zbench.run.chosen import SEED, settled
 from zbench.run.contract import batch_of
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import from_yaml, make_part
+from zbench.simulator.simulate import Simulated
 
 Tell = Callable[[str], None]
 
@@ -61,5 +62,6 @@ def study_of(question: Question, tell: Tell) -> Study:
         parts.model,
         lambda number: batch_of(workload, number, parts.tokens),
         lambda model: make_cost(parts.cluster, model),
+        Simulated,
         tell=tell,
     )

@@ -8,11 +8,15 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.interfaces.protocols import Executor
 
 # How many is a judgement: on 32 GPUs choosing takes some seconds.
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit
 HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
 PLAYED = 20  # batches, evenly from those drawn by longest sequence
+PLAYED_WHOLE = 4  # of them at last, where the run's clock plays whole steps, which take some ten times as long to tell
+
+Clock = Callable[[Cost], Executor]  # makes what plays steps on the cluster of a cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class Study:
     batch: gives batch number 0, 1, ...; none of them is one of the run's.
 
     cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
+    clock: the run's own, by which the better ones are judged (ValueError: it does not play such a model). What is tried
+        first is played by zbench.simulator.simulate, whatever the run's clock.
+    judged: how many batches of a sample the best are played on.
     trains: whether plans are run for real; then the model stays as configured.
     tell: takes a word on what is being done, as choosing may take a minute.
     free: keys of the model that every system chooses (zbench.run.fastest.FREE).
@@ -30,6 +37,8 @@ class Study:
     model: Model
     batch: Callable[[int], Batch]
     cost_of: Callable[[Model], Cost]
+    clock: Clock
+    judged: int = PLAYED
     trains: bool = False
     tell: Callable[[str], None] = field(default=lambda _: None)
     free: Sequence[str] = ()
@@ -61,8 +70,8 @@ class Sample:
         return Sample(drawn[int(HARD * DRAWN)], _spread(drawn, PLAYED))
 
     def some(self, count: int) -> Sequence[Batch]:
-        """Gives `count` of those to be played."""
-        return _spread(self.played, count)
+        """Gives `count` of those to be played, or all where they are fewer."""
+        return _spread(self.played, min(count, len(self.played)))
 
 
 def _spread(batches: Sequence[Batch], count: int) -> list[Batch]:

@@ -3,7 +3,7 @@
 What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
 are recomputed (`free_model_keys`), and limits that a system has its user set (its `limits`,
 zbench.interfaces.abilities). It is chosen as static_best is (zbench.systems.static_best.search): settings are played on
-batches of another seed than the run's, on few of them first, the best on all.
+batches of another seed than the run's, on few of them first, the best on all, by the run's own clock.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
-from zbench.interfaces.study import Choice, Sample, Study
+from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.simulator.simulate import Simulated
 
 FREE = {"sharding": ("none", "zero1", "zero3"), "recompute": ("none", "full")}  # keys of a model that may be chosen
@@ -37,9 +37,9 @@ class Setting:
     cost: Cost
     system: System
 
-    def verdict(self, batches: Sequence[Batch]) -> Verdict:
+    def verdict(self, batches: Sequence[Batch], clock: Clock) -> Verdict:
         """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others."""
-        executor, seconds = Simulated(self.cost), []
+        executor, seconds = clock(self.cost), []
         for batch in batches:
             result = executor.step(batch, self.system.plan(batch))
             if not result.out_of_memory:
@@ -65,9 +65,9 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     if len(settings) > BETTER:
         study.tell(f"playing {len(settings)} settings")
         few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]
-        settings = _ranked(settings, few)[:BETTER]
+        settings = _ranked(settings, few, Simulated)[:BETTER]
     study.tell("playing the better ones")
-    return _ranked(settings, [sample.hard, *sample.played])[0].choice()
+    return _ranked(settings, [sample.hard, *sample.some(study.judged)], study.clock)[0].choice()
 
 
 def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
@@ -81,13 +81,14 @@ def _settings(study: Study, made: Made, limits: Limits, tokens: int) -> Iterator
     for chosen, model in free_models(study.model, study.free):
         try:
             cost = study.cost_of(model)
-        except ValueError:  # ZeRO-3 with stages
+            study.clock(cost)
+        except ValueError:  # ZeRO-3 with stages, or the run's clock does not play it
             continue
         for keys in limits(made(cost, {}), tokens):
             yield Setting(chosen, keys, cost, made(cost, keys))
 
 
-def _ranked(settings: Sequence[Setting], batches: Sequence[Batch]) -> list[Setting]:
+def _ranked(settings: Sequence[Setting], batches: Sequence[Batch], clock: Clock) -> list[Setting]:
     """Sorts settings, the best first; equally good ones keep their order."""
-    verdicts = [one.verdict(batches) for one in settings]
+    verdicts = [one.verdict(batches, clock) for one in settings]
     return [settings[i] for i in sorted(range(len(settings)), key=verdicts.__getitem__)]
