@@ -51,8 +51,8 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
 def dense_step(
     model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints], routes: Sequence[Ints]
 ) -> DenseStep:
-    """Returns a step of whole sequences; the target of a sequence's last token is token 0. routes: the experts of their
-    tokens, of a model that has some."""
+    """Returns a step of whole sequences, in float64 whatever the model's dtype; the target of a sequence's last token
+    is token 0. routes: the experts of their tokens, of a model that has some."""
     num_tokens = sum(len(one) for one in sequences)
     if model.num_experts > 1:
         total, gradients = expert_step(model, weights, sequences, routes)
@@ -63,8 +63,8 @@ def dense_step(
             for name, value in weights.items()
         }
         return DenseStep(total, gradients, updated)
-    plain = replace(model, recompute="none")
-    named = _named(model, weights)
+    plain = replace(model, recompute="none", element_bytes=8)
+    named = network_weights(model, weights)
     loss, gradients = dense_loss(plain, named, sequences)
     after = {name: _updated(value, gradients[name]) for name, value in named.items()}
     summed = {name: value * num_tokens for name, value in gradients.items()}
@@ -93,8 +93,8 @@ def _updated(value: Tensor, gradient: Tensor) -> Tensor:
     return found
 
 
-def _named(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns parameters by the network's names."""
+def network_weights(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a step's parameters by the names of the torch executor's network, copies."""
     found = {"embedding": weights["we"], "norm": weights["gl"], "head": weights["wh"]}
     for layer in range(model.num_layers):
         one = {name: value[layer] for name, value in weights.items() if name not in OUTSIDE}

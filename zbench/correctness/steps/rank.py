@@ -43,11 +43,11 @@ class _Noted:
 
 
 class StepRank:
-    """A process. argument: how messages travel, "single" or "batched"."""
+    """A process. argument: how messages travel, "single" or "batched". device: of zbench.runtime.job.job.DEVICES."""
 
-    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: Any) -> None:
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: Any, device: str = "auto") -> None:
         self.rank, self.num_ranks, self.board = rank, num_ranks, rendezvous.board
-        self.device = rendezvous.open()
+        self.device = rendezvous.open(device)
         self.group, self.way = dist.new_group(), argument
         self.known: tuple[Any, Mapping[str, Tensor], DenseStep] | None = None
 

@@ -138,10 +138,21 @@ class _Place:
 
 
 def open_deepspeed(place: int) -> Any:
-    """Opens DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
+    """Opens DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open."""
+    start_deepspeed()
+    import deepspeed.comm
+    import deepspeed.sequence.layer as layer
+    from deepspeed.utils import groups
+
+    layer.dist, groups.mpu = deepspeed.comm, _Place(place)
+    return layer
+
+
+def start_deepspeed() -> None:
+    """Imports DeepSpeed and opens its communicator on torch.distributed as it stands, which has to be open.
 
     On a CPU its communicator would first compile a shared-memory all-reduce (a minute and a half, under a lock file
-    that a killed process leaves behind), which attention never calls; it is told not to.
+    that a killed process leaves behind), which nothing here needs; it is told not to.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it warns that it runs on a CPU
@@ -150,12 +161,9 @@ def open_deepspeed(place: int) -> Any:
             warnings.simplefilter("ignore")
             import deepspeed.comm
             import deepspeed.ops
-            import deepspeed.sequence.layer as layer
-            from deepspeed.utils import groups
+            import deepspeed.sequence.layer
     finally:
         logging.disable(before)
     if not deepspeed.comm.is_initialized():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.comm.init_distributed(auto_mpi_discovery=False)
-    layer.dist, groups.mpu = deepspeed.comm, _Place(place)
-    return layer

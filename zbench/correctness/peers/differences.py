@@ -1,0 +1,107 @@
+"""What a peer sends beyond zbench's step, reason by reason: bytes that follow from shapes and the peer's own sources.
+
+Sources: torch 2.13 (torch/distributed/fsdp/_fully_shard), deepspeed 0.19.8 (deepspeed/runtime). All bytes are of all
+processes together: (n - 1) S for what gathers or reduces S bytes over n processes, as zbench.correctness.peers.counting
+has it, and as zbench's messages from and to homes come to.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from zbench.correctness.peers.cases import GRADIENTS, PARAMETERS, Peer
+from zbench.describe.model import Model
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason for which a peer sends other bytes than zbench. of: PARAMETERS or GRADIENTS. bytes: more than zbench
+    (less, where negative)."""
+
+    of: str
+    bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.bytes:+,}: {self.why}"
+
+
+def parameter_shapes(model: Model) -> tuple[Shapes, Shapes]:
+    """Returns the shapes of all layers' parameters, and of those outside of layers, as the torch executor's network has
+    them (zbench.runtime.training.transformer)."""
+    c, d, f = model.hidden, model.head_dim, model.ffn_hidden
+    queries, heads = model.num_heads * d, (model.num_heads + 2 * model.num_kv_heads) * d
+    layer = ((c,), (heads, c), (c, queries), (c,), (2 * f, c), (c, f))
+    return layer * model.num_layers, ((model.vocab, c), (c,), (model.vocab, c))
+
+
+def reasons(peer: Peer, model: Model, ranks: int) -> list[Reason]:
+    """Lists why a peer's bytes of a step are others than zbench's with the sharding that it is set beside."""
+    found: list[Reason] = []  # DDP: none
+    if peer.family == "fsdp2":
+        found = _of_fsdp2(peer, *parameter_shapes(model), ranks)
+    elif peer.family == "deepspeed" and peer.sharding == "3":
+        found = _of_zero3(peer, *parameter_shapes(model), ranks)
+    elif peer.family == "deepspeed":
+        found = _of_zero12(peer, *parameter_shapes(model), ranks)
+    each = (ranks - 1) * peer.element_bytes
+    return [Reason(one.of, one.bytes * each, one.why) for one in found if one.bytes]
+
+
+def _of_fsdp2(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
+    """Lists reasons in elements. FSDP2 cuts dimension 0 (_fsdp_param.py, _get_dim0_padded_size)."""
+    spare = [
+        sum(-(-shape[0] // ranks) * ranks * prod(shape[1:]) - prod(shape) for shape in of) for of in (layers, outside)
+    ]
+    again = peer.told("reshard_after_forward")
+    gathered = (1 if again is False else 2, 2 if again else 1)
+    padding = "rows padded to a multiple of the processes, parameter by parameter"
+    return [
+        Reason(PARAMETERS, sum(a * b for a, b in zip(spare, gathered, strict=True)), padding),
+        Reason(
+            PARAMETERS,
+            _elements(outside) * (gathered[1] - 1),
+            "embedding, last norm and head, of the root, are gathered for the backward again (its default keeps them)",
+        ),
+        Reason(GRADIENTS, sum(spare), padding),
+    ]
+
+
+def _of_zero12(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
+    """Lists reasons in elements. One flat buffer, a multiple of two elements a process (stage_1_and_2.py,
+    nccl_start_alignment_factor)."""
+    every = _elements(layers + outside)
+    summed = every if peer.told("use_multi_rank_bucket_allreduce") is not False else 0
+    return [
+        Reason(PARAMETERS, _spare(every, 2 * ranks), "the flat buffer padded to two elements a process"),
+        Reason(
+            GRADIENTS,
+            summed,
+            "buckets are all-reduced, each process keeps its part (use_multi_rank_bucket_allreduce, on by default)",
+        ),
+    ]
+
+
+def _of_zero3(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
+    """Lists reasons in elements. Every parameter is cut flat, its last part padded (partition_parameters.py); those
+    under a threshold are gathered once, after the update (stage3.py, persistent_parameters)."""
+    spare = sum(_spare(prod(shape), ranks) for shape in layers + outside)
+    padding = "every parameter padded to a multiple of the processes"
+    if peer.told("stage3_param_persistence_threshold") is None:
+        kept = "parameters under 100,000 elements are gathered once, after the update, and kept (its default)"
+        again = [Reason(PARAMETERS, -_elements(layers), kept), Reason(PARAMETERS, spare, padding)]
+    else:
+        root = "embedding, last norm and head, of the root, are released and gathered for the backward again"
+        again = [Reason(PARAMETERS, _elements(outside), root), Reason(PARAMETERS, 2 * spare, padding)]
+    return [*again, Reason(GRADIENTS, spare, padding)]
+
+
+def _elements(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(map(prod, shapes))
+
+
+def _spare(elements: int, unit: int) -> int:
+    """Returns what is missing to a multiple of a unit."""
+    return -elements % unit
