@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS
-from zbench.correctness.peers.counting import Collectives
+from zbench.correctness.peers.counting import CountedCollectives
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 def test_bytes_are_those_of_rings(group: dist.ProcessGroup) -> None:
     floats, ints = torch.zeros(6, dtype=torch.float64), torch.zeros(3, dtype=torch.int32)
-    with (counted := Collectives(4)):
+    with (counted := CountedCollectives(4)):
         group._allgather_base(floats, floats.clone()).wait()  # 48 bytes to three others
         assert counted.sent == {PARAMETERS: 144}
         group._reduce_scatter_base(floats, floats.clone()).wait()
@@ -44,12 +44,12 @@ def test_bytes_are_those_of_rings(group: dist.ProcessGroup) -> None:
 def test_what_autograd_sends_is_counted(group: dist.ProcessGroup) -> None:
     weight = torch.ones(6, requires_grad=True)
     weight.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
-    with (counted := Collectives(2)):
+    with (counted := CountedCollectives(2)):
         weight.square().sum().backward()
     assert counted.sent == {GRADIENTS: 2 * 6 * 4}
 
 
 def test_a_collective_that_is_not_known_is_refused(group: dist.ProcessGroup) -> None:
     told = r"c10d::alltoall_base_ was called; collectives that are counted are _allgather_base_, _reduce"
-    with pytest.raises(ValueError, match=told), Collectives(2):
+    with pytest.raises(ValueError, match=told), CountedCollectives(2):
         dist.all_to_all_single(torch.zeros(2), torch.ones(2))

@@ -66,7 +66,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class PeerCase:
-    """What a peer trains. model: with the peer's element_bytes. words: token ids of every rank's sequences. seed: of
+    """A peer's training. model: with the peer's element_bytes. words: token ids of every rank's sequences. seed: of
     the parameters."""
 
     peer: Peer

@@ -21,7 +21,7 @@ BROADCASTS = {"broadcast_": (0, 1)}
 EMPTY = ("barrier", "monitored_barrier_")
 
 
-class Collectives(TorchDispatchMode):
+class CountedCollectives(TorchDispatchMode):
     """Counts bytes while it is entered, which may be several times. sent: by all processes, by what they are of.
 
     Reductions are of gradients while `backward` is set; after that, in an update, of norms and flags. Broadcasts of

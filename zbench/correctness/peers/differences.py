@@ -1,4 +1,4 @@
-"""What a peer sends beyond zbench's step, reason by reason: bytes that follow from shapes and the peer's own sources.
+"""Reasons why a peer sends other bytes than zbench's step: bytes that follow from shapes and the peer's own sources.
 
 Sources: torch 2.13 (torch/distributed/fsdp/_fully_shard), deepspeed 0.19.8 (deepspeed/runtime). All bytes are of all
 processes together: (n - 1) S for what gathers or reduces S bytes over n processes, as zbench.correctness.peers.counting

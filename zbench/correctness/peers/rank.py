@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.correctness.peers.cases import RATE, STEPS, PeerCase, Trained
-from zbench.correctness.peers.counting import Collectives
+from zbench.correctness.peers.counting import CountedCollectives
 from zbench.correctness.peers.trainers import PeerTrainer, load_deepspeed, open_trainer
 from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import drawn_weights, network_weights
@@ -67,7 +67,7 @@ class PeerRank:
         targets = torch.from_numpy(np.concatenate([np.append(one[1:], 0) for one in mine]))
         positions = torch.cat([torch.arange(size) for size in sizes])
         mean = sum(len(one) for one in _every(words)) / self.num_ranks
-        with (counted := Collectives(self.num_ranks)):
+        with (counted := CountedCollectives(self.num_ranks)):
             loss = trainer.module(tokens, positions, targets, partial(_attend, sizes), mean)
             trainer.backward(loss)
         gradients, total = trainer.gradients(), loss.detach().double()
