@@ -1,8 +1,9 @@
 """Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
 NODE = 2  # GPUs, where collectives have two levels
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
-CHOICES = {
+CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
     "data_parallel": (1, 2),
@@ -128,8 +129,8 @@ def every_combination(ranks: int) -> list[StepCombination]:
     values = list(CHOICES.values())
     degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
     found = [(*one, *others[0]) for one in product(*degrees)]
-    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]  # type: ignore[arg-type]
-    return [StepCombination(*one, *other) for one in able for other in others]  # type: ignore[arg-type]
+    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]
+    return [StepCombination(*one, *other) for one in able for other in others]
 
 
 def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombination]:

@@ -161,7 +161,6 @@ def start_deepspeed() -> None:
             warnings.simplefilter("ignore")
             import deepspeed.comm
             import deepspeed.ops
-            import deepspeed.sequence.layer
     finally:
         logging.disable(before)
     if not deepspeed.comm.is_initialized():
