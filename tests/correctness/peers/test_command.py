@@ -8,8 +8,9 @@ import pytest
 from zbench.console import extras
 from zbench.console.extras import installed
 from zbench.correctness import __main__
-from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS, PEERS, Trained, step_of
-from zbench.correctness.peers.command import judged_own, judged_peer
+from zbench.correctness.peers import command
+from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS, PEERS, Peer, Trained, step_of
+from zbench.correctness.peers.command import PeerVerdict, judged_own, judged_peer
 from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
 
@@ -35,8 +36,6 @@ def test_peers_train_as_one_dense_process_does(
     assert {row[1] for row in rows} == {"zbench", *peers}
     assert [row[0] for row in rows if row[2] == "64" and row[1] == "zbench"] == ["none", "2", "3"]
     assert found[-1] == f"{len(rows)} kinds of training compared, 0 of them FAILED"
-    told = "not run: deepspeed, as deepspeed is not installed: pip install 'zbench[peers]'"
-    assert (told in found) is not with_deepspeed
 
 
 def test_a_peer_that_is_not_installed_is_told(
@@ -46,6 +45,23 @@ def test_a_peer_that_is_not_installed_is_told(
     assert not extras.installed("deepspeed")
     assert called(monkeypatch, "--peers", "deepspeed") == 2
     assert "--peers deepspeed needs the package deepspeed, which is not installed" in capsys.readouterr().err
+
+
+def test_peers_that_are_not_installed_are_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    chosen: list[Peer] = []
+
+    def noted(peers: list[Peer], ranks: int, seed: int) -> list[PeerVerdict]:
+        chosen.extend(peers)
+        return []
+
+    monkeypatch.setattr(command, "beside_peers", noted)
+    assert called(monkeypatch) == 1  # nothing was trained
+    assert {peer.family for peer in chosen} == {"ddp", "fsdp2"}
+    told = "not run: deepspeed, as deepspeed is not installed: pip install 'zbench[peers]'"
+    assert told in capsys.readouterr().out.splitlines()
 
 
 def test_what_differs_or_has_no_reason_is_told() -> None:

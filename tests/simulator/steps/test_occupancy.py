@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Told], list[int], int]:
     return told, sorted(draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))), gpus
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(cases())
 def test_every_second_counts_once(case: tuple[list[Told], list[int], int]) -> None:
     found = found_of(*case)

@@ -18,7 +18,7 @@ LENGTHS = (23, 1, 7, 2, 5, 3)  # of sequences, again and again
 STEPS = 3  # that a peer trains; bytes are the last one's: DDP and DeepSpeed agree on an order in their first two
 RATE = 0.1  # of the peers' optimizer, SGD
 # Of differences over the largest element of a gradient or parameter, by bytes of an element. In float32 torch's own DDP
-# comes to 9e-6 after three steps; a process left out, or counted twice, is a tenth at least.
+# comes to 9e-6 in three steps; a process left out is above 0.1 (tests/correctness/peers/test_cases.py).
 LIMITS = {8: 1e-12, 4: 1e-4}
 PARAMETERS, GRADIENTS, OTHER = "parameters", "gradients", "other"  # what messages are of
 FAMILIES = {"ddp": "torch", "fsdp2": "torch", "deepspeed": "deepspeed"}  # peers, and the packages that have them
