@@ -15,8 +15,8 @@ DEVICES = ("zbench.correctness.devices", "what was found is in the file, and the
 # Name: (module with `main(arguments) -> int`, what Ctrl-C has left). Modules are imported when they are asked for.
 SUBCOMMANDS = {
     "matrix": ("zbench.correctness.matrix", "the table is of what was finished until then"),
-    "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
     "mutate": ("zbench.correctness.mutate", "the tables are of what was judged until then"),
+    "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
     "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 
