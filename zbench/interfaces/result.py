@@ -7,6 +7,11 @@ Throughput, MFU, utilisation and every other ratio are derived from these when a
 from dataclasses import dataclass, field
 from typing import Any
 
+# Parts that a step's seconds are told in (zbench.simulator.steps.breakdown): computing, waiting, and idle at the end.
+COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking")
+WAITS = ("link", "rank", "parameters", "gradients", "experts", "stages", "host")
+SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -26,6 +31,8 @@ class StepResult:
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nic_tx_for: {} or, by what they were for ("attention", "parameters", "gradients" and the others of
         zbench.step.operations.QUEUES), the bytes of nic_tx_bytes, [num_nics] each.
+    seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each, means over a rank's GPUs; those of
+        a rank sum to `seconds`.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
     peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
@@ -57,5 +64,6 @@ class StepResult:
     checks: dict[str, float] = field(default_factory=dict)
     valid: bool = True
     nic_tx_for: dict[str, list[int]] = field(default_factory=dict)
+    seconds_for: dict[str, list[float]] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)

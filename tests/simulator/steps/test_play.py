@@ -14,6 +14,7 @@ from zbench.cost.memory import peak_bytes
 from zbench.planned.step import StepPlans
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import Simulated, playable, programs
+from zbench.simulator.steps import play
 from zbench.simulator.steps.expand import CLASS, OP
 from zbench.simulator.steps.play import play_layers, play_step
 from zbench.simulator.totals import Carried
@@ -151,3 +152,20 @@ def test_memory_of_a_window_of_two_layers() -> None:
         gathered.append(memory.peak.max())
     layer = of.model.layer_params * of.model.element_bytes
     assert 0.75 * layer < gathered[1] - gathered[0] < layer
+
+
+@pytest.mark.parametrize(("system", "layers", "sizes"), [("ring", 26, 1), ("ulysses", 26, 3), ("ulysses", 10, 1)])
+def test_where_layers_do_not_settle_all_are_played(
+    system: str, layers: int, sizes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring's are alike in 12; Ulysses' in neither 12 nor 24, so all 26 are played. Ten are one program, not three."""
+    found, cost = planned(system)
+    model = replace(found.model, sharding="zero3", num_layers=layers)
+    step, of = whole_step(model, found.plans, 1, "3"), make_cost(cost.cluster, model)
+    _, timeline = play_layers(step, found.plans, of)
+    count, run = [], play.run_hops
+    monkeypatch.setattr(play, "run_hops", lambda *given: count.append(1) or run(*given))
+    played = play_step(step, found.plans, of)
+    assert played.settled
+    assert len(count) == sizes
+    assert (played.seconds == timeline.done.max()) == (sizes > 1 or layers == 10)

@@ -8,6 +8,7 @@ what was left out of one stage of a pipeline may be hidden behind another. A hop
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -17,6 +18,14 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.program import StepProgram
 
 _AGREE = 0.01  # relative: of what layers add in the third and in the last quarter
+
+
+class Added(NamedTuple):
+    """What cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after it, int64
+    [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
+
+    cut: Ints
+    late: Floats
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class LeftOut:
     skipped: Ints
 
     @cached_property
-    def _cuts(self) -> list[int]:
+    def cuts(self) -> list[int]:
         """The instances that layers stood before."""
         return [int(at) for at in np.flatnonzero(self.skipped)]
 
@@ -44,7 +53,7 @@ class LeftOut:
     @cached_property
     def _adds(self) -> list[tuple[Floats, bool]]:
         """For each cut what a layer adds to each queue, seconds [queues], and whether quarters of its run agree."""
-        return [self._steady(number) for number in self._cuts]
+        return [self._steady(number) for number in self.cuts]
 
     def _alike(self, number: int) -> list[int]:
         """Returns the instances of a cut's entry that are alike, as those that were left out are."""
@@ -65,12 +74,22 @@ class LeftOut:
         return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
 
     @cached_property
+    def steady(self) -> list[tuple[list[int], float]]:
+        """For each cut the instances of the steady half of its run, and how many layers that were left out each of them
+        stands for."""
+        found = []
+        for number in self.cuts:
+            same = self._alike(number)
+            half = same[len(same) // 2 :]
+            found.append((half, self.skipped[number] / len(half)))
+        return found
+
+    @cached_property
     def times(self) -> Floats:
         """The number of layers that each instance stands for, with those that were left out, float64 [instances]."""
         found = np.ones(len(self.program.instances))
-        for number in self._cuts:
-            same = self._alike(number)
-            found[same[len(same) // 2 :]] += self.skipped[number] / (len(same) - len(same) // 2)
+        for half, more in self.steady:
+            found[half] += more
         return found
 
     @property
@@ -79,23 +98,32 @@ class LeftOut:
         return all(agree for _, agree in self._adds)
 
     @cached_property
-    def done(self) -> Floats:
-        """When the data of every hop has arrived with all layers, seconds [hops]."""
-        instances, graph, times = self.program.instances, self.program.graph, self.timeline
-        cut = np.full((len(instances), 2), -1, np.int64)  # the cut of an instance's entry, and whether it is after it
-        late = np.zeros((len(self._cuts) + 1, self.program.queues))
-        of_entry = {instances[number].entry: at for at, number in enumerate(self._cuts)}
-        for at, number in enumerate(self._cuts):
+    def added(self) -> Added:
+        """What each cut adds to what waits across it."""
+        instances = self.program.instances
+        of = np.full((len(instances), 2), -1, np.int64)
+        late = np.zeros((len(self.cuts) + 1, self.program.queues))
+        of_entry = {instances[number].entry: at for at, number in enumerate(self.cuts)}
+        for at, number in enumerate(self.cuts):
             late[at] = self.skipped[number] * self._adds[at][0]
         for number, one in enumerate(instances):
             if one.entry in of_entry:
-                cut[number] = of_entry[one.entry], number >= self._cuts[of_entry[one.entry]]
-        of = np.repeat(cut, np.diff(self.program.begin), axis=0)
+                of[number] = of_entry[one.entry], number >= self.cuts[of_entry[one.entry]]
+        return Added(np.repeat(of, np.diff(self.program.begin), axis=0), late)
+
+    @cached_property
+    def later(self) -> Floats:
+        """How much later each hop is with all layers, seconds [hops]."""
+        graph, times = self.program.graph, self.timeline
         rows, following = graph.rows, graph.following
-        found: Floats = times.done + _later(
-            (rows.queue_a, rows.queue_b), following, (times.start, times.release, times.done), of, late
-        )
+        moments = times.start, times.release, times.done
+        found: Floats = _later((rows.queue_a, rows.queue_b), following, moments, self.added.cut, self.added.late)
         return found
+
+    @cached_property
+    def done(self) -> Floats:
+        """When the data of every hop has arrived with all layers, seconds [hops]."""
+        return self.timeline.done + self.later
 
 
 @nb.njit(cache=True)

@@ -18,6 +18,7 @@ from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.account import StepMemory, step_memory
+from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
@@ -26,7 +27,7 @@ from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import StageStart, Step
 
-LAYERS = (12, 24)  # that are played; the second where the first have not settled
+LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class PlayedStep:
     computes ("attend", "optimizer", the others "compute") and of sending ports by the operations' queues. nic_tx,
     nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had
     become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
-    zbench.simulator.steps.occupancy.Occupancy has them, of the whole step.
+    zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds of every GPU go to,
+    as zbench.simulator.steps.breakdown has them.
     """
 
     seconds: float
@@ -51,6 +53,7 @@ class PlayedStep:
     moving: Floats
     exposed: Floats
     exposed_nic: Floats
+    spent: Mapping[str, Floats]
 
 
 def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
@@ -60,18 +63,29 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     Raises:
         ValueError: the step and the cluster do not fit.
     """
-    parts = StepParts(step, plans, cost)
-    for most in LAYERS:
+    parts, longest = StepParts(step, plans, cost), _longest_stage(step)
+    for most in sorted({min(most, longest) for most in (*LAYERS, longest)}):
         played = _Played.of(parts, most)
         if played.settled:
             break
     return played.result()
 
 
+def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -> PlayedStep:
+    """Plays a step with at most `kept` layers of each stage, whether they settle or not; as `play_step` otherwise."""
+    return _Played.of(StepParts(step, plans, cost), kept).result()
+
+
 def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProgram, Timeline]:
     """Plays all layers of a step as one program, as a trace shows them; as `play_step` otherwise."""
     played = _Played.of(StepParts(step, plans, cost), step.num_layers)
     return played.program, played.left_out.timeline
+
+
+def _longest_stage(step: Step) -> int:
+    """Returns the most layers that a stage has."""
+    firsts = [one.layer for one in step.stages]
+    return max(end - begin for begin, end in pairwise([*firsts, step.num_layers]))
 
 
 def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
@@ -140,7 +154,9 @@ class _Played:
         busy, sent, received, inside = self._sums()
         seconds = float(self.ends.max(initial=0.0))
         memory = step_memory(self.parts)
-        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *self._occupied())
+        spent = breakdown(self.left_out, seconds, self.parts.step.num_gpus)
+        told = busy, sent, received, inside, self.settled, memory
+        return PlayedStep(seconds, tuple(ends), *told, *self._occupied(), spent)
 
     def _occupied(self) -> list[Floats]:
         """Returns the seconds in which transfers are under way and exposed, in all layers: of each stage's GPUs, from
