@@ -88,7 +88,7 @@ def row(name: str, of: Played) -> None:
 
 
 def all_layers() -> None:
-    """Prints what steps of which 12 layers of each stage, or as many as settle, are played lack against all as one program."""
+    """Prints what steps played with 12 layers of each stage, or with as many as settle, lack against all of them."""
     alone = (("zeppelin", "longtail_128k", "3"), ("zeppelin", "prolong64k", "3"), ("flexsp", "github", "3"))
     for system, workload, zero in (*alone, ("ring", "github", "1")):
         _, plans, cost = case(system, workload, zero)

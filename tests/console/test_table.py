@@ -172,3 +172,15 @@ def test_what_a_sweep_said_stands_in_place_of_what_simulation_is(capsys: pytest.
     out = capsys.readouterr().out
     assert "SIMULATED on [here]." in out
     assert "Runs of executor simulated" not in out
+
+
+def test_a_row_tells_what_seconds_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks, with waits after what computes, the most first; a part of less than 1 % is left out."""
+    spent = {"attention": [0.5, 0.3], "linear": [1.0, 1.2], "waiting_link": [0.1, 0.3], "end": [0.38, 0.18]}
+    spent |= {"optimizer": [0.01, 0.01]}
+    one = run_of(start("a", None), 2.0)
+    one.steps[0]["seconds_for"] = spent
+    lines = on_terminal(monkeypatch, 160, print_run, rows([one]))
+    (line,) = [line for line in lines if "seconds go to" in line]
+    assert "linear 55%, attention 20%; waits: end 14%, link 10%" in line
+    assert not [line for line in on_terminal(monkeypatch, 160, print_run, runs(1)) if "seconds go to" in line]

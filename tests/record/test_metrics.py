@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zbench.describe.model import Model
+from zbench.interfaces.result import SECONDS_FOR
 from zbench.record.metrics import (
     CONVENTIONS,
     Facts,
@@ -19,8 +20,11 @@ from zbench.record.metrics import (
     nic_idle,
     nic_purposes,
     nic_utilization,
+    time_shares,
 )
 from zbench.record.speedup import speedup
+from zbench.record.words import PARTS
+from zbench.step.operations import QUEUES
 
 TINY = Facts(
     num_ranks=2,
@@ -178,6 +182,27 @@ def test_what_nics_send_for_sums_to_their_utilisation() -> None:
     derived = figures(TINY, [one])
     assert (derived.nic_attention, derived.nic_parameters) == (3_000_000 / whole, None)
     assert nic_purposes(TINY, [one, step()]) == {}  # not all steps tell
+
+
+def test_every_part_of_a_step_and_every_purpose_has_a_figure_and_words() -> None:
+    names = set(Figures.__dataclass_fields__)
+    assert {f"nic_{name}" for name in QUEUES} - names == {"nic_compute", "nic_host"}  # hosts take no NIC
+    assert {name for name in names if name.startswith("time_")} == {f"time_{name}" for name in SECONDS_FOR}
+    assert set(PARTS) == set(SECONDS_FOR)
+    assert {f"waiting_{name}" for name in QUEUES[3:]} <= set(SECONDS_FOR)  # attention's and tensor_parallel's are split
+
+
+def test_shares_of_a_step_are_means_of_its_ranks() -> None:
+    """Steps of 2 and 6 seconds on two ranks: long ones weigh more."""
+    short = step(seconds=2.0, seconds_for={"linear": [1.0, 2.0], "waiting_link": [1.0, 0.0]})
+    long = step(seconds=6.0, seconds_for={"linear": [6.0, 3.0], "end": [0.0, 3.0]})
+    found = time_shares([short, long])
+    assert found == pytest.approx({"linear": 6 / 8, "waiting_link": 0.5 / 8, "end": 1.5 / 8})
+    assert sum(found.values()) == pytest.approx(1)
+    derived = figures(TINY, [short, long])
+    assert derived.time_linear == pytest.approx(6 / 8)
+    assert derived.time_attention is None
+    assert time_shares([short, step()]) == {}  # not all steps tell: one is of before
 
 
 def test_torchtitan_takes_the_longest_sequence_where_the_workload_has_no_limit() -> None:

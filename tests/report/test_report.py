@@ -16,6 +16,7 @@ from zbench.console.command import ran
 from zbench.describe.model import TENSOR_NAMES
 from zbench.record.metrics import Facts
 from zbench.record.record import Line, Run, read
+from zbench.record.words import PARTS
 from zbench.report import __main__ as report
 from zbench.report import inside
 from zbench.report.overview import SHARES, overview, rounded, shares_of, step_overview
@@ -162,6 +163,20 @@ def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
     shared = {"gather parameters forward", "reduce gradients backward"}
     assert {"attend o forward", "matmul q forward", *shared} <= set(of["names"])
     assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * run.steps[0]["seconds"], rel=1e-6)
+
+
+def test_a_whole_step_s_shares_are_its_account_and_a_window_of_several_layers_is_drawn(tmp_path: Path) -> None:
+    """Three layers gathered ahead are more than are drawn otherwise; shares are what the record's seconds went to."""
+    settings = ["system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null", "steps=1"]
+    path = made(tmp_path, *settings, "model.num_layers=5", "executor.window=3", "model.sharding=zero3")
+    (run,) = read(path)[0]
+    told = report.look_inside(run, run.steps[0], {})
+    assert not {"problem", "again_seconds"} & set(told)
+    assert told["timeline"]["layers"] == 3
+    shares = shares_of(run.steps[0])
+    assert shares.sum(axis=0) == pytest.approx(run.steps[0]["seconds"], rel=1e-12)
+    for name in ("attention", "waiting_link", "waiting_parameters"):
+        assert shares[SHARES.index(PARTS[name])].tolist() == run.steps[0]["seconds_for"][name]
 
 
 def test_an_events_blocks_are_the_plans(runs: dict[str, Run]) -> None:

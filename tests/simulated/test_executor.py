@@ -50,6 +50,11 @@ def test_every_system_s_steps_are_played(system: Variant) -> None:
     assert (busy + result.exposed_seconds <= result.seconds * (1 + 1e-9)).all()
     assert (np.array(result.exposed_nic_seconds) <= np.array(result.exposed_seconds) + 1e-12).all()
     assert (np.array(result.exposed_seconds) <= np.array(result.communication_seconds) + 1e-12).all()
+    spent = {name: np.array(seconds) for name, seconds in result.seconds_for.items()}
+    assert sum(spent.values()) == pytest.approx(np.full(8, result.seconds), rel=1e-12)
+    assert min(seconds.min() for seconds in spent.values()) >= 0
+    assert spent["attention"] == pytest.approx(np.array(result.attention_seconds), rel=1e-9)
+    assert spent["linear"] == pytest.approx(np.array(result.linear_seconds), rel=1e-9)
     assert sum(result.nic_tx_bytes) == sum(result.nic_rx_bytes)
     assert np.sum(list(result.nic_tx_for.values()), axis=0).tolist() == result.nic_tx_bytes
     sent = np.zeros(cost.cluster.num_nics, np.int64)
@@ -74,6 +79,21 @@ def test_groups_of_gpus_are_ranks() -> None:
     tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
     more = 4 * tokens * hidden * 2 + 16 * tokens
     assert result.nvlink_bytes == Simulated(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+
+
+def test_what_is_made_again_and_repacked_is_apart() -> None:
+    """Of attention that is made again repacking is part of the recomputation."""
+    (ulysses,) = [one for one in SYSTEMS if str(one) == "ulysses"]
+    found = {}
+    for level in ("none", "full"):
+        cost = cost_of(sharding="zero1", recompute=level)
+        found[level] = WholeStep(cost).step(BATCH, planned(ulysses, cost)).seconds_for
+        assert np.ptp(sum(map(np.array, found[level].values()))) < 1e-12
+    assert min(found["none"]["repacking"]) > 0
+    for name in ("repacking", "attention", "linear"):
+        assert found["full"][name] == pytest.approx(found["none"][name], rel=1e-9)
+    assert "recomputation" not in found["none"]
+    assert min(found["full"]["recomputation"]) > 0
 
 
 def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from zbench.describe.worlds import NOMINAL
 from zbench.record.metrics import PURPOSES
-from zbench.record.words import told_settings, typed
+from zbench.record.words import PARTS, told_settings, typed
 
 Row = Mapping[str, Any]
 
@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
         f"nic_{purpose}": (f"share of NICs' rate that {purpose.replace('_', ' ')} takes", "{:.1%}".format)
         for purpose in PURPOSES
     },
+    **{f"time_{name}": (f"share of the step that goes to {words}", "{:.1%}".format) for name, words in PARTS.items()},
     "nic_idle": ("share of time in which NICs are idle", "{:.1%}".format),
     "invalid_steps": ("steps that do not count", "{:.0f}".format),
     "exposed_communication": ("share of communication not hidden", "{:.1%}".format),

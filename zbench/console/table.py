@@ -14,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from zbench.console.console import say, show, terminal_width, width_of
+from zbench.interfaces.result import COMPUTES, SECONDS_FOR
 from zbench.record.interval import LEAST
 from zbench.record.metrics import PURPOSES
 from zbench.record.words import convention_words, doubt_words, told_settings, typed
 
 Row = Mapping[str, Any]
+_LEAST_SHARE = 0.01  # of a step, that a table tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,16 @@ def _purposes(row: Row) -> str:
     return ", ".join(f"{purpose} {share:.1%}" for share, purpose in sorted(found, reverse=True)) or "-"
 
 
+def _parts(row: Row) -> str:
+    """Returns what a step's seconds go to, the most first: what computes, then what waits; parts of at least 1 %."""
+    told = []
+    for names in (COMPUTES, [name for name in SECONDS_FOR if name not in COMPUTES]):
+        shares = [(row[f"time_{name}"], name.removeprefix("waiting_")) for name in names if row[f"time_{name}"]]
+        found = [f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True) if share >= _LEAST_SHARE]
+        told += [", ".join(found)] if found else []
+    return "; waits: ".join(told) or "-"
+
+
 def _tokens(row: Row) -> str:
     return "out of memory" if row["verdict"] else _number("tokens_per_second", "{:,.0f}")(row)
 
@@ -103,6 +115,7 @@ FIGURES = (
         "NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True
     ),
     TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
+    TableColumn("seconds go to", "parts of at least 1 %, means of ranks", 17, _parts),
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),

@@ -31,8 +31,8 @@ class StepResult:
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nic_tx_for: {} or, by what they were for ("attention", "parameters", "gradients" and the others of
         zbench.step.operations.QUEUES), the bytes of nic_tx_bytes, [num_nics] each.
-    seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each, means over a rank's GPUs; those of
-        a rank sum to `seconds`.
+    seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each, means over a rank's GPUs;
+        those of a rank sum to `seconds`, and what is left out is 0.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
     peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zbench.interfaces.result import SECONDS_FOR
 from zbench.record.metrics import Facts
 
 LEAST, MOST = 1e-30, 1e30  # of numbers that are not 0
@@ -115,6 +116,11 @@ AMOUNTS, SERIES = (
 )
 STATUS = FieldKind("finished, interrupted or failed", lambda value: value in ("finished", "interrupted", "failed"))
 _SAMPLED = _object(ANY, "interval", "tx", "rx")
+PARTS = FieldKind(
+    f"an object of lists, by names of {', '.join(SECONDS_FOR)}",
+    lambda value: isinstance(value, dict) and value.keys() <= set(SECONDS_FOR),
+    AMOUNTS,
+)
 SAMPLES = FieldKind(f"{{}} or {_SAMPLED.words}", lambda value: value == {} or _SAMPLED.holds(value))
 
 FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
@@ -165,6 +171,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "plan_notes": _list(OBJECT).optional,
         "trace": _object(TEXT, "file", "digest").nullable.optional,
         "nic_tx_for": _object(AMOUNTS).optional,
+        "seconds_for": PARTS.optional,
         "nic_series": SAMPLES.nullable.optional,
         "nic_series.interval": POSITIVE.optional,
         **dict.fromkeys(("nic_series.tx", "nic_series.rx"), SERIES.optional),

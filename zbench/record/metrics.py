@@ -21,6 +21,9 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, TypeVar
 
+from zbench.interfaces.result import SECONDS_FOR
+from zbench.step.operations import QUEUES
+
 CONVENTIONS = {
     "zbench": "6 x active matmul parameters x tokens + visible attention over the real lengths, forward and backward, "
     "no recomputation counted",
@@ -108,10 +111,22 @@ class Figures:
     nic_gradients: float | None = None
     nic_experts: float | None = None
     nic_stages: float | None = None
+    time_attention: float | None = None
+    time_linear: float | None = None
+    time_optimizer: float | None = None
+    time_recomputation: float | None = None
+    time_repacking: float | None = None
+    time_waiting_link: float | None = None
+    time_waiting_rank: float | None = None
+    time_waiting_parameters: float | None = None
+    time_waiting_gradients: float | None = None
+    time_waiting_experts: float | None = None
+    time_waiting_stages: float | None = None
+    time_waiting_host: float | None = None
+    time_end: float | None = None
 
 
-# Of what a NIC sends, as zbench.step.operations.QUEUES has it; what goes to hosts takes no NIC.
-PURPOSES = ("attention", "tensor_parallel", "parameters", "gradients", "experts", "stages")
+PURPOSES = tuple(name for name in QUEUES if name not in ("compute", "host"))  # what a NIC sends for
 Step = Mapping[str, Any]
 T = TypeVar("T", bound=Mapping[str, Any])
 
@@ -155,6 +170,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         invalid_steps=invalid,
         ceiling_ratio=ceiling_ratio(steps),
         **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
+        **{f"time_{name}": share for name, share in time_shares(steps).items()},  # type: ignore[arg-type]
     )
 
 
@@ -245,6 +261,19 @@ def nic_purposes(facts: Facts, steps: Sequence[Step]) -> dict[str, float]:
             sent[purpose] = sent.get(purpose, 0) + sum(sizes)
     whole = facts.nic_bandwidth * len(steps[0]["nic_tx_bytes"]) * sum(step["seconds"] for step in steps)
     return {purpose: sent[purpose] / whole for purpose in PURPOSES if sent.get(purpose)}
+
+
+def time_shares(steps: Sequence[Step]) -> dict[str, float]:
+    """Returns what a step's seconds go to, {"attention": 0.2, ...}: means over ranks, in the order of SECONDS_FOR.
+    Together they are 1. Empty where a step does not tell; what nothing went to is left out."""
+    if not all(step.get("seconds_for") for step in steps):
+        return {}
+    spent = dict.fromkeys(SECONDS_FOR, 0.0)
+    for step in steps:
+        for name, seconds in step["seconds_for"].items():
+            spent[name] += sum(seconds) / len(seconds)
+    whole = sum(step["seconds"] for step in steps)
+    return {name: seconds / whole for name, seconds in spent.items() if seconds}
 
 
 def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:

@@ -223,10 +223,12 @@ def _uneven(line: Line, first: Line) -> str | None:
         for other in others:
             if len(line[other]) != len(line[one]):
                 return f"{other} has {len(line[other])} elements; it takes as many as {one}, {len(line[one])}"
+    ranks = line["attention_seconds"]
     apart = line.get("exposed_nic_seconds") or line["exposed_seconds"]
     for name, mine, its in (
         ("exposed_nic_seconds", apart, line["exposed_seconds"]),
         ("nic_tx_bytes", line["nic_tx_bytes"], first["nic_tx_bytes"]),
+        *((f"seconds_for[{name!r}]", mine, ranks) for name, mine in line.get("seconds_for", {}).items()),
     ):
         if len(mine) != len(its):
             return f"{name} has {len(mine)} elements; it takes {len(its)}, as before"

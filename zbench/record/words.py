@@ -8,6 +8,22 @@ from zbench.describe.units import with_noun
 from zbench.record.interval import LEAST
 from zbench.record.metrics import CONVENTIONS
 
+# Parts of a step's seconds (zbench.interfaces.result.SECONDS_FOR), as people read them.
+PARTS = {
+    "attention": "attention",
+    "linear": "linear modules",
+    "optimizer": "optimizer",
+    "recomputation": "recomputation",
+    "repacking": "repacking",
+    "waiting_link": "waiting for a link",
+    "waiting_rank": "waiting for another rank",
+    "waiting_parameters": "waiting for parameters",
+    "waiting_gradients": "waiting for gradients",
+    "waiting_experts": "waiting for tokens of experts",
+    "waiting_stages": "waiting for another stage",
+    "waiting_host": "waiting for host memory",
+    "end": "idle at the end",
+}
 # Settings that are told where they are others.
 _USUAL = {"world": "nominal", "planners": "world", "mask": "causal", "free": []}
 

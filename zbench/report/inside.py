@@ -57,9 +57,10 @@ def timeline(plans: tuple[Plan, ...], cost: Cost, whole: WholeStep | None = None
 
 
 def _whole_timeline(plans: tuple[Plan, ...], executor: WholeStep) -> Table | None:
-    """Returns the events of a whole step as columns."""
+    """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
+    LAYERS."""
     cost = executor.cost
-    layers = cost.model.num_layers if cost.pp > 1 else min(LAYERS, cost.model.num_layers)
+    layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, executor.window), cost.model.num_layers)
     titles = track_titles(cost.gpus.cluster)
     columns = Columns()
     for event in replace(executor, cost=cost.of_layers(layers)).events(plans):

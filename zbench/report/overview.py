@@ -15,10 +15,10 @@ import numpy as np
 from zbench.record.metrics import Facts, counted, figures, nic_curves
 from zbench.record.record import Line, Run
 from zbench.record.rows import SAME, rows
-from zbench.record.words import cluster_words
+from zbench.record.words import PARTS, cluster_words
 
-# Where a rank's time goes, in the order it is stacked.
-SHARES = (
+# Where a rank's time goes, in the order it is stacked: of steps without an account that closes, and what is only in one.
+_SHARES = (
     "attention",
     "linear modules",
     "communication inside the node, not hidden",
@@ -28,6 +28,7 @@ SHARES = (
     "optimizer",
     "waiting",
 )
+SHARES = (*_SHARES, *(words for words in PARTS.values() if words not in _SHARES))
 SERIES = (
     "step_seconds",
     "tokens_per_second",
@@ -82,10 +83,15 @@ def _same(run: Run) -> str:
 def shares_of(step: Mapping[str, Any]) -> np.ndarray:
     """Returns [len(SHARES), num_ranks]: the seconds of every share; a rank's add up to the step.
 
-    Exposed communication is told apart by link where the record does so, else it is one share ("communication, not
+    Where a step has an account of its seconds (StepResult.seconds_for), shares are its parts. Else exposed communication is told apart by link where the record does so, else it is one share ("communication, not
     hidden"). It is counted layer by layer, and layers of a rank that runs ahead overlap: it is cut to what the step
     leaves. Waiting is the rest: nothing computed, nothing under way for this rank.
     """
+    found = np.zeros((len(SHARES), len(step["attention_seconds"])))
+    if spent := step.get("seconds_for"):
+        for name, seconds in spent.items():
+            found[SHARES.index(PARTS[name])] = seconds
+        return found
     phases: Mapping[str, float] = step.get("phases", {})
     attention, linear, exposed = (
         np.array(step[f"{name}_seconds"], np.float64) for name in ("attention", "linear", "exposed")
@@ -100,7 +106,8 @@ def shares_of(step: Mapping[str, Any]) -> np.ndarray:
         inside, either = moved - across, common
     else:
         inside, across, either = common, common, moved
-    return np.stack([attention, linear, inside, across, either, sharing, optimizer, left - moved])
+    found[: len(_SHARES)] = attention, linear, inside, across, either, sharing, optimizer, left - moved
+    return found
 
 
 def step_overview(facts: Facts, step: Line) -> Table:

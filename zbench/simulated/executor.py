@@ -139,7 +139,7 @@ class WholeStep:
     def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep) -> StepResult:
         """Returns what a record has of a step that was played."""
         cost, attend = self.cost, self._mean(played.busy["attend"])
-        repacked = self._repacked(plans)
+        repacked = self._repacked(plans, 1 if cost.model.recompute == "full" else 0)
         sent, received = (
             sum(by.values(), np.zeros(cost.gpus.cluster.num_nics, np.int64)) for by in (played.nic_tx, played.nic_rx)
         )
@@ -163,6 +163,7 @@ class WholeStep:
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
                 "optimizer": float(played.busy["optimizer"].max()),
             },
+            seconds_for=self._seconds_for(plans, played),
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 
@@ -170,12 +171,21 @@ class WholeStep:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""
         return np.asarray(seconds.reshape(-1, self.cost.tp).mean(axis=1))
 
-    def _repacked(self, plans: tuple[Plan, ...]) -> Floats:
+    def _seconds_for(self, plans: tuple[Plan, ...], played: PlayedStep) -> dict[str, list[float]]:
+        """Returns StepResult.seconds_for: what an all-to-all repacks apart from attention, but for what is made
+        again."""
+        found, repacked = (
+            {name: self._mean(seconds) for name, seconds in played.spent.items()},
+            self._repacked(plans, 0),
+        )
+        found |= {"attention": found["attention"] - repacked, "repacking": repacked}
+        return {name: seconds.tolist() for name, seconds in found.items() if seconds.any()}
+
+    def _repacked(self, plans: tuple[Plan, ...], again: int) -> Floats:
         """Returns the seconds of every rank's attention that are an all-to-all's repacking: communication, which the
-        compute queue does, so that none of it is hidden."""
+        compute queue does, so that none of it is hidden. again: how often a forward is made again."""
         cost = self.cost
         found = np.zeros(cost.cluster.num_ranks)
-        again = 1 if cost.model.recompute == "full" else 0
         for plan in plans:
             for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):
                 attends = np.flatnonzero(ops.kind == ATTEND)

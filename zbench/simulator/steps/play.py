@@ -155,8 +155,9 @@ class _Played:
         seconds = float(self.ends.max(initial=0.0))
         memory = step_memory(self.parts)
         spent = breakdown(self.left_out, seconds, self.parts.step.num_gpus)
-        told = busy, sent, received, inside, self.settled, memory
-        return PlayedStep(seconds, tuple(ends), *told, *self._occupied(), spent)
+        moving, exposed, across = self._occupied()
+        told = moving, exposed, across, spent
+        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *told)
 
     def _occupied(self) -> list[Floats]:
         """Returns the seconds in which transfers are under way and exposed, in all layers: of each stage's GPUs, from
