@@ -188,12 +188,7 @@ FAULTS = [
     ("step", "phases", None, "phases is None; it takes an object"),
     ("step", "phases", {"late": [1]}, "phases['late'] is [1]; it takes a number"),
     ("step", "valid", 1, "valid is 1; it takes true or false"),
-    (
-        "step",
-        "seconds_for",
-        {"sleep": [1, 1]},
-        "seconds_for is {'sleep': [1, 1]}; it takes an object of lists, by names of attention",
-    ),
+    ("step", "seconds_for", {"a": [1, 1]}, "seconds_for is {'a': [1, 1]}; it takes an object of lists, by names of"),
     ("step", "seconds_for", {"end": [1, -1]}, "seconds_for['end'][1] is -1; it takes a number of at least 0"),
     ("step", "seconds_for", {"end": [1]}, "seconds_for['end'] has 1 elements; it takes 2"),
     ("step", "nic_series", {"interval": 1}, "nic_series is {'interval': 1}; it takes {} or an object with interval"),

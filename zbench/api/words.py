@@ -129,6 +129,12 @@ def _check() -> int:
     return main()
 
 
+def _critical() -> int:
+    from zbench.critical.__main__ import main
+
+    return main()
+
+
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
 _OTHERS: dict[str, Callable[[], int]] = {
     "advise": _advise,
@@ -136,6 +142,7 @@ _OTHERS: dict[str, Callable[[], int]] = {
     "check": _check,
     "compare": _compare,
     "contribute": _contribute,
+    "critical": _critical,
     "report": _report,
 }
 

@@ -63,6 +63,7 @@ ADVICE = FileKind(
     lambda head: head.replace(b" ", b"").replace(b"\n", b"").startswith(b'{"format":"zbench-advice/'),
 )
 PAGE = FileKind("a report of zbench's", lambda head: b"<title>zbench report</title>" in head[:4096])
+PATH = FileKind("a critical path of zbench's", lambda head: head.startswith(b"Critical path of step "))
 SHEET = FileKind("a yaml of zbench.calibrate", lambda head: head.startswith(b"# Measured by zbench.calibrate"))
 PICTURE = FileKind(
     "a picture", lambda head: head.startswith(b"\x89PNG\r\n") or (head[:1] == b"<" and b"<!DOCTYPE svg" in head[:4096])

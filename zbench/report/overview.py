@@ -17,7 +17,7 @@ from zbench.record.record import Line, Run
 from zbench.record.rows import SAME, rows
 from zbench.record.words import PARTS, cluster_words
 
-# Where a rank's time goes, in the order it is stacked: of steps without an account that closes, and what is only in one.
+# Where a rank's time goes, in the order it is stacked: of steps without an account that closes, then of those with one.
 _SHARES = (
     "attention",
     "linear modules",
@@ -83,9 +83,10 @@ def _same(run: Run) -> str:
 def shares_of(step: Mapping[str, Any]) -> np.ndarray:
     """Returns [len(SHARES), num_ranks]: the seconds of every share; a rank's add up to the step.
 
-    Where a step has an account of its seconds (StepResult.seconds_for), shares are its parts. Else exposed communication is told apart by link where the record does so, else it is one share ("communication, not
-    hidden"). It is counted layer by layer, and layers of a rank that runs ahead overlap: it is cut to what the step
-    leaves. Waiting is the rest: nothing computed, nothing under way for this rank.
+    Where a step has an account of its seconds (StepResult.seconds_for), shares are its parts. Else exposed
+    communication is told apart by link where the record does so, or is one share ("communication, not hidden"). It is
+    counted layer by layer, and layers of a rank that runs ahead overlap: it is cut to what the step leaves. Waiting is
+    the rest: nothing computed, nothing under way for this rank.
     """
     found = np.zeros((len(SHARES), len(step["attention_seconds"])))
     if spent := step.get("seconds_for"):

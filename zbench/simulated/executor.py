@@ -174,10 +174,8 @@ class WholeStep:
     def _seconds_for(self, plans: tuple[Plan, ...], played: PlayedStep) -> dict[str, list[float]]:
         """Returns StepResult.seconds_for: what an all-to-all repacks apart from attention, but for what is made
         again."""
-        found, repacked = (
-            {name: self._mean(seconds) for name, seconds in played.spent.items()},
-            self._repacked(plans, 0),
-        )
+        repacked = self._repacked(plans, 0)
+        found = {name: self._mean(seconds) for name, seconds in played.spent.items()}
         found |= {"attention": found["attention"] - repacked, "repacking": repacked}
         return {name: seconds.tolist() for name, seconds in found.items() if seconds.any()}
 

@@ -32,7 +32,7 @@ def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster
     of = np.repeat(np.arange(len(program.instances)), np.diff(program.begin))
     shown = np.flatnonzero((table[CLASS] >= 0) | (program.kinds == COMPUTE))
     for hop in shown[np.argsort(timeline.start[shown], kind="stable")].tolist():
-        name, args = _named(program.instances[of[hop]], int(table[OP, hop]))
+        name, args = named_operation(program.instances[of[hop]], int(table[OP, hop]))
         begin, end, link = float(timeline.start[hop]), float(timeline.release[hop]), int(table[CLASS, hop])
         if link < 0:
             node, local = divmod(int(table[RANK, hop]), cluster.gpus_per_node)
@@ -46,9 +46,9 @@ def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster
                 yield complete_event(name, node, track, begin, end - begin, args)
 
 
-def _named(one: PlayedInstance, op: int) -> tuple[str, Event]:
-    """Returns the name of an operation's events, and what they say of it: a compute is an attend, a matmul, the
-    optimizer or elementwise work, and has the name of what it makes; a message has that of its tensor."""
+def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
+    """Returns (the name of an operation's events, what they say of it): a compute is an attend, a matmul, the optimizer
+    or elementwise work, and has the name of what it makes; a message has that of its tensor."""
     row, of = one.variant.ops[op], one.variant.of
     template, layout = of.template, of.layout
     args: Event = {

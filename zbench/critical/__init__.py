@@ -1,0 +1,1 @@
+"""python -m zbench.critical: the critical path of a recorded whole step, which operation waited for which."""

@@ -1,0 +1,142 @@
+"""A critical path as a list that a person reads: runs of the same operation are one row. Pure: no torch.
+
+Hops of one operation are one row. Then what repeats is told once: an operation that follows itself, a few that take
+turns, and layers, which have the same operations in the same order. What rows say is summed; nothing is left out, so
+their seconds sum to the step's.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import groupby, pairwise
+from operator import add
+
+import numpy as np
+
+from zbench.console.sheet import Sheet
+from zbench.critical.path import PathHop
+from zbench.simulator.steps.expand import CLASS, OP, RANK
+from zbench.simulator.steps.program import StepProgram
+from zbench.step.operations import COMPUTE
+from zbench.trace.whole_step import named_operation
+
+_LONGEST = 64  # rows that repeat together: a layer has about 40
+
+
+@dataclass(frozen=True)
+class PathRow:
+    """Operations of the path. begin, end: seconds, of the first of them and of the last; seconds: of all of them.
+    times: how many there are. layers, gpus: which. waited: what for, and how often."""
+
+    name: str
+    template: str
+    layers: frozenset[int]
+    gpus: frozenset[int]
+    begin: float
+    end: float
+    seconds: float
+    times: int
+    waited: Counter[str]
+
+    def __add__(self, other: "PathRow") -> "PathRow":
+        """Returns both as one row, with what the first is called."""
+        return replace(
+            self,
+            layers=self.layers | other.layers,
+            gpus=self.gpus | other.gpus,
+            begin=min(self.begin, other.begin),
+            end=max(self.end, other.end),
+            seconds=self.seconds + other.seconds,
+            times=self.times + other.times,
+            waited=self.waited + other.waited,
+        )
+
+
+def path_rows(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
+    """Returns the rows of a path, from the step's begin to its end."""
+    bounds, owned = program.begin, [one.hop for one in path]
+    instances = np.searchsorted(bounds, owned, "right") - 1
+    marks = [(int(instance), int(program.table[OP, hop])) for instance, hop in zip(instances, owned, strict=True)]
+    rows = [
+        _row(program, instance, operation, [one for _, one in hops])
+        for (instance, operation), hops in groupby(zip(marks, path, strict=True), key=lambda pair: pair[0])
+    ]
+    rows = [row for row in rows if row.seconds > 0]  # else members met, and nobody waited for it
+    for period in range(1, _LONGEST + 1):
+        rows = _folded(rows, period)
+    return rows
+
+
+def path_sheets(rows: Sequence[PathRow], seconds: float) -> tuple[Sheet, Sheet]:
+    """Returns (what the path is made of, the longest first; its rows from the step's end back to its begin)."""
+    names: dict[str, PathRow] = {}
+    for row in rows:
+        names[row.name] = names[row.name] + row if row.name in names else row
+    longest = sorted(names.values(), key=lambda row: -row.seconds)
+    made = tuple((row.name, _time(row.seconds), f"{row.seconds / seconds:.1%}", str(row.times)) for row in longest)
+    listed = tuple(
+        (
+            _time(row.end),
+            _time(row.seconds),
+            row.name,
+            str(row.times),
+            row.template,
+            _numbers(row.layers),
+            _numbers(row.gpus),
+            ", ".join(word for word, _ in row.waited.most_common()),
+        )
+        for row in reversed(rows)
+    )
+    columns = ("end, ms", "ms", "operation", "times", "template", "layers", "GPUs", "waited for")
+    return (
+        Sheet("What the critical path is made of", ("operation", "ms", "of the step", "times"), made),
+        Sheet("From the step's end back to its begin", columns, listed),
+    )
+
+
+def _row(program: StepProgram, instance: int, operation: int, hops: Sequence[PathHop]) -> PathRow:
+    """Returns the row of an operation. Members that meet are on no GPU; what the operation waited for is what the first
+    of its hops on the path did."""
+    name, args = named_operation(program.instances[instance], operation)
+    table, kinds = program.table, program.kinds
+    gpus = {int(table[RANK, one.hop]) for one in hops if table[CLASS, one.hop] >= 0 or kinds[one.hop] == COMPUTE}
+    return PathRow(
+        name,
+        args["template"],
+        frozenset({args["layer"]}),
+        frozenset(gpus),
+        hops[0].begin,
+        hops[-1].end,
+        sum(one.end - one.begin for one in hops),
+        1,
+        Counter([hops[0].waited]),
+    )
+
+
+def _folded(rows: Sequence[PathRow], period: int) -> list[PathRow]:
+    """Returns rows of which so many that repeat, once or more often, are there once, with the sums of all."""
+    names, found, at = [(row.name, row.template) for row in rows], [], 0
+    while at < len(rows):
+        here, until = names[at : at + period], at + period
+        while len(here) == period and names[until : until + period] == here:
+            until += period
+        if until == at + period:
+            found.append(rows[at])
+            at += 1
+            continue
+        found += [reduce(add, rows[at + turn : until : period]) for turn in range(period)]
+        at = until
+    return found
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}"
+
+
+def _numbers(of: frozenset[int]) -> str:
+    """Writes numbers as ranges: '0-2 5'."""
+    found = sorted(of)
+    breaks = [0, *(at + 1 for at, (a, b) in enumerate(pairwise(found)) if b != a + 1), len(found)]
+    spans = [(found[a], found[b - 1]) for a, b in pairwise(breaks) if a < b]
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
