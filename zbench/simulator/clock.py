@@ -176,9 +176,10 @@ def _run(rows, following, waits, rank_ready, free, slowed):  # type: ignore[no-u
         begin, since, hop = heapq.heappop(heap)
         if hop < 0:
             hop = ~hop
-            if begin != release[hop]:
-                continue  # was put off
-            slowed.running[queue_a[hop] // slowed.queues] = -1
+            here = queue_a[hop] // slowed.queues
+            if begin != release[hop] or slowed.running[here] != hop:
+                continue  # was put off, maybe to the same moment, and has ended
+            slowed.running[here] = -1
             take(queue_free, queue_a[hop], 1, 0, begin)
         else:
             a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
