@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Parts that a step's seconds are told in (zbench.simulator.steps.breakdown): computing, waiting, and idle at the end.
-COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking")
+COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed")
 WAITS = ("link", "rank", "parameters", "gradients", "experts", "stages", "host")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 

@@ -116,6 +116,7 @@ class Figures:
     time_optimizer: float | None = None
     time_recomputation: float | None = None
     time_repacking: float | None = None
+    time_slowed: float | None = None
     time_waiting_link: float | None = None
     time_waiting_rank: float | None = None
     time_waiting_parameters: float | None = None

@@ -15,6 +15,7 @@ PARTS = {
     "optimizer": "optimizer",
     "recomputation": "recomputation",
     "repacking": "repacking",
+    "slowed": "computing slowed by messages",
     "waiting_link": "waiting for a link",
     "waiting_rank": "waiting for another rank",
     "waiting_parameters": "waiting for parameters",

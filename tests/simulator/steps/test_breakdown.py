@@ -52,7 +52,15 @@ def small(name: str) -> Case:
     return step, plans, Cost(slow_cluster(stages, ranks * degree, 1e9), of)
 
 
+def slowed(case: Case) -> Case:
+    """A case on devices that compute half as fast beside messages."""
+    step, plans, cost = case
+    device = replace(cost.cluster.device, compute_slowdown=2.0)
+    return step, plans, replace(cost, cluster=replace(cost.cluster, device=device))
+
+
 CASES = {
+    "zeppelin, slowed by messages": lambda: slowed(planned("zeppelin")),
     "zeppelin": lambda: planned("zeppelin"),
     "ring, all made again": lambda: planned("ring", "full"),
     "ulysses": lambda: planned("ulysses"),
@@ -104,6 +112,21 @@ def test_what_is_made_again_is_apart() -> None:
     assert full.spent["linear"] == pytest.approx(none.spent["linear"], rel=1e-9)
     more = sum(full.busy[name] - none.busy[name] for name in ("attend", "compute"))
     assert full.spent["recomputation"] == pytest.approx(more, rel=1e-9)
+
+
+def test_what_messages_make_computes_take_longer_is_apart() -> None:
+    """On each GPU's timeline, compute by compute; without a slowdown there is none."""
+    step, plans, cost = CASES["zeppelin, slowed by messages"]()
+    program, timeline = play_layers(step, plans, cost)
+    producers = np.repeat(np.arange(len(timeline.start)), np.diff(program.graph.offsets))
+    assert (timeline.done[producers] <= timeline.start[program.graph.followers]).all()  # an end is told once
+    computes = program.kinds == COMPUTE
+    more = (timeline.release - timeline.start - program.graph.busy)[computes]
+    wanted = np.bincount(program.table[RANK, computes], more, step.num_gpus)
+    found = with_layers("zeppelin, slowed by messages", 0).spent["slowed"]
+    assert found == pytest.approx(wanted, rel=1e-9)
+    assert found.min() > 0
+    assert not with_layers("zeppelin", 0).spent["slowed"].any()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,8 @@
 From the step's begin to its end a GPU's compute queue computes, waits, or is done:
 
 - **attention**, **linear**, **optimizer**, **recomputation**: it computes. Recomputation is what makes again what the
-  forward did not keep, attention included; linear is all else that is neither attention nor the optimizer.
+  forward did not keep, attention included; linear is all else that is neither attention nor the optimizer. What
+  messages beside it make it take longer (Device.compute_slowdown) is apart, **slowed**.
 - **a gap** before a compute lasts from the end of the one before it on the same GPU (or the step's begin) to its own
   begin. It belongs to the operand that arrived last. Where a transfer of queue parameters, gradients, experts, stages
   or host brought that, all of the gap is waiting for it (**waiting_parameters**, ...; a pipeline's bubbles are
@@ -33,7 +34,7 @@ from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 
 _AT = {name: number for number, name in enumerate(SECONDS_FOR)}
-_LINK, _RANK, _END = _AT["waiting_link"], _AT["waiting_rank"], _AT["end"]
+_SLOWED, _LINK, _RANK, _END = _AT["slowed"], _AT["waiting_link"], _AT["waiting_rank"], _AT["end"]
 _SPLIT = -1  # in place of a part: of messages whose gaps are split
 _WAITS = np.array([_AT.get(f"waiting_{name}", _SPLIT) for name in QUEUES], np.int64)  # by queue
 _AGAIN = "~"  # at the end of the name of what is made again (zbench.step.passes.recompute)
@@ -60,12 +61,14 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
 
 class _HopColumns(NamedTuple):
     """Columns of hops, int64 [hops]. gpu: of a compute, else -1. queue: that it is in. part: of a compute its own, of
-    others that of a gap before what they bring, or _SPLIT. head: the first hop of its operation."""
+    others that of a gap before what they bring, or _SPLIT. head: the first hop of its operation. busy: seconds of it
+    alone, float64 [hops]."""
 
     gpu: Ints
     queue: Ints
     part: Ints
     head: Ints
+    busy: Floats
 
 
 def _hops_of(program: StepProgram) -> _HopColumns:
@@ -80,7 +83,7 @@ def _hops_of(program: StepProgram) -> _HopColumns:
     fresh[1:] = table[OP, 1:] != table[OP, :-1]
     fresh[program.begin[:-1][np.diff(program.begin) > 0]] = True
     head = np.maximum.accumulate(np.where(fresh, np.arange(count), 0))
-    return _HopColumns(np.where(program.kinds == COMPUTE, table[RANK], -1), graph.hops.queue_a, part, head)
+    return _HopColumns(np.where(program.kinds == COMPUTE, table[RANK], -1), graph.hops.queue_a, part, head, graph.busy)
 
 
 def _parts_of(variant: Variant) -> Ints:
@@ -104,7 +107,7 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
     times: when each starts and its data has arrived, as it was played, and by how much that is later with all layers.
     cuts: of left_out.Added, and of each hop the cut of whose steady half it is, -1: none. shape: of what is returned.
     """
-    gpu, queue, part, head = hops
+    gpu, queue, part, head, busy = hops
     offsets, followers = following
     start, done, later = times
     cut, late, steady = cuts
@@ -120,11 +123,14 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
                 skipped = late[cut[hop, 0], queue[hop]]
             mine, begin = out[shape[0] - 1, at_gpu], start[hop] + later[hop]
             _gap(mine, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (part, head, whole))
-            mine[part[hop]] += ends - begin
+            more = done[hop] - start[hop] - busy[hop] if done[hop] > start[hop] + busy[hop] else 0.0
+            mine[part[hop]] += ends - begin - more
+            mine[_SLOWED] += more
             if steady[hop] >= 0:
                 mine = out[steady[hop], at_gpu]
                 _gap(mine, end[at_gpu], start[hop], bringer[hop], (part, head, ready))
-                mine[part[hop]] += done[hop] - start[hop]
+                mine[part[hop]] += done[hop] - start[hop] - more
+                mine[_SLOWED] += more
             end[at_gpu], whole_end[at_gpu], before[at_gpu] = done[hop], ends, hop
         for at in range(offsets[hop], offsets[hop + 1]):
             follower, skipped = followers[at], 0.0
