@@ -7,9 +7,10 @@ Throughput, MFU, utilisation and every other ratio are derived from these when a
 from dataclasses import dataclass, field
 from typing import Any
 
-# Parts that a step's seconds are told in (zbench.simulator.steps.breakdown): computing, waiting, and idle at the end.
-COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed")
-WAITS = ("link", "rank", "parameters", "gradients", "experts", "stages", "host")
+# Parts that a step's seconds are told in: computing, waiting, and idle at the end. Simulated (whole steps,
+# zbench.simulator.steps.breakdown) link and rank are told apart, which are messages where they are measured.
+COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter")
+WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 
 

@@ -117,8 +117,10 @@ class Figures:
     time_recomputation: float | None = None
     time_repacking: float | None = None
     time_slowed: float | None = None
+    time_interpreter: float | None = None
     time_waiting_link: float | None = None
     time_waiting_rank: float | None = None
+    time_waiting_messages: float | None = None
     time_waiting_parameters: float | None = None
     time_waiting_gradients: float | None = None
     time_waiting_experts: float | None = None

@@ -18,6 +18,7 @@ COUNTED = (
     "where it is called); gradients and parameters: not counted but computed, as of ring collectives that run node by "
     "node - what gloo or NCCL sends for theirs is its own affair"
 )
+_ROUNDING = 1e-9  # relative: of parts that are differences
 COUNTERS = "counters of the machines' NICs"
 
 
@@ -60,9 +61,38 @@ def step_result(
         loss=reports[0].loss,
         phases=slowest.phases | _paced(reports),
         checks=checks,
+        seconds_for=_seconds_for(reports, slowest.seconds),
         nic_series=_series(reports, cluster.gpus_per_node),
         recompute=asdict(choice),
     )
+
+
+def _seconds_for(reports: list[Report], seconds: float) -> dict[str, list[float]]:
+    """Returns StepResult.seconds_for of what ranks measured; {} where their parts, each by a clock of its own, come to
+    more than their seconds.
+
+    Linear modules are what is left of forward and backward beside attention: gathers of parameters that are waited for
+    are in it. What attention takes beside kernels, repacking and waiting is the interpreter's.
+    """
+    found: dict[str, list[float]] = {}
+    for one in reports:
+        took, phases = one.seconds, one.phases
+        waiting = one.exposed_seconds - one.repacking_seconds - phases["reduction"]
+        parts = {
+            "attention": one.attention_seconds,
+            "linear": took - phases["attention"] - phases["reduction"] - phases["optimizer"],
+            "optimizer": phases["optimizer"],
+            "repacking": one.repacking_seconds,
+            "interpreter": phases["attention"] - one.attention_seconds - one.repacking_seconds - waiting,
+            "waiting_messages": waiting,
+            "waiting_gradients": phases["reduction"],
+            "end": seconds - took,
+        }
+        if min(parts.values()) < -_ROUNDING * seconds:
+            return {}
+        for name, value in parts.items():
+            found.setdefault(name, []).append(max(value, 0.0))
+    return {name: values for name, values in found.items() if any(values)}
 
 
 def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int:

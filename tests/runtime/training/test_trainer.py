@@ -12,6 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.protocols import System
+from zbench.interfaces.result import SECONDS_FOR
 from zbench.runtime.checkpoints.folder import META, checkpoint_description
 from zbench.runtime.checkpoints.manifest import FILES, entries, sealed
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
@@ -129,6 +130,9 @@ def test_what_a_step_measures() -> None:
     assert 0 < result.recompute["predicted_bytes"] < result.recompute["capacity_bytes"] == DEVICE.memory_bytes
     assert result.seconds > 0
     assert all(a + b <= result.seconds for a, b in zip(result.attention_seconds, result.linear_seconds, strict=True))
+    assert np.sum(list(result.seconds_for.values()), axis=0) == pytest.approx(result.seconds, rel=1e-9)
+    assert result.seconds_for["attention"] == result.attention_seconds
+    assert {"linear", "optimizer", "waiting_gradients"} < set(result.seconds_for) < set(SECONDS_FOR)
     assert all(a <= b for a, b in zip(result.exposed_seconds, result.communication_seconds, strict=True))
     assert min(result.peak_bytes) > 1e6
     assert len(result.nic_tx_bytes) == 2

@@ -111,6 +111,7 @@ class Report:
     between nodes. worst: largest relative difference to the dense model and where, on rank 0 where asked for.
     nic: per NIC of the node the bytes (sent, received). nic_series: zbench.runtime.network.sampler.Sampler.series, of
     the first rank of a node. began: moment (zbench.runtime.clocks.events). events: None where they were not asked for.
+    repacking_seconds: of exposed_seconds, copies of heads.
     """
 
     loss: float
@@ -129,3 +130,4 @@ class Report:
     nic_series: dict[str, Any] = field(default_factory=dict)
     began: float = 0.0
     events: Events | None = None
+    repacking_seconds: float = 0.0

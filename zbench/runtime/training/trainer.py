@@ -190,6 +190,7 @@ class Trainer:
             nic_series=self.nics.series(),
             began=moments.began,
             events=self.engine.post.events if noted else None,
+            repacking_seconds=times.repacking,
         )
 
     def burst(self, plan: Plan) -> tuple[float, float]:
