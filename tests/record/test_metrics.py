@@ -20,7 +20,7 @@ from zbench.record.metrics import (
     nic_idle,
     nic_purposes,
     nic_utilization,
-    time_shares,
+    step_time_shares,
 )
 from zbench.record.speedup import speedup
 from zbench.record.words import PARTS
@@ -196,13 +196,13 @@ def test_shares_of_a_step_are_means_of_its_ranks() -> None:
     """Steps of 2 and 6 seconds on two ranks: long ones weigh more."""
     short = step(seconds=2.0, seconds_for={"linear": [1.0, 2.0], "waiting_link": [1.0, 0.0]})
     long = step(seconds=6.0, seconds_for={"linear": [6.0, 3.0], "end": [0.0, 3.0]})
-    found = time_shares([short, long])
+    found = step_time_shares([short, long])
     assert found == pytest.approx({"linear": 6 / 8, "waiting_link": 0.5 / 8, "end": 1.5 / 8})
     assert sum(found.values()) == pytest.approx(1)
     derived = figures(TINY, [short, long])
     assert derived.time_linear == pytest.approx(6 / 8)
     assert derived.time_attention is None
-    assert time_shares([short, step()]) == {}  # not all steps tell: one is of before
+    assert step_time_shares([short, step()]) == {}  # not all steps tell: one is of before
 
 
 def test_torchtitan_takes_the_longest_sequence_where_the_workload_has_no_limit() -> None:

@@ -173,7 +173,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         invalid_steps=invalid,
         ceiling_ratio=ceiling_ratio(steps),
         **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
-        **{f"time_{name}": share for name, share in time_shares(steps).items()},  # type: ignore[arg-type]
+        **{f"time_{name}": share for name, share in step_time_shares(steps).items()},  # type: ignore[arg-type]
     )
 
 
@@ -266,7 +266,7 @@ def nic_purposes(facts: Facts, steps: Sequence[Step]) -> dict[str, float]:
     return {purpose: sent[purpose] / whole for purpose in PURPOSES if sent.get(purpose)}
 
 
-def time_shares(steps: Sequence[Step]) -> dict[str, float]:
+def step_time_shares(steps: Sequence[Step]) -> dict[str, float]:
     """Returns what a step's seconds go to, {"attention": 0.2, ...}: means over ranks, in the order of SECONDS_FOR.
     Together they are 1. Empty where a step does not tell; what nothing went to is left out."""
     if not all(step.get("seconds_for") for step in steps):

@@ -1,4 +1,4 @@
-"""Where the seconds of every GPU go in a whole step: an account that closes.
+"""Tells where the seconds of every GPU go in a whole step: an account that closes.
 
 From the step's begin to its end a GPU's compute queue computes, waits, or is done:
 

@@ -21,7 +21,7 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 
 class Added(NamedTuple):
-    """What cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after it, int64
+    """The seconds that cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after it, int64
     [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
 
     cut: Ints
@@ -75,7 +75,7 @@ class LeftOut:
 
     @cached_property
     def steady(self) -> list[tuple[list[int], float]]:
-        """For each cut the instances of the steady half of its run, and how many layers that were left out each of them
+        """The instances of the steady half of each cut's run, and how many layers that were left out each of them
         stands for."""
         found = []
         for number in self.cuts:
@@ -99,7 +99,7 @@ class LeftOut:
 
     @cached_property
     def added(self) -> Added:
-        """What each cut adds to what waits across it."""
+        """The seconds that each cut adds to what waits across it."""
         instances = self.program.instances
         of = np.full((len(instances), 2), -1, np.int64)
         late = np.zeros((len(self.cuts) + 1, self.program.queues))
@@ -113,7 +113,7 @@ class LeftOut:
 
     @cached_property
     def later(self) -> Floats:
-        """How much later each hop is with all layers, seconds [hops]."""
+        """The seconds by which each hop is later with all layers, [hops]."""
         graph, times = self.program.graph, self.timeline
         rows, following = graph.rows, graph.following
         moments = times.start, times.release, times.done
