@@ -339,3 +339,15 @@ def test_no_data_can_end_its_script() -> None:
     words = {"system": "</script><script>alert(1)</script>\u2028"}
     assert "<" not in encoded(words)
     assert json.loads(encoded(words)) == json.loads(json.dumps(words, ensure_ascii=False).replace("<", "\u2039"))
+
+
+def test_every_share_has_a_colour_and_a_hatching_of_its_own() -> None:
+    """Of what is in one bar: an account's parts, or those of steps without one."""
+    script = (Path(report.__file__).parent / "page" / "base.js").read_text()
+    colours, patterns = (
+        re.search(rf"const SHARE_{name} = \[(.*)\];", script)[1].split(", ") for name in ("COLOURS", "PATTERNS")
+    )
+    assert len(colours) == len(patterns) == len(SHARES)
+    looks = dict(zip(SHARES, zip(colours, patterns, strict=True), strict=True))
+    for drawn in (SHARES[:8], list(PARTS.values())):
+        assert len({looks[name] for name in drawn}) == len(drawn)

@@ -21,8 +21,8 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 
 class Added(NamedTuple):
-    """The seconds that cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after it, int64
-    [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
+    """The seconds that cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after
+    it, int64 [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
 
     cut: Ints
     late: Floats
