@@ -102,6 +102,18 @@ class StepLayout:
         return np.array(rows, np.int64).reshape(-1, 2)
 
     @cached_property
+    def sizes_of_lists(self) -> Ints:
+        """The tokens, heads or columns of every list, int64 [lists]; 0 of lists of places and lanes."""
+        lists = self.lists
+        rows = [self.index[name].sizes if name in self.index else np.zeros(0, np.int64) for name in lists.indices]
+        begin = np.cumsum([0, *map(len, rows)])[:-1]
+        named = np.array([name in self.index for name in lists.indices], bool)
+        owner = np.repeat(lists.of, np.diff(lists.offsets))
+        each = np.concatenate([*rows, np.zeros(1, np.int64)])[np.where(named[owner], begin[owner] + lists.parts, -1)]
+        total = np.concatenate([[0], np.cumsum(each)])
+        return np.asarray(total[lists.offsets[1:]] - total[lists.offsets[:-1]], np.int64)
+
+    @cached_property
     def layered(self) -> Ints:
         """Whether each layer or border has one of a tensor (1) or the step as a whole (0), int64 [tensors]."""
         return np.array([int(one.layers != "none") for one in self.tensors], np.int64)

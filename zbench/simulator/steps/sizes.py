@@ -1,7 +1,6 @@
 """Sizes of what operations of a template read, make and move."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -20,21 +19,10 @@ class Sizes:
     layout: StepLayout
     template: Template
 
-    @cached_property
+    @property
     def of_lists(self) -> Ints:
         """Tokens, heads or columns of every list, int64 [lists]; 0 of lists of places and lanes."""
-        lists, layout = self.layout.lists, self.layout
-        sizes = [layout.index[name].sizes if name in layout.index else np.zeros(0, np.int64) for name in lists.indices]
-        begin = np.cumsum([0, *(len(one) for one in sizes)])[:-1]
-        named = np.array([name in layout.index for name in lists.indices])[lists.of]
-        which = np.flatnonzero(named)
-        at, count = row_positions(lists.offsets, which)
-        every = np.concatenate([*sizes, np.zeros(0, np.int64)])
-        total = np.concatenate([[0], np.cumsum(every[np.repeat(begin[lists.of[which]], count) + lists.parts[at]])])
-        ends = np.cumsum(count)
-        found = np.zeros(len(lists), np.int64)
-        found[which] = total[ends] - total[ends - count]
-        return found
+        return self.layout.sizes_of_lists
 
     def moved(self, encodings: tuple[Encoding, ...]) -> Ints:
         """Returns the bytes of the cells that every operation names, int64 [operations]; 0 of computes."""

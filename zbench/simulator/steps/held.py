@@ -1,0 +1,195 @@
+"""What a template of a step holds while it is played, tensor by tensor, in plan order.
+
+An item lives from the operation that writes or adds to it first to the one that touches it last, or to the end of its
+template where the contract leaves it. Logits, which are no item, are there from the first formula of the head's that
+makes them to the last (zbench.cost.loss). An item that is taken and added to again counts in between.
+"""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.loss import held_bytes
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.variant import Variant
+from zbench.step.operations import COMPUTE
+from zbench.step.proof.items import EMPTY, find_key
+from zbench.step.template import AT_HOME, Items
+
+LOGITS = "logits"
+_MAKE_LOGITS = ("score", "score_d0", "score_d1")
+_TENSOR, _PLACE, _BEGIN, _END, _SIZE = range(5)  # columns of lives; a moment of -1 is before the first operation
+
+
+class Held(NamedTuple):
+    """Bytes by tensor, logits last, int64 [tensors, places], from the place that the template is played from on.
+
+    before, after: of what its contract needs and leaves. then: at its fullest moment, of what its contract names or
+    its operations touch. peak: the sum of these, int64 [places].
+    """
+
+    before: Ints
+    after: Ints
+    then: Ints
+    peak: Ints
+
+
+def held_by(variant: Variant, places: int, model: Model) -> Held:
+    """Returns what a variant holds while it is played. model: for its logits."""
+    of, tables = variant.of, variant.of.flow.tables
+    missing = np.array(variant.missing, np.int64).reshape(-1, 2)
+    needs, leaves = (_contract(items, tables, missing) for items in (of.template.needs, of.template.leaves))
+    shape = (len(of.layout.tensors) + 1, places)
+    lives = _lives(tables, of.flow.items, needs, leaves, missing, len(of.ops))
+    return Held(*_fullest(np.concatenate([lives, _logits(variant, model)]), needs, leaves, shape, len(of.ops)))
+
+
+def _contract(items: Items, tables: object, missing: Ints) -> Ints:
+    """Returns the items of a contract, int64 [n, 5]: (tensor, layer offset, place, cell of atoms, bytes)."""
+    table = items.table()
+    for one in missing:
+        table = table[(table[:, :2] != one).any(axis=1)]
+    found: Ints = _entries(tables, table)
+    return found
+
+
+def _logits(variant: Variant, model: Model) -> Ints:
+    """Returns the lives of logits."""
+    of = variant.of
+    sizes, found = Sizes(of.layout, of.template), []
+    for number in of.template.formulas:
+        formula = of.layout.formulas[number]
+        if formula.terms[0].function in _MAKE_LOGITS:
+            mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
+            weight = next(
+                ref
+                for ref in (*formula.operands, *formula.results)
+                if not of.layout.of_batch(of.layout.number[ref.tensor])
+            )
+            size = held_bytes(model) * sizes.tokens(formula, mine) * sizes.share(formula, weight, mine)
+            found.append(np.stack([of.ops[mine, 2], mine, size.astype(np.int64)], axis=1))
+    if not found:
+        return np.zeros((0, 5), np.int64)
+    table = np.concatenate(found)
+    rows = []
+    for place in np.unique(table[:, 0]).tolist():
+        mine = table[table[:, 0] == place]
+        rows.append([len(of.layout.tensors), place, mine[:, 1].min(), mine[:, 1].max(), mine[:, 2].max()])
+    return np.array(rows, np.int64)
+
+
+@nb.njit(cache=True)
+def _entries(t, entries):  # type: ignore[no-untyped-def]
+    """Returns the items of contract entries, as `_contract`."""
+    count = 0
+    for fill in range(2):
+        if fill:
+            found = np.empty((count, 5), np.int64)
+            count = 0
+        for row in entries:
+            tensor, places = row[0], row[2]
+            for i in range(1 if row[3] < 0 else t.list_offsets[row[3] + 1] - t.list_offsets[row[3]]):
+                cell0 = 0 if row[3] < 0 else t.atoms[t.list_offsets[row[3]] + i]
+                for j in range(1 if row[4] < 0 else t.list_offsets[row[4] + 1] - t.list_offsets[row[4]]):
+                    cell = cell0 * t.shape1[tensor] + (0 if row[4] < 0 else t.atoms[t.list_offsets[row[4]] + j])
+                    first = t.first_cell[tensor] + cell
+                    at_home = places == AT_HOME
+                    offsets = t.home_offsets if at_home else t.member_offsets
+                    which = first if at_home else places
+                    for at in range(offsets[which], offsets[which + 1]):
+                        if fill:
+                            found[count, 0], found[count, 1], found[count, 3] = tensor, row[1], cell
+                            found[count, 2] = t.homes[at] if at_home else t.members[at]
+                            found[count, 4] = t.home_bytes[at] if at_home else t.cell_bytes[first]
+                        count += 1
+    return found
+
+
+@nb.njit(cache=True)
+def _number(row):  # type: ignore[no-untyped-def]
+    """Returns the number of an item; a row begins with tensor, layer offset, place and cell."""
+    return (((row[1] + 64) * 2**9 + row[0]) * 2**20 + row[2]) * 2**27 + row[3]
+
+
+@nb.njit(cache=True)
+def _numbers(rows):  # type: ignore[no-untyped-def]
+    """Returns a table of the numbers of items, and the row of each."""
+    size = 16
+    while size < 2 * len(rows):
+        size *= 2
+    keys, which = np.full(size, EMPTY, np.int64), np.full(size, -1, np.int64)
+    for at in range(len(rows)):
+        place = find_key(keys, _number(rows[at]))
+        keys[place], which[place] = _number(rows[at]), at
+    return keys, which
+
+
+@nb.njit(cache=True)
+def _lives(t, items, needs, leaves, missing, operations):  # type: ignore[no-untyped-def]
+    """Returns int64 [n, 5]: tensor, place, first and last operation, bytes.
+
+    What a contract needs is there from the start; what is written besides, from then on; what it leaves stays.
+    """
+    had, has, used = _numbers(needs), _numbers(leaves), np.zeros(len(needs), np.bool_)
+    found, count = np.empty((4 * len(items) + len(needs), 5), np.int64), 0
+    for item in items:
+        here = True
+        for one in missing:
+            here &= item[0] != one[0] or item[1] != one[1]
+        if not here:
+            continue
+        before = had[1][find_key(had[0], _number(item))]
+        after = has[1][find_key(has[0], _number(item))]
+        old, stays = np.int64(0), np.int64(0) if after < 0 else leaves[after, 4]
+        if before >= 0:
+            old, used[before] = needs[before, 4], True
+        new = max(t.cell_bytes[t.first_cell[item[0]] + item[3]] - old, 0) if item[4] >= 0 else 0
+        for size, begin in ((old, np.int64(-1)), (new, item[4])):
+            left = min(size, stays)
+            stays -= left
+            for part, end in ((left, operations), (size - left, item[5])):
+                if part > 0:
+                    row = found[count]
+                    row[0], row[1], row[2], row[3], row[4] = item[0], item[2], begin, end, part
+                    count += 1
+    for at in range(len(needs)):
+        if not used[at] and needs[at, 4] > 0:
+            row = found[count]
+            row[0], row[1], row[2], row[3], row[4] = needs[at, 0], needs[at, 2], -1, operations, needs[at, 4]
+            count += 1
+    return found[:count]
+
+
+@nb.njit(cache=True)
+def _fullest(lives, needs, leaves, shape, operations):  # type: ignore[no-untyped-def]
+    """Returns the fields of `Held`. A life begins with its operation, and ends after that."""
+    before, after, then = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for rows, into in ((needs, before), (leaves, after)):
+        for row in rows:
+            into[row[0], row[2]] += row[4]
+    offsets = np.zeros(2 * operations + 5, np.int64)  # a counting sort by moment
+    for life in lives:
+        offsets[2 * life[_BEGIN] + 3] += 1
+        offsets[2 * life[_END] + 4] += 1
+    for at in range(len(offsets) - 1):
+        offsets[at + 1] += offsets[at]
+    order = np.empty(2 * len(lives), np.int64)
+    for at in range(len(lives)):
+        for moment, end in ((2 * lives[at, _BEGIN] + 2, 0), (2 * lives[at, _END] + 3, 1)):
+            order[offsets[moment]] = 2 * at + end
+            offsets[moment] += 1
+    level, peak, when = np.zeros(shape[1], np.int64), np.zeros(shape[1], np.int64), np.full(shape[1], -4, np.int64)
+    for event in order:
+        life = lives[event // 2]
+        place = life[_PLACE]
+        level[place] += -life[_SIZE] if event % 2 else life[_SIZE]
+        if level[place] > peak[place]:
+            peak[place], when[place] = level[place], 2 * life[_BEGIN]
+    for life in lives:
+        place = life[_PLACE]
+        if 2 * life[_BEGIN] <= when[place] < 2 * life[_END] + 1:
+            then[life[_TENSOR], place] += life[_SIZE]
+    return before, after, then, peak
