@@ -158,8 +158,12 @@ class Step:
         another stage there are the borders between both alone."""
         if tensor.layers == "none":
             return True
-        first, last = self._spans[min(max(layer, 0), self.num_layers)]
+        first, last = self.span(layer)
         return first <= other <= last + (tensor.layers == "border")
+
+    def span(self, layer: int) -> tuple[int, int]:
+        """Returns the first and the last layer of the stage that an instance is of which is played for a layer."""
+        return self._spans[min(max(layer, 0), self.num_layers)]
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:

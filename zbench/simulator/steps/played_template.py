@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
@@ -14,9 +16,11 @@ from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
-from zbench.step.template import AT_HOME, Items, Step, Template
+from zbench.step.template import Step, Template
 
 _ATTENTION = QUEUES.index("attention")
+OFFSETS = 128  # more than there are layer offsets, half of them below 0
+NO_VERSION = -(2**31)
 
 
 @dataclass(frozen=True)
@@ -54,42 +58,67 @@ class PlayedTemplate:
         return PlayedTemplate(step, template, layout, ops, size, seconds, flow)
 
     @cached_property
+    def nature(self) -> Ints:
+        """The nature of every tensor, as in zbench.step.tensor, int64 [tensors]."""
+        return self.flow.tables.nature
+
+    @cached_property
     def touched(self) -> Ints:
         """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
-        both = self.template.needs.table(), self.template.leaves.table()
-        rows = [self.ops[self.ops[:, 0] != COMPUTE][:, [1, 7]], *(items[:, :2] for items in both)]
-        return np.unique(np.concatenate(rows), axis=0)
+        moves, both = self.ops[:, 0] != COMPUTE, (self.template.needs, self.template.leaves)
+        codes = [pair_codes(self.ops[moves, 1], self.ops[moves, 7])]
+        codes += [pair_codes(items.tensor, items.layer) for items in both]
+        return pairs_of(np.unique(np.concatenate(codes)))
 
     @cached_property
-    def held(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """The numbers of items before and after it, by (tensor, layer offset)."""
-        needs, leaves = self.template.needs, self.template.leaves
-        return _counted(self.step, needs, self.template.layout), _counted(self.step, leaves, self.template.layout)
+    def held(self) -> Ints:
+        """The pairs that its contract names, int64 [n, 3]: (code, items before, items after it)."""
+        length = np.append(np.diff(self.layout.lists.offsets), 1)  # of a list; of none, and of homes, -1: one
+        codes, counts = [], []
+        for side, items in enumerate((self.template.needs, self.template.leaves)):
+            codes.append(pair_codes(items.tensor, items.layer))
+            found = np.zeros((len(items), 2), np.int64)
+            found[:, side] = length[items.places] * length[items.list0] * length[items.list1]
+            counts.append(found)
+        pairs, at = np.unique(np.concatenate(codes), return_inverse=True)
+        total, every = np.zeros((len(pairs), 2), np.int64), np.concatenate(counts)
+        np.add.at(total, at.reshape(-1), every)
+        return np.column_stack([pairs, total])
 
     @cached_property
-    def replaced(self) -> set[tuple[int, int]]:
-        """The (tensor, layer offset) pairs that transfers bring in a later version than there was before: they replace
-        what is there, and need no room of their own."""
-        versions: dict[tuple[int, int], int] = {}
-        for tensor, offset, *_, version, _ in self.template.needs.rows():
-            versions[tensor, offset] = max(version, versions.get((tensor, offset), version))
-        transfers = self.ops[self.ops[:, 0] != COMPUTE]
-        return {
-            (tensor, offset)
-            for tensor, offset, version in np.unique(transfers[:, [1, 7, 9]], axis=0).tolist()
-            if version > versions.get((tensor, offset), version)
-        }
+    def replaced(self) -> Ints:
+        """The codes of pairs that transfers bring in a later version than there was before: they replace what is
+        there, and need no room of their own."""
+        needs, transfers = self.template.needs, self.ops[self.ops[:, 0] != COMPUTE]
+        before = np.full(len(self.nature) * OFFSETS, NO_VERSION, np.int64)
+        np.maximum.at(before, pair_codes(needs.tensor, needs.layer), needs.version)
+        codes = pair_codes(transfers[:, 1], transfers[:, 7])
+        return np.unique(codes[(before[codes] > NO_VERSION) & (transfers[:, 9] > before[codes])])
 
-    def missing(self, layer: int, step: Step) -> tuple[tuple[int, int], ...]:
+    @cached_property
+    def reach(self) -> int:
+        """One more than the layers between an instance's and the farthest that is touched."""
+        return 1 + int(np.abs(self.touched[:, 1]).max(initial=0))
+
+    def missing(self, before: int, after: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
-        last of its stage. step: that is played, maybe with fewer layers."""
-        low, high = step.layers_of_stages[min(max(layer, 0), step.num_layers)].tolist()
+        last of its stage. before, after: how many layers of its stage stand before and after the instance's."""
         found = []
         for tensor, offset in self.touched.tolist():
             kind = self.layout.tensors[tensor].layers
-            if kind != "none" and not low <= layer + offset <= high + (kind == "border"):
+            if kind != "none" and not -before <= offset <= after + (kind == "border"):
                 found.append((tensor, offset))
         return tuple(found)
+
+
+def pair_codes(tensor: NDArray[Any], offset: NDArray[Any]) -> Ints:
+    """Returns the numbers of pairs of a tensor and a layer offset."""
+    return np.asarray(tensor.astype(np.int64) * OFFSETS + offset + OFFSETS // 2, np.int64)
+
+
+def pairs_of(codes: Ints) -> Ints:
+    """Returns the (tensor, layer offset) of the numbers of pairs, int64 [n, 2]."""
+    return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
 
 
 def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:
@@ -98,15 +127,3 @@ def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:
     routed = routed[np.argsort(ops[routed, 2], kind="stable")]
     same = ops[routed[1:], 2] == ops[routed[:-1], 2]
     return routed[:-1][same], routed[1:][same]
-
-
-def _counted(step: Step, items: Items, number: int) -> dict[tuple[int, int], int]:
-    """Counts the items of a contract of layout `number` by (tensor, layer offset)."""
-    found: dict[tuple[int, int], int] = {}
-    size = np.diff(step.layouts[number].lists.offsets)
-    for tensor, offset, places, list0, list1, *_ in items.rows():
-        count = 1 if places == AT_HOME else int(size[places])
-        for which in (list0, list1):
-            count *= int(size[which]) if which >= 0 else 1
-        found[tensor, offset] = found.get((tensor, offset), 0) + count
-    return found

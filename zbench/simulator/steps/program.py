@@ -21,12 +21,11 @@ from zbench.simulator.hops import Hops
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
 from zbench.simulator.steps.lower import gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
-from zbench.simulator.steps.variant import BUFFERS, WRITERS, Key, Variant, between
+from zbench.simulator.steps.variant import Variant
+from zbench.simulator.steps.waiting import edges_between
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 
-Edges = tuple[Ints, Ints]
-Left = tuple[int, tuple[int, int, int]]  # an instance, and a group of its rows
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class StepParts:
     plans: Sequence[Plan]
     cost: Cost
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
+    _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
-    _edges: dict[tuple[int, tuple[int, int, int], int, tuple[int, int, int]], Edges] = field(default_factory=dict)
 
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
@@ -76,58 +75,16 @@ class StepParts:
 
     def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
         """Returns a template as it is for a layer, from a place on, of a step that may have fewer layers."""
-        missing = self.template(number).missing(layer, step)
-        if (number, missing, place) not in self._variants:
-            self._variants[number, missing, place] = Variant.of_layers(self.template(number), missing, place, self.cost)
-        return self._variants[number, missing, place]
-
-    def between(self, before: Variant, one: tuple[int, int, int], after: Variant, other: tuple[int, int, int]) -> Edges:
-        """Returns the edges between the groups of two variants."""
-        key = (id(before), one, id(after), other)  # variants live as long as this does
-        if key not in self._edges:
-            self._edges[key] = between(before, before.groups[one], after, after.groups[other])
-        return self._edges[key]
-
-
-@dataclass
-class _Links:
-    """What instances left so far: by tensor and layer who wrote it and who read it, as (instance, group), and by tensor
-    and first place the readers of buffers that are free, first come first."""
-
-    parts: StepParts
-    instances: list[PlayedInstance]
-    writers: dict[Key, list[Left]] = field(default_factory=dict)
-    readers: dict[Key, list[Left]] = field(default_factory=dict)
-    free: dict[tuple[str, int], list[list[Left]]] = field(default_factory=dict)
-
-    def follow(self, number: int) -> list[tuple[int, Edges]]:
-        """Returns the edges into an instance, (instance that they come from, edges), and notes what it leaves."""
-        one, found = self.instances[number], []
-        variant, layer = one.variant, one.layer
-        for group, side, tensor, offset, layered, batch in variant.waits:
-            if side == BUFFERS:
-                buffers = self.free.get((tensor, variant.place))
-                others = buffers.pop(0) if buffers else ()
-            else:
-                before = self.writers if side == WRITERS else self.readers
-                others = before.get((tensor, (layer + offset) * layered, batch), ())
-            for other, theirs in others:
-                edges = self.parts.between(self.instances[other].variant, theirs, variant, group)
-                if len(edges[0]):
-                    found.append((other, edges))
-        for group, writes, tensor, offset, layered, batch in variant.notes:
-            after = self.writers if writes else self.readers
-            after.setdefault((tensor, (layer + offset) * layered, batch), []).append((number, group))
-        for frees, turns, gone, tensor, offset, layered, batch in variant.ends:
-            key = (tensor, (layer + offset) * layered, batch)
-            if turns:
-                self.free.setdefault((tensor, variant.place), []).append(list(self.readers.get(key, [])))
-            if frees:
-                self.free.setdefault((tensor, variant.place), []).append(self.readers.pop(key, []))
-            if gone:
-                self.writers.pop(key, None)
-                self.readers.pop(key, None)
-        return found
+        low, high = step.span(layer)
+        reach = self.template(number).reach
+        key = (number, min(layer - low, reach), min(high - layer, reach), place)  # what is farther away is not touched
+        if key not in self._alike:
+            missing = self.template(number).missing(*key[1:3])
+            if (number, missing, place) not in self._variants:
+                made = Variant.of_layers(self.template(number), missing, place, self.cost)
+                self._variants[number, missing, place] = made
+            self._alike[key] = self._variants[number, missing, place]
+        return self._alike[key]
 
 
 def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
@@ -138,15 +95,12 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
         of = step.order[entry]
         variant = parts.variant(of.template, layer, of.place, step)
         instances.append(PlayedInstance(entry, of.template, layer, variant))
-    links = _Links(parts, instances)
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
-    producer, consumer = [], []
-    for number, one in enumerate(instances):
-        producer.append(one.variant.lowered.producer + begin[number])
-        consumer.append(one.variant.lowered.consumer + begin[number])
-        for source, (a, b) in links.follow(number):
-            producer.append(a + begin[source])
-            consumer.append(b + begin[number])
+    producer = [one.variant.lowered.producer + first for one, first in zip(instances, begin[:-1], strict=True)]
+    consumer = [one.variant.lowered.consumer + first for one, first in zip(instances, begin[:-1], strict=True)]
+    between = _between(instances, begin, step)
+    producer.append(between[0])
+    consumer.append(between[1])
     table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
     every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
     meetings = table[QUEUE_A] < -1
@@ -160,6 +114,18 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     hops = _hops(table, kinds, parts.cost)
     graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
     return StepProgram(tuple(instances), graph, begin, table, kinds, queues)
+
+
+def _between(instances: Sequence[PlayedInstance], begin: Ints, step: Step) -> tuple[Ints, Ints]:
+    """Returns the edges between the hops of different instances. begin: the first hop of each."""
+    variants = list({id(one.variant): one.variant for one in instances}.values())
+    number = {id(one): at for at, one in enumerate(variants)}
+    stage = {place: at for at, place in enumerate(dict.fromkeys(one.variant.place for one in instances))}
+    rows = [
+        [number[id(one.variant)], one.layer, stage[one.variant.place], first]
+        for one, first in zip(instances, begin.tolist(), strict=False)
+    ]
+    return edges_between(step, variants, np.array(rows, np.int64))
 
 
 def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:

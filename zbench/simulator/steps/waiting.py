@@ -1,0 +1,174 @@
+"""Who waits for whom among the instances of a program: edges between their hops; compiled.
+
+What instances left is kept by tensor and layer: who wrote it and who read it, and by tensor and stage the readers of
+buffers that are free, first come first. Such lists are chains that only grow in front, so whoever holds one holds it as
+it was then.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.simulator.steps.played_template import OFFSETS
+from zbench.simulator.steps.variant import BUFFERS, Variant
+from zbench.step.operations import COMPUTE
+from zbench.step.proof.groups import slots_of
+from zbench.step.template import Step
+
+_SLOT, _OFFSET, _LAYERED = range(3)  # of a tensor: its number among all of a step; 1 if layers have one each
+
+
+class _Tables(NamedTuple):
+    """Variants one after another. waits, notes, ends: of Variant, with groups counted through, and in place of a pair
+    its slot, layer offset and whether layers have one each; offsets by variant. ops, counted through, places, computes:
+    of rows, offsets by group. last, first: the hops with which operations are complete and begin."""
+
+    wait_offsets: Ints
+    waits: Ints
+    note_offsets: Ints
+    notes: Ints
+    end_offsets: Ints
+    ends: Ints
+    row_offsets: Ints
+    ops: Ints
+    places: Ints
+    computes: Flags
+    last_offsets: Ints
+    last: Ints
+    first_offsets: Ints
+    first: Ints
+
+
+def edges_between(step: Step, variants: Sequence[Variant], instances: Ints) -> tuple[Ints, Ints]:
+    """Returns the edges between hops of different instances.
+
+    instances: int64 [n, 4]: the number of each one's variant, its layer, the number of its stage's first place, its
+    first hop.
+    """
+    slots = slots_of(step)
+    shape = (1 + max(map(max, slots)), step.num_layers + 3, 1 + int(instances[:, 2].max()))
+    producer, consumer = _edges(_tables(variants, slots), instances, shape)
+    return producer, consumer
+
+
+def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _Tables:
+    """Puts what is known of variants one after another."""
+    touches = [one.touches for one in variants]
+    group = np.cumsum([0, *(len(one.kinds) for one in touches)])
+    row, op = np.cumsum([0, *(len(one.ops) for one in touches)]), np.cumsum([0, *(len(one.ops) for one in variants)])
+    waits, notes, ends, computes = [], [], [], []
+    for at, (variant, rows) in enumerate(zip(variants, touches, strict=True)):
+        of = np.array(slots[variant.of.template.layout], np.int64)
+        layered = variant.of.layout.layered
+        for found, table, code in ((waits, variant.waits, 2), (notes, variant.notes, 2), (ends, variant.ends, 0)):
+            tensor, offset = np.divmod(table[:, code], OFFSETS)
+            key = np.stack([of[tensor], offset - OFFSETS // 2, layered[tensor]], axis=1)
+            rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)
+            found.append(np.concatenate([key, rest], axis=1))
+        computes.append(variant.ops[rows.ops, 0] == COMPUTE)
+    last, first = (
+        [one.last_hops for one in variants],
+        [one.first_hops for one in variants],
+    )
+    return _Tables(
+        *(array for tables in (waits, notes, ends) for array in (_offsets(tables), np.concatenate(tables))),
+        np.append(np.concatenate([one.offsets[:-1] + row[at] for at, one in enumerate(touches)]), row[-1]),
+        np.concatenate([one.ops + op[at] for at, one in enumerate(touches)]),
+        np.concatenate([one.places for one in touches]),
+        np.concatenate(computes),
+        *_through(last),
+        *_through(first),
+    )
+
+
+def _offsets(tables: Sequence[Ints]) -> Ints:
+    return np.cumsum([0, *map(len, tables)])
+
+
+def _through(rows: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Returns compressed rows one after another."""
+    begin = np.cumsum([0, *(len(items) for _, items in rows)])
+    offsets = [one[:-1] + begin[at] for at, (one, _) in enumerate(rows)]
+    return np.append(np.concatenate(offsets), begin[-1]), np.concatenate([items for _, items in rows])
+
+
+@nb.njit(cache=True)
+def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
+    """Adds the edges from one group of rows to another: from operations to those at the same place. Computes of one
+    place are left out, as their queue has them in order. ends: both groups; begins: the first hops of their instances.
+    Returns (edges, how many of them are used)."""
+    row, stop = t.row_offsets[ends[0]], t.row_offsets[ends[0] + 1]
+    source, target = -1, -1
+    for at in range(t.row_offsets[ends[1]], t.row_offsets[ends[1] + 1]):
+        while row < stop and t.places[row] < t.places[at]:
+            row += 1
+        other = row
+        while other < stop and t.places[other] == t.places[at]:
+            same = t.ops[other] == source and t.ops[at] == target
+            if not same and not (t.computes[other] and t.computes[at]):
+                source, target = t.ops[other], t.ops[at]
+                for a in range(t.last_offsets[source], t.last_offsets[source + 1]):
+                    for b in range(t.first_offsets[target], t.first_offsets[target + 1]):
+                        if used == edges.shape[1]:
+                            edges = np.concatenate((edges, np.empty_like(edges)), axis=1)
+                        edges[0, used], edges[1, used] = begins[0] + t.last[a], begins[1] + t.first[b]
+                        used += 1
+            other += 1
+    return edges, used
+
+
+@nb.njit(cache=True)
+def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
+    """Returns the edges as `edges_between`. shape: slots, layers and stages."""
+    slots, layers, stages = shape
+    nodes, buffers = 1, 1
+    for number in range(len(instances)):
+        of = instances[number, 0]
+        nodes += t.note_offsets[of + 1] - t.note_offsets[of]
+        buffers += 2 * (t.end_offsets[of + 1] - t.end_offsets[of])
+    node, count = np.empty((nodes, 3), np.int64), 0  # an instance, a group, the node that follows
+    chains = np.full((2, slots * layers), -1, np.int64)  # of writers, and of readers
+    queue, queued = np.empty((buffers, 2), np.int64), 0  # a chain, the buffer that is free next
+    front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
+    edges, used = np.empty((2, 4096), np.int64), 0
+    for number in range(len(instances)):
+        of, layer, stage, begin = instances[number]
+        for at in range(t.wait_offsets[of], t.wait_offsets[of + 1]):
+            slot, offset, layered, group, side = t.waits[at]
+            chain = -1
+            if side == BUFFERS:
+                free = front[slot * stages + stage]
+                if free >= 0:
+                    chain, front[slot * stages + stage] = queue[free, 0], queue[free, 1]
+            else:
+                chain = chains[side, slot * layers + (layer + offset) * layered + 1]
+            while chain >= 0:
+                begins = (instances[node[chain, 0], 3], begin)
+                edges, used = _joined(t, (node[chain, 1], group), begins, edges, used)
+                chain = node[chain, 2]
+        for at in range(t.note_offsets[of], t.note_offsets[of + 1]):
+            slot, offset, layered, group, side = t.notes[at]
+            key = slot * layers + (layer + offset) * layered + 1
+            node[count, 0], node[count, 1], node[count, 2] = number, group, chains[side, key]
+            chains[side, key] = count
+            count += 1
+        for at in range(t.end_offsets[of], t.end_offsets[of + 1]):
+            slot, offset, layered, frees, turns, gone = t.ends[at]
+            key, where = slot * layers + (layer + offset) * layered + 1, slot * stages + stage
+            for lets in (turns, frees):
+                if lets:
+                    queue[queued, 0], queue[queued, 1] = chains[1, key], -1
+                    if front[where] < 0:
+                        front[where] = queued
+                    else:
+                        queue[back[where], 1] = queued
+                    back[where] = queued
+                    queued += 1
+            if frees or gone:
+                chains[1, key] = -1
+            if gone:
+                chains[0, key] = -1
+    return edges[0, :used].copy(), edges[1, :used].copy()
