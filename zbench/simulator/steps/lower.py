@@ -39,7 +39,8 @@ class Lowered:
 
     table: int64 [10, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
     the first. busy, latency: seconds. producer, consumer: edges between hops. purpose: of each hop, the queue of its
-    operation, an index into QUEUES. meetings: how many queues of meetings there are.
+    operation, an index into QUEUES. meetings: how many queues of meetings there are. trains: of legs of collectives in
+    pieces, as zbench.simulator.steps.trains has them.
     """
 
     table: Ints
@@ -49,6 +50,7 @@ class Lowered:
     consumer: Ints
     purpose: Ints
     meetings: int
+    trains: Ints
 
 
 def gpu_queues(cluster: Cluster) -> int:
@@ -110,7 +112,16 @@ def lower(
         np.concatenate([consumer, more[1]]),
         ops[table[OP], 8],
         int(meetings),
+        _trains(legs, first),
     )
+
+
+def _trains(legs: CollectiveLegs, first: Ints) -> Ints:
+    """Returns the legs that go in several pieces, as `Lowered.trains`. first: the first hop of every operation."""
+    count = np.where(legs.pieces > 1, np.diff(legs.offsets), 0)
+    op = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(op)) - np.repeat(np.cumsum(count) - count, count)
+    return np.stack([first[op] + 1 + number, count[op], legs.pieces[op]], axis=1)
 
 
 def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:

@@ -16,13 +16,14 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import Free, Timeline, run_hops
+from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.program import StepParts, StepProgram, program
+from zbench.simulator.steps.trains import run_trains
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import StageStart, Step
@@ -125,7 +126,7 @@ class _Played:
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
-        timeline = run_hops(made.graph, np.zeros(cluster.num_ranks), Free.of(cluster, made.queues))
+        timeline = run_trains(made.graph, made.trains, Free.of(cluster, made.queues))
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
         return _Played(parts, LeftOut(made, timeline, skipped))

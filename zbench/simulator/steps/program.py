@@ -43,7 +43,8 @@ class StepProgram:
     """Hops of instances one after another.
 
     begin: int64 [instances + 1], where those of each begin. table: their rows as in zbench.simulator.steps.expand,
-    with queues of meetings numbered. kinds: of their operations.
+    with queues of meetings numbered. kinds: of their operations. trains: of the pieces of collectives, as
+    zbench.simulator.steps.trains has them.
     """
 
     instances: tuple[PlayedInstance, ...]
@@ -52,6 +53,7 @@ class StepProgram:
     table: Ints
     kinds: Ints
     queues: int
+    trains: Ints
 
 
 @dataclass
@@ -113,7 +115,9 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     kinds = np.concatenate([one.variant.ops[one.variant.lowered.table[OP], 0] for one in instances])
     hops = _hops(table, kinds, parts.cost)
     graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
-    return StepProgram(tuple(instances), graph, begin, table, kinds, queues)
+    trains = np.concatenate([one.variant.lowered.trains for one in instances])
+    trains[:, 0] += np.repeat(begin[:-1], [len(one.variant.lowered.trains) for one in instances])
+    return StepProgram(tuple(instances), graph, begin, table, kinds, queues, trains)
 
 
 def _between(instances: Sequence[PlayedInstance], begin: Ints, step: Step) -> tuple[Ints, Ints]:
