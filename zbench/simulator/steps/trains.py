@@ -7,8 +7,6 @@ than somebody asks again. A train's last piece is an event, entered for the soon
 long as that turns out to be too soon.
 """
 
-import heapq
-
 import numba as nb
 import numpy as np
 
@@ -106,76 +104,134 @@ def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-d
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    queue_a, queue_b, link_a, link_b, slot = rows.queue_a, rows.queue_b, rows.link_a, rows.link_b, rows.slot
+def _push(heap, size, event):  # type: ignore[no-untyped-def]
+    """Enters an event into a heap of `size` events; returns its new size."""
+    times, waited, hops = heap
+    when, since, hop = event
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if times[above] < when or (
+            times[above] == when and (waited[above] < since or (waited[above] == since and hops[above] < hop))
+        ):
+            break
+        times[at], waited[at], hops[at] = times[above], waited[above], hops[above]
+        at = above
+    times[at], waited[at], hops[at] = when, since, hop
+    return size + 1
+
+
+@nb.njit(cache=True)
+def _pop(heap, size):  # type: ignore[no-untyped-def]
+    """Takes the first event off a heap; returns its new size."""
+    times, waited, hops = heap
+    size -= 1
+    when, since, hop, at = times[size], waited[size], hops[size], 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size:
+            other = below + 1
+            if times[other] < times[below] or (
+                times[other] == times[below]
+                and (waited[other] < waited[below] or (waited[other] == waited[below] and hops[other] < hops[below]))
+            ):
+                below = other
+        if when < times[below] or (
+            when == times[below] and (since < waited[below] or (since == waited[below] and hop < hops[below]))
+        ):
+            break
+        times[at], waited[at], hops[at] = times[below], waited[below], hops[below]
+        at = below
+    times[at], waited[at], hops[at] = when, since, hop
+    return size
+
+
+@nb.njit(cache=True)
+def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
+    """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
+
+    state: the edges that each hop waits for, when it is ready, when hops are done, whether the longest waiting go first.
+    """
     next_a, next_b, next_pair, offsets, followers = following
-    queue_free, link_free = free
-    num_hops = len(queue_a)
-    ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    times = (start, release, done)
+    waits, ready, release, done, longest_waiting = state
+    for at in range(offsets[hop] - 3, offsets[hop + 1]):
+        way = at - offsets[hop] + 3
+        if way >= 3:
+            follower, when = followers[at], done[hop]
+        elif way == 2:
+            follower, when = next_pair[hop], release[hop]
+        else:
+            follower, queue = (next_b[hop], rows.queue_b[hop]) if way else (next_a[hop], rows.queue_a[hop])
+            # Alone can take what is free next in the queue, so that is known now.
+            when = max(begin, queue_free[queue, rows.slot[follower]]) if follower >= 0 else begin
+        if follower >= 0:
+            ready[follower] = max(ready[follower], when)
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                size = _push(heap, size, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
+    return size
+
+
+@nb.njit(cache=True)
+def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
+    """Returns the train that each hop is the first or last piece of, -1 of others, and the state of `_settle`."""
     train_of = np.full(num_hops, -1, np.int64)
     for train in range(len(trains)):
         train_of[trains[train, 0]] = train
         train_of[trains[train, 0] + (trains[train, 2] - 1) * trains[train, 1]] = train
-    front, behind = np.full(len(link_free) // 2 + 1, -1, np.int64), np.full(len(trains), -1, np.int64)
+    front, behind = np.full(links // 2 + 1, -1, np.int64), np.full(len(trains), -1, np.int64)
     piece, when, since = np.zeros(len(trains), np.int64), np.zeros(len(trains)), np.zeros(len(trains))
-    state = (front, behind, piece, when, since)
-    heap = [(0.0, 0.0, 0) for _ in range(0)]  # when, since when it waits where that counts, and the hop
+    return train_of, (front, behind, piece, when, since)
+
+
+@nb.njit(cache=True)
+def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
+    queue_free, link_free = free
+    num_hops = len(waits)
+    ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
+    times, flow = (start, release, done), (waits, ready, release, done, longest_waiting)
+    train_of, state = _started(num_hops, trains, len(link_free))
+    front, behind, piece, when, since = state
+    heap, size = (np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)), 0
     for hop in range(num_hops):
-        ready[hop] = queue_free[queue_a[hop], slot[hop]]
-        if queue_b[hop] >= 0:
-            ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
+        ready[hop] = queue_free[rows.queue_a[hop], rows.slot[hop]]
+        if rows.queue_b[hop] >= 0:
+            ready[hop] = max(ready[hop], queue_free[rows.queue_b[hop], rows.slot[hop]])
         if waits[hop] == 0:
-            heapq.heappush(heap, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
-    while len(heap):
-        event = heapq.heappop(heap)
+            size = _push(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
+    while size:
+        event = heap[0][0], heap[1][0], heap[2][0]
+        size = _pop(heap, size)
         begin, waited, hop = event
-        a, b, k, s, train = link_a[hop], link_b[hop], rows.channels[hop], slot[hop], train_of[hop]
+        a, b, k, s, train = rows.link_a[hop], rows.link_b[hop], rows.channels[hop], rows.slot[hop], train_of[hop]
         if train >= 0:
             if hop == trains[train, 0]:
                 when[train], since[train] = begin, waited
                 behind[train], front[a // 2] = front[a // 2], train
             if _settle(a // 2, event, rows, trains, state, link_free, times, longest_waiting) != train:
-                heapq.heappush(heap, _last(train, trains, piece, when, since, rows.busy))
+                size = _push(heap, size, _last(train, trains, piece, when, since, rows.busy))
                 continue
             _leave(a // 2, train, front, behind)
             begin = start[hop]
         else:
             if a >= 0:
-                if front[a // 2] >= 0:
-                    _settle(a // 2, event, rows, trains, state, link_free, times, longest_waiting)
-                if b >= 0 and front[b // 2] >= 0:
-                    _settle(b // 2, event, rows, trains, state, link_free, times, longest_waiting)
+                for link in (a, b):
+                    if link >= 0 and front[link // 2] >= 0:
+                        _settle(link // 2, event, rows, trains, state, link_free, times, longest_waiting)
                 both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
                 if both > begin:  # asks again when both are free; others may go first
-                    heapq.heappush(heap, (both, waited, hop))
+                    size = _push(heap, size, (both, waited, hop))
                     continue
             start[hop] = begin
             release[hop] = begin + rows.busy[hop]
             done[hop] = release[hop] + rows.latency[hop]
-            if a >= 0:
-                take(link_free, a, k, s, release[hop])
-                if b >= 0:
-                    take(link_free, b, k, s, release[hop])
-        take(queue_free, queue_a[hop], k, s, release[hop])
+            for link in (a, b):
+                if link >= 0:
+                    take(link_free, link, k, s, release[hop])
+        take(queue_free, rows.queue_a[hop], k, s, release[hop])
         if a >= 0 and b >= 0:
-            take(queue_free, queue_b[hop], k, s, release[hop])
-        for follower, queue in ((next_a[hop], queue_a[hop]), (next_b[hop], queue_b[hop])):
-            if follower >= 0:  # alone can take what is free next in the queue, so that is known now
-                ready[follower] = max(ready[follower], begin, queue_free[queue, slot[follower]])
-                waits[follower] -= 1
-                if waits[follower] == 0:
-                    heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
-        follower = next_pair[hop]
-        if follower >= 0:
-            ready[follower] = max(ready[follower], release[hop])
-            waits[follower] -= 1
-            if waits[follower] == 0:
-                heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
-        for at in range(offsets[hop], offsets[hop + 1]):
-            follower = followers[at]
-            ready[follower] = max(ready[follower], done[hop])
-            waits[follower] -= 1
-            if waits[follower] == 0:
-                heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
+            take(queue_free, rows.queue_b[hop], k, s, release[hop])
+        size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
     return start, release, done
