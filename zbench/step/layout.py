@@ -58,6 +58,11 @@ class StepLayout:
         return {one.name: one for one in self.indices}
 
     @cached_property
+    def size_of(self) -> dict[str, int]:
+        """The tokens, heads or columns of all parts of every index, by its name."""
+        return {one.name: int(one.sizes.sum()) for one in self.indices}
+
+    @cached_property
     def number(self) -> dict[str, int]:
         """The numbers of tensors by name."""
         return {one.name: at for at, one in enumerate(self.tensors)}

@@ -48,29 +48,57 @@ class AtomTables(NamedTuple):
     cell_bytes: Ints
 
 
-def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
-    """Cuts a template's indices into atoms, and says its lists, maps and homes in them."""
-    lists, number = layout.lists, {one.name: at for at, one in enumerate(layout.indices)}
-    of_list = np.array([number.get(name, -1) for name in lists.indices], np.int64)[lists.of]
-    first = np.cumsum([0, *(len(one) for one in layout.indices)]).astype(np.int64)
-    ends = np.array([(number[one.coarse], number[one.fine]) for one in layout.maps], np.int64).reshape(-1, 2)
-    map_offsets, map_parts = _joined([one.part for one in layout.maps])
+class LayoutArrays(NamedTuple):
+    """A layout as the arrays that all of its templates are cut from.
+
+    lists: the number of each one's index (-1: places or lanes), offsets and parts. first: where the parts of each index
+    begin among all. maps: (coarse, fine) indices, offsets, parts. axes: the indices of each tensor, -1 where there is
+    none. sizes: of all parts. unit, homes, amounts: of tensors, the last two as compressed rows. nature: of tensors.
+    """
+
+    lists: tuple[Ints, Ints, Ints]
+    first: Ints
+    maps: tuple[Ints, Ints, Ints]
+    axes: Ints
+    sizes: Ints
+    unit: Ints
+    homes: tuple[Ints, Ints]
+    amounts: tuple[Ints, Ints]
+    nature: Ints
+
+    @staticmethod
+    def of(layout: StepLayout) -> "LayoutArrays":
+        """Reads a layout."""
+        lists, number = layout.lists, {one.name: at for at, one in enumerate(layout.indices)}
+        of_list = np.array([number.get(name, -1) for name in lists.indices], np.int64)[lists.of]
+        ends = np.array([(number[one.coarse], number[one.fine]) for one in layout.maps], np.int64).reshape(-1, 2)
+        axes = np.array([[*(number[axis] for axis in one.axes), -1, -1][:2] for one in layout.tensors], np.int64)
+        return LayoutArrays(
+            (of_list, lists.offsets, lists.parts),
+            np.cumsum([0, *(len(one) for one in layout.indices)]).astype(np.int64),
+            (ends, *_joined([one.part for one in layout.maps])),
+            axes.reshape(-1, 2),
+            np.concatenate([*(one.sizes for one in layout.indices), np.zeros(0, np.int64)]),
+            np.array([one.unit for one in layout.tensors], np.int64),
+            _joined([one.home for one in layout.tensors]),
+            _joined([one.home[:0] if one.amounts is None else one.amounts for one in layout.tensors]),
+            np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
+        )
+
+
+def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) -> AtomTables:
+    """Cuts a template's indices into atoms, and says its lists, maps and homes in them. arrays: of its layout."""
+    lists, first = layout.lists, arrays.first
     used = _used(layout, template)
-    atom, counts = _cut(used, (of_list, lists.offsets, lists.parts), first, (ends, map_offsets, map_parts))
-    axes = np.array([[*(number[axis] for axis in one.axes), -1, -1][:2] for one in layout.tensors], np.int64)
-    axes = axes.reshape(-1, 2)
-    shape = np.append(counts, 1)[axes]  # an axis that is not there, -1, is one atom
+    atom, counts = _cut(used, arrays.lists, first, arrays.maps)
+    shape = np.append(counts, 1)[arrays.axes]  # an axis that is not there, -1, is one atom
     cells = shape[:, 0] * shape[:, 1]
     first_cell = np.cumsum(cells) - cells
-    sizes = np.concatenate([*(one.sizes for one in layout.indices), np.zeros(0, np.int64)])
-    unit = np.array([one.unit for one in layout.tensors], np.int64)
-    moved = _moved(template)
-    homes = _joined([one.home if at in moved else one.home[:0] for at, one in enumerate(layout.tensors)])
-    amounts = _joined([one.home[:0] if one.amounts is None else one.amounts for one in layout.tensors])
-    cut = (atom, first, sizes, axes, shape)
-    list_offsets, atoms = _lists_of_atoms(used, (of_list, lists.offsets, lists.parts), atom, first)
-    of_finer, maps = _maps_of_atoms(atom, counts, first, (ends, map_offsets, map_parts))
-    home_offsets, places, home_bytes = _homes_of_atoms(cut, unit, homes, amounts)
+    cut = (atom, first, arrays.sizes, arrays.axes, shape)
+    list_offsets, atoms = _lists_of_atoms(used, arrays.lists, atom, first)
+    of_finer, maps = _maps_of_atoms(atom, counts, first, arrays.maps)
+    moved = _moved(layout, template)
+    home_offsets, places, home_bytes = _homes_of_atoms(cut, arrays.unit, moved, arrays.homes, arrays.amounts)
     return AtomTables(
         list_offsets,
         atoms,
@@ -86,9 +114,9 @@ def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
         home_bytes,
         lists.offsets,
         lists.parts,
-        np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
+        arrays.nature,
         layout.layered,
-        _cell_bytes(cut, unit, amounts),
+        _cell_bytes(cut, arrays.unit, arrays.amounts),
     )
 
 
@@ -114,12 +142,12 @@ def _used(layout: StepLayout, template: Template) -> Flags:
     return found[:-1]
 
 
-def _moved(template: Template) -> set[int]:
-    """Returns the tensors that collectives move or contracts have at home."""
-    ops = template.operations
-    found = set(ops.what[(ops.kind == GATHER) | (ops.kind == REDUCE)].tolist())
+def _moved(layout: StepLayout, template: Template) -> Flags:
+    """Returns which tensors collectives move or contracts have at home."""
+    ops, found = template.operations, np.zeros(len(layout.tensors), bool)
+    found[ops.what[(ops.kind == GATHER) | (ops.kind == REDUCE)]] = True
     for items in (template.needs, template.leaves):
-        found |= set(items.tensor[items.places == AT_HOME].tolist())
+        found[items.tensor[items.places == AT_HOME]] = True
     return found
 
 
@@ -224,9 +252,9 @@ def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _homes_of_atoms(cut, unit, homes, amounts):  # type: ignore[no-untyped-def]
-    """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors that have rows in
-    `homes`; the rest have none."""
+def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untyped-def]
+    """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors that are `moved`;
+    the rest have none."""
     shape = cut[4]
     total = 0
     for tensor in range(len(unit)):
@@ -234,7 +262,7 @@ def _homes_of_atoms(cut, unit, homes, amounts):  # type: ignore[no-untyped-def]
     offsets, begin, count = np.zeros(total + 1, np.int64), 0, 0
     places, held = np.empty(len(homes[1]), np.int64), np.empty(len(homes[1]), np.int64)
     for tensor in range(len(unit)):
-        mine = homes[1][homes[0][tensor] : homes[0][tensor + 1]]
+        mine = homes[1][homes[0][tensor] : homes[0][tensor + 1] if moved[tensor] else homes[0][tensor]]
         end = begin + shape[tensor, 0] * shape[tensor, 1]
         width = 1 if len(mine) == 0 else mine.max() + 1
         keys = np.empty(len(mine), np.int64)

@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.atoms import AtomTables, atom_tables
+from zbench.simulator.steps.atoms import AtomTables, LayoutArrays, atom_tables
 from zbench.simulator.steps.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
 from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
@@ -36,9 +36,9 @@ class Flow:
     tables: AtomTables
 
 
-def template_flow(layout: StepLayout, template: Template, num_places: int) -> Flow:
-    """Follows the items of a template that was proven."""
-    tables, ops = atom_tables(layout, template), template.operations.rows()
+def template_flow(layout: StepLayout, template: Template, num_places: int, arrays: LayoutArrays) -> Flow:
+    """Follows the items of a template that was proven. arrays: of its layout."""
+    tables, ops = atom_tables(layout, template, arrays), template.operations.rows()
     low = int(min(ops[:, 7].min(initial=0), template.needs.layer.min(initial=0)))
     high = int(max(ops[:, 7].max(initial=0), template.needs.layer.max(initial=0))) + 1
     count = high - low + 1

@@ -6,7 +6,8 @@ its members meet, pieces of a leg for each member on its own links (zbench.simul
 its end. Every GPU has queues of its own for each class of links and each of the operations' queues.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -53,6 +54,37 @@ class Lowered:
     trains: Ints
 
 
+@dataclass(frozen=True)
+class Wiring:
+    """A cluster's queues and links, and the legs of collectives on them, for all templates of a step."""
+
+    cost: Cost
+    known: dict[bytes, Legs] = field(default_factory=dict)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """What compiled loops read of it."""
+        cluster = self.cost.cluster
+        host = -1 if cluster.host is None else cluster.host
+        return Topology(
+            *members(cluster),
+            ports(cluster),
+            cluster.nic_of,
+            cluster.gpus_per_node,
+            cluster.nics_per_node,
+            cluster.num_ranks,
+            host,
+            gpu_queues(cluster),
+        )
+
+    def legs(self, gpus: Ints) -> Legs:
+        """Returns the legs of a collective over some GPUs."""
+        key = gpus.tobytes()
+        if key not in self.known:
+            self.known[key] = legs_of(gpus, self.cost)
+        return self.known[key]
+
+
 def gpu_queues(cluster: Cluster) -> int:
     """Returns the number of queues of one GPU."""
     return 1 + 4 * len(cluster.links) * (len(QUEUES) - 1)
@@ -65,7 +97,7 @@ def lower(
     edges: tuple[Ints, Ints],
     size: Ints,
     seconds: Floats,
-    cost: Cost,
+    wiring: Wiring,
 ) -> Lowered:
     """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
 
@@ -75,21 +107,11 @@ def lower(
     Raises:
         ValueError: an operation is where the cluster has nothing for it.
     """
-    check_places(step, ops, cost.cluster)
-    cluster, layout = cost.cluster, where[0]
-    legs, latency = _collectives(where, ops, size, cost)
-    topology = Topology(
-        *members(cluster),
-        ports(cluster),
-        cluster.nic_of,
-        cluster.gpus_per_node,
-        cluster.nics_per_node,
-        step.num_gpus,
-        -1 if cluster.host is None else cluster.host,
-        gpu_queues(cluster),
-    )
-    lists = layout.lists
-    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, topology)
+    cost, lists = wiring.cost, where[0].lists
+    cluster = cost.cluster
+    check_places(step, ops, cluster)
+    legs, latency = _collectives(where, ops, size, wiring)
+    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wiring.topology)
     link = table[CLASS]
     each = np.array([one.channels for one in cluster.links] + [1], np.int64)[link]
     whole = (ops[table[OP], 0] == GATHER) | (ops[table[OP], 0] == REDUCE) | (each == 1)
@@ -148,21 +170,19 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
             raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
 
 
-def _collectives(where: tuple[StepLayout, int], ops: Ints, size: Ints, cost: Cost) -> tuple[CollectiveLegs, Floats]:
+def _collectives(
+    where: tuple[StepLayout, int], ops: Ints, size: Ints, wiring: Wiring
+) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
-    known: dict[int, Legs] = {}
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
     every: list[Legs] = []
     for op in np.flatnonzero(ops[:, 0] >= GATHER).tolist():
         if ops[op, 0] == DROP or size[op] < 0:
             continue
-        which = int(ops[op, 3])
-        if which not in known:
-            known[which] = legs_of(where[0].lists[which] + where[1], cost)
-        legs = known[which]
+        legs = wiring.legs(where[0].lists[int(ops[op, 3])] + where[1])
         every.append(legs)
         counts[op], latency[op] = len(legs.member), legs.latency
-        pieces[op] = pieces_of(legs, int(size[op]), cost)
+        pieces[op] = pieces_of(legs, int(size[op]), wiring.cost)
     member, link = (
         np.concatenate([*(getattr(one, name) for one in every), np.zeros(0, np.int64)]) for name in ("member", "link")
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
+from zbench.simulator.steps.atoms import LayoutArrays
 from zbench.simulator.steps.flow import Flow, template_flow
 from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
@@ -37,11 +38,14 @@ class PlayedTemplate:
     flow: Flow
 
     @staticmethod
-    def of(step: Step, template: Template, plan: Plan | None, cost: Cost) -> "PlayedTemplate":
-        """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention."""
+    def of(
+        step: Step, template: Template, plan: Plan | None, cost: Cost, arrays: LayoutArrays
+    ) -> "PlayedTemplate":
+        """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention; arrays: of
+        its layout."""
         layout = step.layouts[template.layout]
         ops, sizes = template.operations.rows(), Sizes(layout, template)
-        flow = template_flow(layout, template, step.num_places)
+        flow = template_flow(layout, template, step.num_places, arrays)
         lead = leaders(ops, flow.producer, flow.consumer)
         size = np.bincount(lead, weights=sizes.moved(step.encodings), minlength=len(ops)).astype(np.int64)
         size[lead != np.arange(len(ops))] = -1

@@ -10,6 +10,7 @@ read one are done, as Megatron-LM gathers the next bucket when one is first used
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
+from zbench.simulator.steps.atoms import LayoutArrays
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
-from zbench.simulator.steps.lower import gpu_queues
+from zbench.simulator.steps.lower import Wiring, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import edges_between
@@ -63,16 +65,24 @@ class StepParts:
     step: Step
     plans: Sequence[Plan]
     cost: Cost
+    _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
+
+    @cached_property
+    def _wiring(self) -> Wiring:
+        return Wiring(self.cost)
 
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
         if number not in self._templates:
             template = self.step.templates[number]
             plan = self.plans[template.layout] if len(self.plans) else None
-            self._templates[number] = PlayedTemplate.of(self.step, template, plan, self.cost)
+            if template.layout not in self._arrays:
+                self._arrays[template.layout] = LayoutArrays.of(self.step.layouts[template.layout])
+            arrays = self._arrays[template.layout]
+            self._templates[number] = PlayedTemplate.of(self.step, template, plan, self.cost, arrays)
         return self._templates[number]
 
     def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
@@ -83,7 +93,7 @@ class StepParts:
         if key not in self._alike:
             missing = self.template(number).missing(*key[1:3])
             if (number, missing, place) not in self._variants:
-                made = Variant.of_layers(self.template(number), missing, place, self.cost)
+                made = Variant.of_layers(self.template(number), missing, place, self._wiring)
                 self._variants[number, missing, place] = made
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]

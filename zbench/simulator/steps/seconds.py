@@ -156,7 +156,7 @@ class _Formula:
         """Returns the elements of a parameter that a reference names."""
         layout = self.sizes.layout
         tensor = layout.tensors[layout.number[name]]
-        size = tensor.unit * np.prod([float(layout.index[axis].sizes.sum()) for axis in tensor.axes])
+        size = tensor.unit * np.prod([float(layout.size_of[axis]) for axis in tensor.axes])
         return np.asarray(size / self.cost.model.element_bytes * self.sizes.share(self.formula, ref, self.mine))
 
     def _matmul(self, term: Term) -> Floats:

@@ -31,9 +31,11 @@ class Sizes:
         found = unit[np.where(ops.kind == COMPUTE, 0, ops.what)]
         for column in (ops.list0, ops.list1):
             found = found * np.where(column >= 0, self.of_lists[column], 1)
-        for tensor, one in enumerate(layout.tensors):
-            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor) & (one.amounts is not None))
+        routed = [tensor for tensor, one in enumerate(layout.tensors) if one.amounts is not None]
+        for tensor in routed:
+            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor))
             if len(mine):
+                one = layout.tensors[tensor]
                 first, second = ops.list0[mine].astype(np.int64), ops.list1[mine].astype(np.int64)
                 found[mine] = one.unit * self._amounts(tensor, first, second).sum(axis=1)
         bits = np.array([one.bits for one in encodings] + [16], np.int64)[ops.encoding]
@@ -80,7 +82,7 @@ class Sizes:
         if tensor.amounts is not None:
             first, second = (self._column(formula, axis.slot)[mine] for axis in ref.axes)
             return np.asarray(tensor.unit * self._amounts(number, first, second, ref).sum(axis=1), np.float64)
-        whole = tensor.unit * np.prod([float(self.layout.index[axis].sizes.sum()) for axis in tensor.axes])
+        whole = tensor.unit * np.prod([float(self.layout.size_of[axis]) for axis in tensor.axes])
         return np.asarray(whole * self.share(formula, ref, mine), np.float64)
 
     def routed(self, formula: Formula) -> Reference | None:
@@ -145,4 +147,4 @@ class Sizes:
         return self.of_lists[column[mine]]
 
     def _whole(self, slot: str) -> int:
-        return int(self.layout.index[self.layout.index_of(slot)].sizes.sum())
+        return self.layout.size_of[self.layout.index_of(slot)]

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Ints
 from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
-from zbench.simulator.steps.lower import Lowered, lower
+from zbench.simulator.steps.lower import Lowered, Wiring, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, MOVE, SEND
 from zbench.step.tensor import STATE
@@ -34,7 +33,7 @@ class Variant:
     place: int
 
     @staticmethod
-    def of_layers(template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, cost: Cost) -> "Variant":
+    def of_layers(template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wiring: Wiring) -> "Variant":
         """Returns a template without the transfers of what is not there, its places counted from `place` on."""
         here = np.ones(len(template.ops), bool)
         for tensor, offset in missing:
@@ -55,7 +54,7 @@ class Variant:
             (at[template.flow.producer[edges]], at[template.flow.consumer[edges]]),
             template.size[here],
             template.seconds[here],
-            cost,
+            wiring,
         )
         return Variant(template, ops, lowered, rows, missing, place)
 
