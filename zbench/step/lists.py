@@ -45,6 +45,7 @@ class ListTable:
     owners: list[str] = field(default_factory=list)
     numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
     wholes: dict[str, int] = field(default_factory=dict)
+    single: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @staticmethod
     def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":
@@ -63,15 +64,23 @@ class ListTable:
         Raises:
             ValueError: the index is none, or a part is not in it or there twice.
         """
-        if index not in self.sizes:
-            raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
+        if isinstance(parts, list) and len(parts) == 1:  # most are of one place
+            if (index, parts[0]) not in self.single:
+                self.single[index, parts[0]] = self._number(index, np.array(parts, np.int64))
+            return self.single[index, parts[0]]
         row = np.array(parts if isinstance(parts, (np.ndarray, list)) else list(parts), np.int64)
         if len(row) > 1:
             row.sort()
+        return self._number(index, row)
+
+    def _number(self, index: str, row: Ints) -> int:
+        """Returns the number of a list of parts in ascending order, which is the table's from then on."""
         key = (index, row.tobytes())
         found = self.numbers.get(key)
         if found is not None:
             return found
+        if index not in self.sizes:
+            raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
         if len(row) and (row[0] < 0 or row[-1] >= self.sizes[index]):
             wrong = int(row[0] if row[0] < 0 else row[-1])
             raise ValueError(f"a list names part {wrong} of index {index}, which has {self.sizes[index]}")

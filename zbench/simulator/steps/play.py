@@ -14,18 +14,17 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
+from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
-from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.trains import run_trains
 from zbench.simulator.steps.variant import Variant
-from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
 
 LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
@@ -182,28 +181,18 @@ class _Played:
             for layer in one.layers:
                 variant = self.parts.variant(one.template, layer, one.place, step)
                 times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
-        busy = {name: np.zeros(cluster.num_ranks) for name in ("attend", "optimizer", *QUEUES)}
+        rows = {"attend": ATTEND, "optimizer": OPTIMIZER, **{name: row for row, name in enumerate(QUEUES)}}
+        busy = {name: np.zeros(cluster.num_ranks) for name in rows}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
         for variant, count in times.values():
-            table, lowered = variant.lowered.table, variant.lowered
-            computes = (variant.ops[:, 0] == COMPUTE)[table[OP]]
-            apart = {
-                "attend": computes & variant.attends[table[OP]],
-                "optimizer": computes & variant.updates[table[OP]],
-            }
-            for name, mine in apart.items():
-                busy[name] += count * np.bincount(table[RANK][mine], lowered.busy[mine], cluster.num_ranks)
-            for number, name in enumerate(QUEUES):
-                mine = (lowered.purpose == number) & ~apart["attend"] & ~apart["optimizer"]
-                busy[name] += count * np.bincount(table[RANK][mine], lowered.busy[mine], cluster.num_ranks)
-                if number == 0:
-                    continue
-                nic = mine & (table[CLASS] == NIC)
-                for found, link in ((sent, LINK_A), (received, LINK_B)):
-                    at = table[link][nic] // 2 - cluster.num_ranks
-                    found[name] += count * np.bincount(at, table[BYTES][nic], cluster.num_nics).astype(np.int64)
-                inside[name] += count * int(table[BYTES][mine & (table[CLASS] >= 0) & ~nic].sum())
+            one = amounts_of(variant, cluster)
+            for name, row in rows.items():
+                busy[name] += count * one.busy[row]
+            for row, name in enumerate(QUEUES[1:], start=1):
+                sent[name] += count * one.sent[row]
+                received[name] += count * one.received[row]
+                inside[name] += count * int(one.inside[row])
         return busy, sent, received, inside
 
 

@@ -36,15 +36,15 @@ def attention_rows(
     return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
 
 
-def kept_copies(parts: PlanParts) -> list[tuple[str, int, Ints, tuple[int, int]]]:
-    """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, blocks,
-    heads)."""
+def kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]:
+    """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, list of
+    blocks, heads)."""
     ops = parts.plan.forward
     return [
         (
             TENSOR_NAMES[int(ops.tensor[at])],
             int(ops.dst[at]),
-            parts.plan.lists[int(ops.blocks[at])],
+            int(ops.blocks[at]),
             (int(ops.head_lo[at]), int(ops.head_hi[at])),
         )
         for at in np.flatnonzero(ops.keep)
@@ -79,7 +79,7 @@ class _Numbers:
         found = np.full(len(self.parts.plan.lists) + 1, -1, np.int64)
         for which in np.unique(np.concatenate([ops.blocks, ops.kv_blocks])).tolist():
             if which >= 0:
-                found[which] = self.lists.number("t", self.parts.of_blocks(np.sort(self.parts.plan.lists[which])))
+                found[which] = self.lists.number("t", self.parts.of_lists[which])
         return found
 
     def of_lanes(self, ops: Ops) -> Ints:

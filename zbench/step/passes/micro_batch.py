@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -171,10 +172,11 @@ class BatchTemplates:
         rows = self.parameters
         gathers = rows.gathers(rows.of.of_layers, rows.of.window) if self._gathers else []
         needs, leaves = self._around(True)
-        leaves += self.tokens("x", 1) + self._saved()
+        leaves += self.tokens("x", 1) + self._saved
         ops: Tables = [gathers, *self._computed("forward")]
         return self.template("forward", ops, needs + self.tokens("x"), leaves, "forward")
 
+    @cached_property
     def _saved(self) -> Rows:
         """Returns the entries of what a forward keeps for its backward."""
         found: Rows = []
@@ -201,7 +203,7 @@ class BatchTemplates:
         for name, rank, blocks, (low, high) in kept_copies(self.parts):
             if name not in self.formulas.saved:
                 continue
-            tokens = self.lists.number("t", self.parts.of_blocks(np.sort(blocks)))
+            tokens = self.lists.number("t", self.parts.of_lists[blocks])
             heads = np.arange(*np.searchsorted(self.parts.head_cuts, (low, high)))
             index = "h" if name == "q" else "g"
             cut = heads if name == "q" else np.unique(self.parts.kv_of_head[heads])
@@ -235,7 +237,7 @@ class BatchTemplates:
         ops: Tables = [gathers, *self._computed("backward", again)]
         before, after, reductions = self._gradients(rows.of.of_layers, gradients)
         needs, leaves = self._around(False)
-        needs += self.tokens("dx", 1) + self._saved() + before
+        needs += self.tokens("dx", 1) + self._saved + before
         return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
 
     def _embedding_backward(self, gradients: dict[str, Ints]) -> Template:

@@ -62,12 +62,19 @@ class PlanParts:
         """The parts of t at home in each group of GPUs."""
         return _by(self.home // self.degree, self.plan.num_ranks)
 
-    def of_blocks(self, blocks: Ints) -> Ints:
-        """Returns the parts of t that blocks have."""
-        begin = np.searchsorted(self.block, blocks)
-        count = np.searchsorted(self.block, blocks, side="right") - begin
-        first = np.repeat(begin - (np.cumsum(count) - count), count)
-        return np.asarray(first + np.arange(len(first)), np.int64)
+    def parts_by_gpu(self, grouped: bool) -> Ints:
+        """Returns how many parts of t are at home on each GPU, or in its group, int64 [GPUs]."""
+        return np.repeat(self.together.lengths, self.degree) if grouped else self.own.lengths
+
+    @cached_property
+    def of_lists(self) -> Lists:
+        """The parts of t that the blocks of every list of the plan have."""
+        lists = self.plan.lists
+        each = np.bincount(self.block, minlength=len(self.plan.blocks))
+        count = each[lists.items]
+        ends = np.concatenate([[0], np.cumsum(count)])
+        first = np.repeat((np.cumsum(each) - each)[lists.items] - ends[:-1], count)
+        return Lists(ends[lists.offsets], first + np.arange(len(first)))
 
     @cached_property
     def head_cuts(self) -> Ints:

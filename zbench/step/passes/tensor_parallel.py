@@ -50,7 +50,7 @@ class LinearModules:
 
     def gpus(self, sliced: bool) -> Ints:
         """Returns the GPUs that have tokens, of their own or in their group."""
-        return np.flatnonzero(self.lists_of("t", sliced) >= 0)
+        return np.flatnonzero(self.parts.parts_by_gpu(sliced))
 
     def lists_of(self, index: str, sliced: bool) -> Ints:
         """Returns the list of an index that each GPU computes with, -1 where it has no tokens."""
@@ -107,7 +107,7 @@ class LinearModules:
         """Returns how many contributions every GPU makes to each cell of its slice of a gradient, -1 if it has no part
         in it."""
         sliced = is_sliced(formula)
-        tokens = np.array([len(self.group(gpu) if sliced else self.own(gpu)) for gpu in range(self.parts.num_gpus)])
+        tokens = self.parts.parts_by_gpu(sliced)
         indices = [self.layout.index_of(slot) for slot in formula.slots]
         each = [len(self.of_slice(index, 0)) for index in indices if index != "t"]
         return np.where(tokens > 0, tokens * int(np.prod(each)), -1)

@@ -1,0 +1,54 @@
+"""What a variant of a template keeps busy and sends, added up hop by hop; compiled."""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
+from zbench.simulator.steps.variant import Variant
+from zbench.step.operations import QUEUES
+
+ATTEND, OPTIMIZER = len(QUEUES), len(QUEUES) + 1  # rows of `busy` after those of the operations' queues
+
+
+class Amounts(NamedTuple):
+    """The amounts of a variant.
+
+    busy: seconds, float64 [QUEUES and ATTEND and OPTIMIZER, GPUs], of computes and of sending ports. sent, received:
+    bytes, int64 [QUEUES, NICs]. inside: bytes on links inside nodes, int64 [QUEUES].
+    """
+
+    busy: Floats
+    sent: Ints
+    received: Ints
+    inside: Ints
+
+
+def amounts_of(variant: Variant, cluster: Cluster) -> Amounts:
+    """Adds up the hops of a variant."""
+    kind = np.where(variant.attends, ATTEND, np.where(variant.updates, OPTIMIZER, variant.ops[:, 8]))
+    lowered = variant.lowered
+    shape = len(QUEUES), cluster.num_ranks, cluster.num_nics
+    return Amounts(*_added(lowered.table, lowered.busy, kind, shape))
+
+
+@nb.njit(cache=True)
+def _added(table, busy, kind, shape):  # type: ignore[no-untyped-def]
+    """Returns the fields of `Amounts`. kind: of every operation, its row of `busy`. shape: queues, GPUs, NICs."""
+    queues, gpus, nics = shape
+    seconds = np.zeros((queues + 2, gpus))
+    sent, received = np.zeros((queues, nics), np.int64), np.zeros((queues, nics), np.int64)
+    inside = np.zeros(queues, np.int64)
+    for hop in range(len(busy)):
+        row, size = kind[table[OP, hop]], table[BYTES, hop]
+        seconds[row, table[RANK, hop]] += busy[hop]
+        if 0 < row < queues and table[CLASS, hop] == NIC:
+            sent[row, table[LINK_A, hop] // 2 - gpus] += size
+            received[row, table[LINK_B, hop] // 2 - gpus] += size
+        elif 0 < row < queues and table[CLASS, hop] >= 0:
+            inside[row] += size
+    return seconds, sent, received, inside
