@@ -25,26 +25,24 @@ class Occupancy(NamedTuple):
 
 def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int) -> Occupancy:
     """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0."""
-    gpu_a, gpu_b = (np.where(queue >= 0, queue // hops.queues, -1) for queue in (hops.queue_a, hops.queue_b))
-    computes = np.flatnonzero((hops.link_a < 0) & (gpu_a >= 0) & (gpu_a < num_gpus))
-    order = computes[np.argsort(gpu_a[computes], kind="stable")]
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu_a[computes], minlength=num_gpus))]).astype(np.int64)
+    computes = np.flatnonzero((hops.link_a < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
+    gpu = hops.queue_a[computes] // hops.queues
+    order = computes[np.argsort(gpu, kind="stable")]
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu, minlength=num_gpus))]).astype(np.int64)
     busy = _Busy(timeline.start[order], timeline.release[order], bounds)
     moves = np.flatnonzero(hops.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    found = []
-    for mine in (moves, moves[hops.link_class[moves] == NIC]):
-        ends = _Ends(gpu_a[mine], gpu_b[mine], timeline.start[mine], timeline.release[mine])
-        found.append(_under_way(ends, busy, marks))
-    (moving, exposed), (_, across) = found
-    return Occupancy(moving, exposed, across)
+    across = moves[hops.link_class[moves] == NIC]
+    times = _Times(hops.queue_a, hops.queue_b, timeline.start, timeline.release)
+    moving, exposed = _under_way(moves, hops.queues, times, busy, marks)
+    return Occupancy(moving, exposed, _under_way(across, hops.queues, times, busy, marks)[1])
 
 
-class _Ends(NamedTuple):
-    """Transfers in the order in which they start: the GPUs at their ends (-1: a host), and when they begin and end."""
+class _Times(NamedTuple):
+    """The queues at both ends of hops (-1: a host's), and when they begin and end."""
 
-    gpu_a: Ints
-    gpu_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     start: Floats
     release: Floats
 
@@ -92,22 +90,25 @@ def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no
 
 
 @nb.njit(cache=True)
-def _under_way(ends, busy, marks):  # type: ignore[no-untyped-def]
-    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers."""
+def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def]
+    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. hops: in
+    the order in which they start; queues: of a GPU."""
     gpus = len(busy.bounds) - 1
     moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
     left, right = np.zeros(gpus), np.zeros(gpus)  # the open interval of each
     place, span = busy.bounds[:-1].copy(), np.zeros(gpus, np.int64)
-    for index in range(len(ends.start)):
-        for gpu in (ends.gpu_a[index], ends.gpu_b[index]):
-            if gpu < 0:
+    for hop in hops:
+        begin, end = times.start[hop], times.release[hop]
+        for queue in (times.queue_a[hop], times.queue_b[hop]):
+            if queue < 0:
                 continue
-            if ends.start[index] <= right[gpu]:
-                right[gpu] = max(right[gpu], ends.release[index])
+            gpu = queue // queues
+            if begin <= right[gpu]:
+                right[gpu] = max(right[gpu], end)
                 continue
             where = (gpu, place[gpu], span[gpu])
             place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
-            left[gpu], right[gpu] = ends.start[index], ends.release[index]
+            left[gpu], right[gpu] = begin, end
     for gpu in range(gpus):
         _close(moving, exposed, marks, busy, (gpu, place[gpu], span[gpu]), left[gpu], right[gpu])
     return moving, exposed

@@ -115,14 +115,14 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     consumer.append(between[1])
     table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
     every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
-    meetings = table[QUEUE_A] < -1
+    meetings = np.flatnonzero(table[QUEUE_A] < -1)
     first, queues = _meeting_queues(instances, every)
-    at = np.repeat(first, np.diff(begin))
-    table[QUEUE_A, meetings] = at[meetings] - 2 - table[QUEUE_A, meetings]
+    at = first[np.searchsorted(begin, meetings, side="right") - 1]
+    table[QUEUE_A, meetings] = at - 2 - table[QUEUE_A, meetings]
     busy, latency = (
         np.concatenate([getattr(one.variant.lowered, name) for one in instances]) for name in ("busy", "latency")
     )
-    kinds = np.concatenate([one.variant.ops[one.variant.lowered.table[OP], 0] for one in instances])
+    kinds = np.concatenate([one.variant.kinds for one in instances])
     hops = _hops(table, kinds, parts.cost)
     graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
     trains = np.concatenate([one.variant.lowered.trains for one in instances])

@@ -59,6 +59,11 @@ class Variant:
         return Variant(template, ops, lowered, rows, missing, place)
 
     @cached_property
+    def kinds(self) -> Ints:
+        """The kind of every hop's operation."""
+        return self.ops[self.lowered.table[OP], 0]
+
+    @cached_property
     def attends(self) -> Flags:
         """Whether each operation computes attention, forward or backward."""
         return self._computes(("attend", "attend_d"))
