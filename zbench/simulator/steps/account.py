@@ -1,8 +1,9 @@
 """The memory account of a step: what is where at which moment, in plan order, tensor by tensor.
 
-What a contract leaves stays until another one needs it and leaves it no more; as contracts have all there is of what they
-name, which is proven, an instance takes what it needs and adds what it leaves, and layers that are alike change what is
-there alike. What it holds meanwhile: zbench.simulator.steps.held. Workspaces of kernels and fragmentation are not in it.
+What a contract leaves stays until another one needs it and leaves it no more. Contracts have all there is of what they
+name, which is proven: so an instance takes what it needs and adds what it leaves, and instances of a variant change
+what is there alike. What each holds meanwhile: zbench.simulator.steps.held. Workspaces of kernels and fragmentation are
+not in it.
 """
 
 from collections.abc import Mapping

@@ -44,10 +44,8 @@ class LeftOut:
 
     def _ends(self, number: int) -> Floats:
         """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
-        mine, found = slice(*self.program.begin[number : number + 2].tolist()), np.zeros(self.program.queues)
-        hops, release = self.program.graph.hops, self.timeline.release[mine]
-        for queue in (hops.queue_a[mine], hops.queue_b[mine]):
-            np.maximum.at(found, queue[queue >= 0], release[queue >= 0])
+        mine, hops = slice(*self.program.begin[number : number + 2].tolist()), self.program.graph.hops
+        found: Floats = _last(hops.queue_a[mine], hops.queue_b[mine], self.timeline.release[mine], self.program.queues)
         return found
 
     @cached_property
@@ -124,6 +122,17 @@ class LeftOut:
     def done(self) -> Floats:
         """When the data of every hop has arrived with all layers, seconds [hops]."""
         return self.timeline.done + self.later
+
+
+@nb.njit(cache=True)
+def _last(queue_a, queue_b, release, queues):  # type: ignore[no-untyped-def]
+    """Returns the latest release in each queue, 0 where there is none."""
+    found = np.zeros(queues)
+    for hop in range(len(release)):
+        for queue in (queue_a[hop], queue_b[hop]):
+            if queue >= 0:
+                found[queue] = max(found[queue], release[hop])
+    return found
 
 
 @nb.njit(cache=True)

@@ -170,9 +170,7 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
             raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
 
 
-def _collectives(
-    where: tuple[StepLayout, int], ops: Ints, size: Ints, wiring: Wiring
-) -> tuple[CollectiveLegs, Floats]:
+def _collectives(where: tuple[StepLayout, int], ops: Ints, size: Ints, wiring: Wiring) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
     every: list[Legs] = []

@@ -38,9 +38,7 @@ class PlayedTemplate:
     flow: Flow
 
     @staticmethod
-    def of(
-        step: Step, template: Template, plan: Plan | None, cost: Cost, arrays: LayoutArrays
-    ) -> "PlayedTemplate":
+    def of(step: Step, template: Template, plan: Plan | None, cost: Cost, arrays: LayoutArrays) -> "PlayedTemplate":
         """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention; arrays: of
         its layout."""
         layout = step.layouts[template.layout]

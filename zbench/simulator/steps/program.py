@@ -29,7 +29,6 @@ from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 
 
-
 @dataclass(frozen=True)
 class PlayedInstance:
     """An instance of a program: its entry in the step's order, its template, the layer and the variant."""

@@ -152,7 +152,8 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
-    state: the edges that each hop waits for, when it is ready, when hops are done, whether the longest waiting go first.
+    state: the edges that each hop waits for, when it is ready, releases, when hops are done, whether who has waited
+    longest goes first.
     """
     next_a, next_b, next_pair, offsets, followers = following
     waits, ready, release, done, longest_waiting = state

@@ -33,7 +33,9 @@ class Variant:
     place: int
 
     @staticmethod
-    def of_layers(template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wiring: Wiring) -> "Variant":
+    def of_layers(
+        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wiring: Wiring
+    ) -> "Variant":
         """Returns a template without the transfers of what is not there, its places counted from `place` on."""
         here = np.ones(len(template.ops), bool)
         for tensor, offset in missing:
