@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.held import LOGITS, Held, held_by
+from zbench.simulator.steps.held import LOGITS, HeldBytes, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.variant import Variant
 from zbench.step.template import AT_HOME
@@ -66,16 +66,13 @@ def _played(parts: StepParts) -> tuple[list[Variant], Ints]:
     return variants, np.array(which, np.int64)
 
 
-def _named(variant: Variant, names: Mapping[str, int], parts: StepParts) -> Held:
+def _named(variant: Variant, names: Mapping[str, int], parts: StepParts) -> HeldBytes:
     """Returns what a variant holds, by the step's tensors and from its first place on."""
     rows = np.array([names[one.name] for one in variant.of.layout.tensors] + [names[LOGITS]], np.int64)
     one = held_by(variant, parts.step.num_places, parts.cost.model)
-    tables = []
-    for table in (one.before, one.after, one.then):
-        found = np.zeros((len(names), parts.step.num_places), np.int64)
-        found[rows] = np.roll(table, variant.place, axis=1) if variant.place else table
-        tables.append(found)
-    return Held(*tables, np.roll(one.peak, variant.place))
+    found = np.zeros((3, len(names), parts.step.num_places), np.int64)
+    found[:, rows] = np.roll(np.stack([one.before, one.after, one.then]), variant.place, axis=2)
+    return HeldBytes(found[0], found[1], found[2], np.roll(one.peak, variant.place))
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:

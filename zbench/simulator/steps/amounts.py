@@ -1,4 +1,4 @@
-"""What a variant of a template keeps busy and sends, added up hop by hop; compiled."""
+"""Adds up what a variant of a template keeps busy and sends, hop by hop; compiled."""
 
 from typing import NamedTuple
 

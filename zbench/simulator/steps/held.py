@@ -1,4 +1,4 @@
-"""What a template of a step holds while it is played, tensor by tensor, in plan order.
+"""Memory that a template of a step holds while it is played, tensor by tensor, in plan order.
 
 An item lives from the operation that writes or adds to it first to the one that touches it last, or to the end of its
 template where the contract leaves it. Logits, which are no item, are there from the first formula of the head's that
@@ -24,7 +24,7 @@ _MAKE_LOGITS = ("score", "score_d0", "score_d1")
 _TENSOR, _PLACE, _BEGIN, _END, _SIZE = range(5)  # columns of lives; a moment of -1 is before the first operation
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes by tensor, logits last, int64 [tensors, places], from the place that the template is played from on.
 
     before, after: of what its contract needs and leaves. then: at its fullest moment, of what its contract names or
@@ -37,14 +37,14 @@ class Held(NamedTuple):
     peak: Ints
 
 
-def held_by(variant: Variant, places: int, model: Model) -> Held:
+def held_by(variant: Variant, places: int, model: Model) -> HeldBytes:
     """Returns what a variant holds while it is played. model: for its logits."""
     of, tables = variant.of, variant.of.flow.tables
     missing = np.array(variant.missing, np.int64).reshape(-1, 2)
     needs, leaves = (_contract(items, tables, missing) for items in (of.template.needs, of.template.leaves))
     shape = (len(of.layout.tensors) + 1, places)
     lives = _lives(tables, of.flow.items, needs, leaves, missing, len(of.ops))
-    return Held(*_fullest(np.concatenate([lives, _logits(variant, model)]), needs, leaves, shape, len(of.ops)))
+    return HeldBytes(*_fullest(np.concatenate([lives, _logits(variant, model)]), needs, leaves, shape, len(of.ops)))
 
 
 def _contract(items: Items, tables: object, missing: Ints) -> Ints:
@@ -165,7 +165,7 @@ def _lives(t, items, needs, leaves, missing, operations):  # type: ignore[no-unt
 
 @nb.njit(cache=True)
 def _fullest(lives, needs, leaves, shape, operations):  # type: ignore[no-untyped-def]
-    """Returns the fields of `Held`. A life begins with its operation, and ends after that."""
+    """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that."""
     before, after, then = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for rows, into in ((needs, before), (leaves, after)):
         for row in rows:

@@ -55,7 +55,7 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class ClusterPorts:
     """A cluster's queues and links, and the legs of collectives on them, for all templates of a step."""
 
     cost: Cost
@@ -63,7 +63,7 @@ class Wiring:
 
     @cached_property
     def topology(self) -> Topology:
-        """What compiled loops read of it."""
+        """The queues and links as compiled loops read them."""
         cluster = self.cost.cluster
         host = -1 if cluster.host is None else cluster.host
         return Topology(
@@ -97,7 +97,7 @@ def lower(
     edges: tuple[Ints, Ints],
     size: Ints,
     seconds: Floats,
-    wiring: Wiring,
+    wires: ClusterPorts,
 ) -> Lowered:
     """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
 
@@ -107,11 +107,11 @@ def lower(
     Raises:
         ValueError: an operation is where the cluster has nothing for it.
     """
-    cost, lists = wiring.cost, where[0].lists
+    cost, lists = wires.cost, where[0].lists
     cluster = cost.cluster
     check_places(step, ops, cluster)
-    legs, latency = _collectives(where, ops, size, wiring)
-    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wiring.topology)
+    legs, latency = _collectives(where, ops, size, wires)
+    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wires.topology)
     link = table[CLASS]
     each = np.array([one.channels for one in cluster.links] + [1], np.int64)[link]
     whole = (ops[table[OP], 0] == GATHER) | (ops[table[OP], 0] == REDUCE) | (each == 1)
@@ -170,17 +170,19 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
             raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
 
 
-def _collectives(where: tuple[StepLayout, int], ops: Ints, size: Ints, wiring: Wiring) -> tuple[CollectiveLegs, Floats]:
+def _collectives(
+    where: tuple[StepLayout, int], ops: Ints, size: Ints, wires: ClusterPorts
+) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
     every: list[Legs] = []
     for op in np.flatnonzero(ops[:, 0] >= GATHER).tolist():
         if ops[op, 0] == DROP or size[op] < 0:
             continue
-        legs = wiring.legs(where[0].lists[int(ops[op, 3])] + where[1])
+        legs = wires.legs(where[0].lists[int(ops[op, 3])] + where[1])
         every.append(legs)
         counts[op], latency[op] = len(legs.member), legs.latency
-        pieces[op] = pieces_of(legs, int(size[op]), wiring.cost)
+        pieces[op] = pieces_of(legs, int(size[op]), wires.cost)
     member, link = (
         np.concatenate([*(getattr(one, name) for one in every), np.zeros(0, np.int64)]) for name in ("member", "link")
     )

@@ -186,13 +186,13 @@ class _Played:
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
         for variant, count in times.values():
-            one = amounts_of(variant, cluster)
+            amounts = amounts_of(variant, cluster)
             for name, row in rows.items():
-                busy[name] += count * one.busy[row]
+                busy[name] += count * amounts.busy[row]
             for row, name in enumerate(QUEUES[1:], start=1):
-                sent[name] += count * one.sent[row]
-                received[name] += count * one.received[row]
-                inside[name] += count * int(one.inside[row])
+                sent[name] += count * amounts.sent[row]
+                received[name] += count * amounts.received[row]
+                inside[name] += count * int(amounts.inside[row])
         return busy, sent, received, inside
 
 

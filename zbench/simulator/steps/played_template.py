@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.atoms import LayoutArrays
-from zbench.simulator.steps.flow import Flow, template_flow
+from zbench.simulator.steps.dataflow.flow import Flow, template_flow
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -70,7 +70,7 @@ class PlayedTemplate:
         moves, both = self.ops[:, 0] != COMPUTE, (self.template.needs, self.template.leaves)
         codes = [pair_codes(self.ops[moves, 1], self.ops[moves, 7])]
         codes += [pair_codes(items.tensor, items.layer) for items in both]
-        return pairs_of(np.unique(np.concatenate(codes)))
+        return decoded_pairs(np.unique(np.concatenate(codes)))
 
     @cached_property
     def held(self) -> Ints:
@@ -118,7 +118,7 @@ def pair_codes(tensor: NDArray[Any], offset: NDArray[Any]) -> Ints:
     return np.asarray(tensor.astype(np.int64) * OFFSETS + offset + OFFSETS // 2, np.int64)
 
 
-def pairs_of(codes: Ints) -> Ints:
+def decoded_pairs(codes: Ints) -> Ints:
     """Returns the (tensor, layer offset) of the numbers of pairs, int64 [n, 2]."""
     return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
 

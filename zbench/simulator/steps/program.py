@@ -19,9 +19,9 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.atoms import LayoutArrays
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
-from zbench.simulator.steps.lower import Wiring, gpu_queues
+from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import edges_between
@@ -70,8 +70,8 @@ class StepParts:
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
 
     @cached_property
-    def _wiring(self) -> Wiring:
-        return Wiring(self.cost)
+    def _ports(self) -> ClusterPorts:
+        return ClusterPorts(self.cost)
 
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
@@ -92,7 +92,7 @@ class StepParts:
         if key not in self._alike:
             missing = self.template(number).missing(*key[1:3])
             if (number, missing, place) not in self._variants:
-                made = Variant.of_layers(self.template(number), missing, place, self._wiring)
+                made = Variant.of_layers(self.template(number), missing, place, self._ports)
                 self._variants[number, missing, place] = made
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.simulator.steps.atoms import row_positions
+from zbench.simulator.steps.dataflow.atoms import row_positions
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
-from zbench.simulator.steps.lower import Lowered, Wiring, lower
+from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, MOVE, SEND
 from zbench.step.tensor import STATE
@@ -34,7 +34,7 @@ class Variant:
 
     @staticmethod
     def of_layers(
-        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wiring: Wiring
+        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wires: ClusterPorts
     ) -> "Variant":
         """Returns a template without the transfers of what is not there, its places counted from `place` on."""
         here = np.ones(len(template.ops), bool)
@@ -56,14 +56,14 @@ class Variant:
             (at[template.flow.producer[edges]], at[template.flow.consumer[edges]]),
             template.size[here],
             template.seconds[here],
-            wiring,
+            wires,
         )
         return Variant(template, ops, lowered, rows, missing, place)
 
     @cached_property
     def kinds(self) -> Ints:
         """The kind of every hop's operation."""
-        return self.ops[self.lowered.table[OP], 0]
+        return np.asarray(self.ops[self.lowered.table[OP], 0])
 
     @cached_property
     def attends(self) -> Flags:
@@ -83,7 +83,7 @@ class Variant:
 
     @cached_property
     def touches(self) -> "TouchedItems":
-        """Its rows, in groups."""
+        """The rows in groups."""
         tensors, places = len(self.of.nature), self.of.step.num_places + 1
         kind, op, tensor, offset, place = self.rows.T
         group = (kind * tensors) * OFFSETS + pair_codes(tensor, offset)
@@ -130,11 +130,12 @@ class Variant:
         every[pair_codes(gone[:, 0], gone[:, 1])] = False
         codes = np.flatnonzero(every)
         before, after, tensor = before[codes], after[codes], codes // OFFSETS
-        ahead = takes.reshape(-1, OFFSETS).any(axis=1)[tensor]
+        ahead = np.asarray(takes.reshape(-1, OFFSETS).any(axis=1))[tensor]
         lets = ((before > after) & (after > 0)) | (takes[codes] & (after <= before))
         frees = (self.of.nature[tensor] == STATE) & lets
         turns = ahead & uses[codes] & (before == after)
-        return np.stack([codes, frees, turns, after == 0], axis=1)[frees | turns | (after == 0)]
+        found: Ints = np.stack([codes, frees, turns, after == 0], axis=1)[frees | turns | (after == 0)]
+        return found
 
     def _named(self, codes: Ints) -> Flags:
         """Returns which of all pairs are among some."""

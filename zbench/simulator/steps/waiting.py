@@ -1,4 +1,4 @@
-"""Who waits for whom among the instances of a program: edges between their hops; compiled.
+"""Edges between the hops of a program's instances: who waits for whom; compiled.
 
 What instances left is kept by tensor and layer: who wrote it and who read it, and by tensor and stage the readers of
 buffers that are free, first come first. Such lists are chains that only grow in front, so whoever holds one holds it as
@@ -17,8 +17,6 @@ from zbench.simulator.steps.variant import BUFFERS, Variant
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
-
-_SLOT, _OFFSET, _LAYERED = range(3)  # of a tensor: its number among all of a step; 1 if layers have one each
 
 
 class _Tables(NamedTuple):
@@ -59,7 +57,10 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     touches = [one.touches for one in variants]
     group = np.cumsum([0, *(len(one.kinds) for one in touches)])
     row, op = np.cumsum([0, *(len(one.ops) for one in touches)]), np.cumsum([0, *(len(one.ops) for one in variants)])
-    waits, notes, ends, computes = [], [], [], []
+    waits: list[Ints] = []
+    notes: list[Ints] = []
+    ends: list[Ints] = []
+    computes = []
     for at, (variant, rows) in enumerate(zip(variants, touches, strict=True)):
         of = np.array(slots[variant.of.template.layout], np.int64)
         layered = variant.of.layout.layered
@@ -69,18 +70,19 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
             rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)
             found.append(np.concatenate([key, rest], axis=1))
         computes.append(variant.ops[rows.ops, 0] == COMPUTE)
-    last, first = (
-        [one.last_hops for one in variants],
-        [one.first_hops for one in variants],
-    )
     return _Tables(
-        *(array for tables in (waits, notes, ends) for array in (_offsets(tables), np.concatenate(tables))),
+        _offsets(waits),
+        np.concatenate(waits),
+        _offsets(notes),
+        np.concatenate(notes),
+        _offsets(ends),
+        np.concatenate(ends),
         np.append(np.concatenate([one.offsets[:-1] + row[at] for at, one in enumerate(touches)]), row[-1]),
         np.concatenate([one.ops + op[at] for at, one in enumerate(touches)]),
         np.concatenate([one.places for one in touches]),
         np.concatenate(computes),
-        *_through(last),
-        *_through(first),
+        *_through([one.last_hops for one in variants]),
+        *_through([one.first_hops for one in variants]),
     )
 
 

@@ -1,7 +1,7 @@
 """The data flow of one template: which operation waits for which, and what it takes from and leaves to others.
 
-Inside a template the edges are exact to the atom (zbench.simulator.steps.atoms); between templates what is waited for
-is told of a tensor, a layer and a place, as (operation, tensor, layer offset, place).
+Inside a template the edges are exact to the atom (zbench.simulator.steps.dataflow.atoms); between templates what is
+waited for is told of a tensor, a layer and a place, as (operation, tensor, layer offset, place).
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.atoms import AtomTables, LayoutArrays, atom_tables
-from zbench.simulator.steps.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
+from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
+from zbench.simulator.steps.dataflow.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.items import EMPTY

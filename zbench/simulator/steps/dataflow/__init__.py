@@ -1,0 +1,1 @@
+"""Follows who makes what somebody reads inside a template, atom by atom."""
