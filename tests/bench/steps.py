@@ -1,16 +1,20 @@
 """Whole steps on their own clock beside today's simulated step: seconds of the step, and how long each takes to tell.
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
+python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
 python -m tests.bench.steps 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
 
 Both are simulated. In brackets: over today's. `no links`: with links a thousand times as fast, over today's with the
 same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
 alone and beside the other and attention, is told. Attention's bytes through every NIC are asserted to be the plans'.
+
+`times` are means over batches that were not seen before, milliseconds of a core; today's proof and simulated step of
+each batch follow its whole step, so that what else the machine does meanwhile is in both.
 """
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import process_time
 from typing import TypeVar
@@ -27,7 +31,9 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.simulator.simulate import Simulated, playable
+from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
+from zbench.simulator.steps.program import StepParts
 from zbench.simulator.totals import Carried
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -35,6 +41,7 @@ from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
 SYSTEMS, WORKLOADS = ("zeppelin", "ring", "flexsp"), ("longtail_128k", "github", "prolong64k")
+TIMED, BATCHES = (*WORKLOADS, "byted_2m", "pystdlib"), 6
 T = TypeVar("T")
 
 
@@ -48,13 +55,15 @@ def timed(work: Callable[[], T], again: int = 3) -> tuple[T, float]:
     return found, 1e3 * best
 
 
-def case(system: str, workload: str, zero: str) -> tuple[Batch, tuple[Plan, ...], Cost]:
+def cases(system: str, workload: str, zero: str, count: int) -> Iterator[tuple[Batch, tuple[Plan, ...], Cost]]:
     overrides = ["cluster=a800_4x8", "model=llama_7b", f"model.sharding=zero{zero}", f"workload={workload}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [*overrides, f"system={system}", "tracker=none"])
     parts = Parts.of(config, Settings.of(config))
-    batch = parts.batch(0)
-    return batch, tuple(make_system(config, parts.cost).plan(batch)), parts.cost
+    planner = make_system(config, parts.cost)
+    for step in range(count):
+        batch = parts.batch(step)
+        yield batch, tuple(planner.plan(batch)), parts.cost
 
 
 def faster(cluster: Cluster) -> Cluster:
@@ -79,7 +88,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 
 
 def row(system: str, workload: str, zero: str) -> None:
-    batch, plans, cost = case(system, workload, zero)
+    batch, plans, cost = next(cases(system, workload, zero, 1))
     _, verified = timed(lambda: verify_step(batch, plans))
     today, simulated = timed(lambda: Simulated(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
@@ -99,6 +108,34 @@ def row(system: str, workload: str, zero: str) -> None:
         f"{clocked:.0f} |",
         flush=True,
     )
+
+
+def times(system: str, workload: str) -> None:
+    """Prints the milliseconds of a core that a batch takes on the mean, the first one left out, which compiles."""
+    spent = []
+    for batch, plans, cost in cases(system, workload, "3", 1 + BATCHES):
+        marks = [process_time()]
+        step = whole_step(cost.model, plans, 1, "3")
+        marks.append(process_time())
+        prove_step(step)
+        marks.append(process_time())
+        play_step(step, plans, cost)
+        marks.append(process_time())
+        verify_step(batch, plans)
+        Simulated(cost).step(batch, plans)
+        marks.append(process_time())
+        parts = StepParts(step, plans, cost)
+        for one in step.order:
+            for layer in one.layers:
+                parts.variant(one.template, layer, one.place, step)
+        marks.append(process_time())
+        step_memory(parts)
+        marks.append(process_time())
+        spent.append(np.diff(marks))
+    build, proof, play, today, lowering, account = 1e3 * np.mean(spent[1:], axis=0)
+    whole = build + proof + play
+    told = [today, build, proof, lowering, play - lowering - account, account, whole]
+    print(f"| {system} | {workload} | {' | '.join(f'{one:.1f}' for one in told)} | {whole / today:.1f} |", flush=True)
 
 
 def large() -> None:
@@ -126,6 +163,23 @@ def large() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["1024"]:
         large()
+    elif sys.argv[1:2] == ["times"]:
+        words = [
+            "system",
+            "workload",
+            "today",
+            "build",
+            "proof",
+            "lowering",
+            "clock",
+            "account",
+            "whole step",
+            "over today",
+        ]
+        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
+        for system in sys.argv[2:] or SYSTEMS:
+            for workload in TIMED:
+                times(system, workload)
     else:
         words = ["system", "workload", "ZeRO", "batches", "today, s", "step", "longest waiting", "no links", "none"]
         words += ["no gathers", "no reductions", "today, ms", "step, ms"]

@@ -1,0 +1,44 @@
+"""Pieces of collectives in trains: every hop of a step runs when the plain event loop says, to the last bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.simulator.steps.test_play import planned
+from zbench.cost.job import make_cost
+from zbench.describe.cluster import LONGEST_WAITING, PLAN
+from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.steps.play import with_fewer_layers
+from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.trains import run_trains
+from zbench.step.passes.build import whole_step
+
+
+@pytest.mark.parametrize("zero", ["3", "1"])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("order", [PLAN, LONGEST_WAITING])
+@pytest.mark.parametrize("system", ["zeppelin", "flexsp"])
+def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int, zero: str) -> None:
+    """Collectives of ten pieces and more, which messages of attention interrupt; slow links, so that many wait."""
+    found, cost = planned(system)
+    slow = cost.cluster.nic_bandwidth / 4
+    cluster = replace(cost.cluster, port_order=order, nic_channels=channels, nic_bandwidth=slow)
+    of = make_cost(cluster, replace(found.model, sharding=f"zero{zero}"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
+    short, instances, _ = with_fewer_layers(parts.step, 6)
+    made = program(parts, instances, short)
+    plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
+    want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
+    have = run_trains(made.graph, made.trains, trains)
+    for name in ("start", "release", "done"):
+        assert (getattr(have, name) == getattr(want, name)).all(), name
+    assert (trains.queues == plain.queues).all()
+    assert (trains.links == plain.links).all()
+    pieces = made.trains[:, 2]
+    assert pieces.min() > 1
+    assert pieces.sum() > made.table.shape[1] / 4
+    first, stride, count = made.trains.T
+    last = first + (count - 1) * stride
+    stretched = have.release[last] - have.start[first] > 1.01 * count * made.graph.busy[first]
+    assert stretched.any() or zero == "1"  # pieces waited for others
