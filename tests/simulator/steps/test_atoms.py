@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zbench.simulator.steps.atoms import AtomTables, atom_tables, row_positions
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.atoms import AtomTables, atom_tables, row_positions
 from zbench.step.index import Index, PartMap
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, PartLists

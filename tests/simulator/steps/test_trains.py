@@ -30,7 +30,7 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     made = program(parts, instances, short)
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
     want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
-    have = run_trains(made.graph, made.trains, trains)
+    have = run_trains(made.graph, made.trains, cluster.num_ranks, trains)
     for name in ("start", "release", "done"):
         assert (getattr(have, name) == getattr(want, name)).all(), name
     assert (trains.queues == plain.queues).all()
@@ -42,3 +42,20 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     last = first + (count - 1) * stride
     stretched = have.release[last] - have.start[first] > 1.01 * count * made.graph.busy[first]
     assert stretched.any() or zero == "1"  # pieces waited for others
+
+
+def test_computes_that_messages_slow_are_those_of_the_plain_loop() -> None:
+    found, cost = planned("zeppelin")
+    slowed = replace(cost.cluster, device=replace(cost.cluster.device, compute_slowdown=1.2))
+    seconds = []
+    for cluster in (cost.cluster, slowed):
+        of = make_cost(cluster, replace(found.model, sharding="zero3"))
+        parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+        short, instances, _ = with_fewer_layers(parts.step, 4)
+        made = program(parts, instances, short)
+        free = Free.of(cluster, made.queues)
+        want = run_hops(made.graph, np.zeros(cluster.num_ranks), free)
+        have = run_trains(made.graph, made.trains, cluster.num_ranks, Free.of(cluster, made.queues))
+        assert (have.done == want.done).all()
+        seconds.append(have.done.max())
+    assert seconds[0] < seconds[1] < 1.2 * seconds[0]

@@ -125,7 +125,7 @@ class _Played:
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
-        timeline = run_trains(made.graph, made.trains, Free.of(cluster, made.queues))
+        timeline = run_trains(made.graph, made.trains, cluster.num_ranks, Free.of(cluster, made.queues))
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
         return _Played(parts, LeftOut(made, timeline, skipped))

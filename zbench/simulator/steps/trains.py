@@ -4,27 +4,29 @@ Most hops of a step are pieces of its gathers and reductions. Those of one leg f
 nobody waits for any but the last: a **train**. Its pieces are not events of the loop. When a message wants the port,
 the pieces that came before the message are played then, in the order in which the loop would have; the rest, no sooner
 than somebody asks again. A train's last piece is an event, entered for the soonest that it can be and entered again as
-long as that turns out to be too soon.
+long as that turns out to be too soon. Where messages slow computes (Device.compute_slowdown), each piece does so as it
+begins: there all hops are events, in the other loop.
 """
 
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.clock import Free, Timeline, take
+from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.hop_graph import HopGraph
 
-_FIRST, _STRIDE, _COUNT = range(3)  # columns of trains
 _SOONER = 1 - 1e-12  # of a sum of seconds: below what adding them one by one gives
 
 
-def run_trains(of: HopGraph, trains: Ints, free: Free) -> Timeline:
-    """Runs every hop once, ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
+def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
+    """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
 
     trains: int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
     channels of the same queues and of both directions of one port, of which none waits for anything but the one before
     and the first for others. free: changed in place.
     """
+    if free.slowdown != 1:
+        return run_hops(of, np.zeros(num_ranks), free)
     return Timeline(
         *_run(of.rows, of.following, of.waits.copy(), trains, (free.queues, free.links), free.longest_waiting)
     )
