@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zbench.simulator.steps.atoms import AtomTables, atom_tables, row_positions
 
 from zbench.describe.arrays import Ints
+from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables, row_positions
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.index import Index, PartMap
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, PartLists
@@ -135,7 +136,7 @@ def classes(case: Case) -> dict[str, list[object]]:
 @settings(deadline=None, max_examples=200)
 @given(cases())
 def test_parts_are_together_if_nothing_tells_them_apart(case: Case) -> None:
-    tables = atom_tables(case.layout, case.template)
+    tables = atom_tables(case.layout, case.template, LayoutArrays.of(case.layout))
     atoms, wanted = atoms_of(case.layout, tables), classes(case)
     for name, found in atoms.items():
         pairs = set(zip(found, map(repr, wanted[name]), strict=True))
@@ -146,7 +147,7 @@ def test_parts_are_together_if_nothing_tells_them_apart(case: Case) -> None:
 @settings(deadline=None, max_examples=200)
 @given(cases())
 def test_lists_maps_and_cells_are_told_in_atoms(case: Case) -> None:
-    layout, tables = case.layout, atom_tables(case.layout, case.template)
+    layout, tables = case.layout, atom_tables(case.layout, case.template, LayoutArrays.of(case.layout))
     atoms = atoms_of(layout, tables)
     for at in range(len(layout.lists)):
         row = tables.atoms[tables.list_offsets[at] : tables.list_offsets[at + 1]].tolist()
