@@ -66,6 +66,10 @@ def cases(system: str, workload: str, zero: str, count: int) -> Iterator[tuple[B
         yield batch, tuple(planner.plan(batch)), parts.cost
 
 
+def case(system: str, workload: str, zero: str) -> tuple[Batch, tuple[Plan, ...], Cost]:
+    return next(cases(system, workload, zero, 1))
+
+
 def faster(cluster: Cluster) -> Cluster:
     return replace(cluster, nic_bandwidth=1e3 * cluster.nic_bandwidth, nvlink_bandwidth=1e3 * cluster.nvlink_bandwidth)
 
@@ -88,7 +92,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 
 
 def row(system: str, workload: str, zero: str) -> None:
-    batch, plans, cost = next(cases(system, workload, zero, 1))
+    batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
     today, simulated = timed(lambda: Simulated(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
