@@ -61,7 +61,7 @@ class ByteScale:
         if self.balance_micro_batches == "pp" and self.cost.pp == 1:
             raise ValueError(
                 "system.balance_micro_batches is 'pp'; it takes stages to balance, as "
-                "model.pipeline_parallel=4 makes them"
+                "parallel.pipeline_parallel=4 makes them"
             )
 
     @property

@@ -21,9 +21,8 @@ from zbench.systems.static_best.search import search_layouts
 
 @dataclass(frozen=True, slots=True)
 class StaticBest:
-    """The static configuration that is fastest over the workload's lengths. free_model_keys: keys of the model that
-    are chosen too, of sharding and recompute; else they stay the run's, unless all systems choose them (the run's own
-    `free_model_keys`).
+    """The static configuration that is fastest over the workload's lengths. free_groups: groups that are chosen too, of
+    sharding and recompute; else they stay the run's, unless all systems choose them (the run's own `free_groups`).
 
     batching: how sequences are packed (zbench.systems.mesh).
 
@@ -32,13 +31,13 @@ class StaticBest:
     """
 
     cost: Cost
-    free_model_keys: Sequence[str] = ()
+    free_groups: Sequence[str] = ()
     batching: Batching = "balanced"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.free_model_keys, list | tuple) or set(self.free_model_keys) - set(FREE):
+        if not isinstance(self.free_groups, list | tuple) or set(self.free_groups) - set(FREE):
             takes = f"it takes a list of {' and '.join(FREE)}, or []"
-            raise ValueError(f"system.free_model_keys is {self.free_model_keys!r}; {takes}")
+            raise ValueError(f"system.free_groups is {self.free_groups!r}; {takes}")
         if self.batching not in get_args(Batching):
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(get_args(Batching))}")
 
@@ -48,7 +47,7 @@ class StaticBest:
         Raises:
             ValueError: none does.
         """
-        free = [name for name in FREE if name in {*self.free_model_keys, *study.free}]
+        free = [name for name in FREE if name in {*self.free_groups, *study.free}]
         return search_layouts(study, free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:

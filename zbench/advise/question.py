@@ -12,6 +12,7 @@ from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
+from zbench.describe.strategy import STRATEGY_GROUPS, with_model_fields
 from zbench.describe.worlds import NOMINAL
 from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml, make_part
@@ -22,7 +23,8 @@ BATCHES = 6  # by default; with fewer than 3 there is no interval
 FRAMEWORKS = ("none", "megatron", "verl", "torchtitan")
 SYSTEMS = ("nodewise", "flexsp", "zeppelin", "usp", "magi_dispatch")  # played whatever the framework is
 BASELINE = "static_best"
-TAKEN = ("cluster", "model", "mask", "tokens_per_gpu", "seed", "steps", "workload")  # settings, as of a run
+# Settings, as of a run.
+TAKEN = ("cluster", "model", *STRATEGY_GROUPS, "mask", "tokens_per_gpu", "seed", "steps", "workload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Question:
 
     def _parts(self, model: Mapping[str, Any]) -> Parts:
         config = self.config.copy()
-        config["model"] = OmegaConf.merge(config["model"], dict(model))
+        for group, keys in with_model_fields(config, model).items():
+            config[group] = keys
         return Parts.of(config, self.settings)
 
     def _world(self, model: Mapping[str, Any], name: str) -> Parts:
@@ -130,9 +133,9 @@ def _setting(word: str) -> str:
     group = key.lstrip("+").partition(".")[0].partition("/")[0].partition("@")[0]
     if not equals or group not in TAKEN or key.lstrip("+") in ("workload", "workload.path"):
         raise ValueError(
-            f"{word!r} is no setting of zbench advise; it takes framework=, systems=, cluster=, model=, mask=, "
-            "tokens_per_gpu=, seed=, steps= (the number of batches), and keys such as cluster.num_nodes=8, "
-            "model.recompute=full, workload.field=length"
+            f"{word!r} is no setting of zbench advise; it takes framework=, systems=, cluster=, model=, "
+            f"{'=, '.join(STRATEGY_GROUPS)}=, mask=, tokens_per_gpu=, seed=, steps= (the number of batches), and keys "
+            "such as cluster.num_nodes=8, parallel.tensor_parallel=2, workload.field=length"
         )
     return word
 

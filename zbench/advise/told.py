@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zbench.describe.strategy import STRATEGY_GROUPS, typed_key
 from zbench.describe.units import with_noun
 
 FORMAT = "zbench-advice/1"
@@ -71,7 +72,7 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
         yield f"  {row['name']}: {figures_told(row, advice['baseline'])}"
     advised = options.get(found["advised"])
     if advised is None:
-        yield "  none of them has room; more GPUs, tensor parallelism (model.tensor_parallel=) or recompute=full may."
+        yield "  none of them has room; more GPUs, parallel.tensor_parallel=2 or more, or recompute=full may."
         return
     yield f"Advised: {advised['name']}, {found['share_of_fastest']:.0%} of the speed of {best['name']}, with"
     yield from (f"    {flag}" for flag in advised["flags"])
@@ -80,8 +81,8 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
 
 def _planned(asked: Row, best: Row) -> str:
     """Writes the command that plans a batch of lengths with the fastest system."""
-    settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", "mask"))]
-    settings += [f"model.{key}={value}" for key, value in best["model"].items()]
+    settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", *STRATEGY_GROUPS, "mask"))]
+    settings += [f"{typed_key(field)}={value}" for field, value in best["model"].items()]
     settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
     return shlex.join(["zbench", "plan", "FILE", "--out", "step.plan", *settings])
 

@@ -1,7 +1,7 @@
 """Clusters, models and systems by name, by yaml or as objects. An edge: yaml is read here, without hydra's state.
 
 A program of the user's own may itself be one of hydra's, so nothing here composes a configuration: a yaml of conf/ is
-read with the device that its `defaults` name.
+read with the device, or the model and the groups of a strategy, that its `defaults` name.
 """
 
 import os
@@ -19,14 +19,16 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import Mask
 from zbench.describe.model import Model
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
 from zbench.run.choices import CHOOSES, missing_package
-from zbench.run.parts import make_system
+from zbench.run.parts import make_model, make_system
 from zbench.run.target import from_yaml, make_part
 from zbench.run.yaml_units import check_units
 
 Named = str | os.PathLike[str]
+Strategies = Mapping[str, tuple[str | None, Mapping[str, Any]]]  # by group of a strategy: its choice, changed keys
 
 
 @contextmanager
@@ -57,20 +59,41 @@ def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None)
     """
     if isinstance(given, Cluster) and not keys:
         return given
-    made = _made("cluster", given, keys or {})
+    _check_named("cluster", given, keys or {})
+    assert not isinstance(given, Cluster)
+    node = _node("cluster", given, keys or {})
+    check_units(node)
+    made = make_part(from_yaml, OmegaConf.create({"cluster": node}), "cluster")
     if not isinstance(made, Cluster):
         raise ValueError(f"cluster is of type {type(made).__name__}; it takes a zbench.describe.cluster.Cluster")
     return made
 
 
-def model_named(given: Named | Model, keys: Mapping[str, Any] | None = None, mask: str | None = None) -> Model:
+def model_named(
+    given: Named | Model,
+    keys: Mapping[str, Any] | None = None,
+    mask: str | None = None,
+    strategy: Strategies | None = None,
+) -> Model:
     """Returns a model. given: name of conf/model, the path of a yaml, or a model. keys: changed, dotted. mask: causal,
-    full or window:N; None: the model's own.
+    full or window:N; None: the model's own. strategy: choices and keys of the groups sharding, recompute, parallel and
+    experts; what it lacks is as the model's yaml chooses, or conf/config.yaml.
 
     Raises:
         ValueError: there is none of that name, or it cannot be.
     """
-    made = given if isinstance(given, Model) and not keys else _made("model", given, keys or {})
+    changed = {group: how for group, how in (strategy or {}).items() if how != (None, {})}
+    if isinstance(given, Model) and changed:
+        group, (choice, inner) = next(iter(changed.items()))
+        raise ValueError(
+            f"{group} is {choice or dict(inner)}; that is of a model by name or by yaml, and one that is made already "
+            "has its own"
+        )
+    made: Any = given
+    if keys or not isinstance(given, Model):
+        _check_named("model", given, keys or {})
+        assert not isinstance(given, Model)
+        made = make_model(_model_nodes(given, keys or {}, changed))
     if not isinstance(made, Model):
         raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")
     return made if mask is None else replace(made, mask=Mask.of(mask))
@@ -104,27 +127,72 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
     return found, Path(name).stem
 
 
-def _made(group: str, given: object, keys: Mapping[str, Any]) -> Any:
+def _check_named(group: str, given: object, keys: Mapping[str, Any]) -> None:
+    """Refuses what is neither a name nor a path."""
     if not isinstance(given, str | os.PathLike):
         kind = type(given).__name__
         if keys:
             raise ValueError(f"{group} is of type {kind}; keys are changed of a name or a yaml alone")
         raise ValueError(f"{group} is of type {kind}; it takes a name of conf/{group}, a yaml's path or a {group}")
-    node = _node(group, given, keys)
-    if group == "cluster":
-        check_units(node)
-    return make_part(from_yaml, OmegaConf.create({group: node}), group)
+
+
+def _model_nodes(given: Named, keys: Mapping[str, Any], strategy: Strategies) -> DictConfig:
+    """Returns what a model's yaml says, with its keys changed, and the groups of its strategy.
+
+    strategy: of those that are to be otherwise.
+    """
+    model, chosen = _loaded_model(given)
+    usual = {group: choice for entry in _defaults(CONF / "config.yaml") for group, choice in entry.items()}
+    nodes: dict[str, DictConfig] = {"model": _changed("model", given, model, keys)}
+    for group in STRATEGY_GROUPS:
+        choice, inner = strategy.get(group, (None, {}))
+        nodes[group] = _node(group, choice or str(chosen.get(group, usual[group])), inner)
+    return OmegaConf.create(nodes)
+
+
+def _loaded_model(given: Named) -> tuple[DictConfig, dict[str, str]]:
+    """Returns what a model's yaml says, with the model that it begins with, and the groups that it chooses."""
+    node, path = _read("model", given)
+    choices: dict[str, str] = {}
+    base = OmegaConf.create()
+    for entry in node.pop("defaults", []):
+        if isinstance(entry, str):
+            base, choices = (base, choices) if entry == "_self_" else _loaded_model(path.with_name(f"{entry}.yaml"))
+            continue
+        ((key, choice),) = entry.items()
+        group = str(key).rpartition(".")[2]
+        if group not in STRATEGY_GROUPS or key != f"override /{group}@_global_.{group}":
+            raise ValueError(
+                f"model is {str(given)!r}, whose defaults have {key}; here they take a model's name, and choices as in "
+                "override /sharding@_global_.sharding: zero1"
+            )
+        choices[group] = str(choice)
+    merged = OmegaConf.merge(base, node)
+    assert isinstance(merged, DictConfig)
+    return merged, choices
+
+
+def _defaults(path: Path) -> list[Mapping[str, Any]]:
+    """Returns the choices that a yaml's defaults list has."""
+    node, _ = _read("config", path)
+    return [entry for entry in node["defaults"] if OmegaConf.is_dict(entry)]
 
 
 def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:
     """Returns what a yaml says, with its keys changed, every reference resolved."""
-    node = _loaded(group, given)
+    return _changed(group, given, _loaded(group, given), keys)
+
+
+def _changed(group: str, given: Named, node: DictConfig, keys: Mapping[str, Any]) -> DictConfig:
+    """Returns what the yaml of a choice says with its keys changed, every reference resolved."""
     for key, value in keys.items():
         parent = OmegaConf.select(node, key.rpartition(".")[0]) if "." in key else node
         if not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent:
             known = parent if OmegaConf.is_dict(parent) else node
             target = OmegaConf.to_container(known).get("_target_")  # type: ignore[union-attr]
-            raise ValueError(no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known), target=target))
+            raise ValueError(
+                no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known), target=target, value=value)
+            )
         OmegaConf.update(node, key, value)
     whole = OmegaConf.create({group: node})
     OmegaConf.resolve(whole)
@@ -133,7 +201,8 @@ def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:
     return resolved
 
 
-def _loaded(group: str, given: Named) -> DictConfig:
+def _read(group: str, given: Named) -> tuple[DictConfig, Path]:
+    """Returns what a choice's own yaml says, and where that is."""
     path = Path(given)
     if path.suffix not in (".yaml", ".yml"):
         names = [one.stem for one in (CONF / group).glob("*.yaml") if one.stem not in CHOOSES]
@@ -146,6 +215,12 @@ def _loaded(group: str, given: Named) -> DictConfig:
         raise ValueError(f"{group} is {str(given)!r}; it cannot be read: {error.strerror}") from error
     if not isinstance(node, DictConfig):
         raise ValueError(f"{group} is {str(given)!r}, whose yaml has no keys; it takes those of one of conf/{group}")
+    return node, path
+
+
+def _loaded(group: str, given: Named) -> DictConfig:
+    """Returns what a choice's yaml says, a cluster's with its device."""
+    node, path = _read(group, given)
     for entry in node.pop("defaults", []):
         if entry == "_self_":
             continue

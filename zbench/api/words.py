@@ -11,11 +11,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths, planned
-from zbench.api.parts import cluster_named, model_named, told
+from zbench.api.parts import Strategies, cluster_named, model_named, told
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.memory import peak_bytes
 from zbench.describe.arrays import Ints
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.planned.step import StepPlans
 from zbench.simulator.simulate import Simulated
 from zbench.workloads.read_lengths import read_lengths
@@ -33,11 +34,11 @@ def plan_words(words: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., system.KEY=..., mask=...")
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys, mask = _settings(given.settings)
+        chosen, keys, mask, strategy = _settings(given.settings)
         chosen |= {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         lengths = _lengths(given.lengths)
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
-        model = model_named(chosen["model"], keys["model"], mask)
+        model = model_named(chosen["model"], keys["model"], mask, strategy)
         step = planned(lengths, cluster, model, chosen["system"], keys["system"])
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
@@ -72,17 +73,19 @@ def _memory(step: StepPlans) -> str:
     return f"memory of the fullest GPU: {peak / 2**30:.1f} of {capacity / 2**30:.1f} GiB{fits}"
 
 
-def _settings(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]], str | None]:
-    """Returns (choice of every group, changed keys of every group, mask)."""
+def _settings(
+    words: Sequence[str],
+) -> tuple[dict[str, str], dict[str, dict[str, Any]], str | None, Strategies]:
+    """Returns (choice of every group, changed keys of every group, mask, what is said of the strategy by group)."""
     chosen, mask = dict(_GROUPS), None
-    keys: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
+    keys: dict[str, dict[str, Any]] = {group: {} for group in (*_GROUPS, *STRATEGY_GROUPS)}
     for word in words:
         key, equals, value = word.partition("=")
         group, dot, inner = key.partition(".")
-        if not equals or (group not in _GROUPS and key != "mask"):
+        if not equals or (group not in keys and key != "mask"):
             raise ValueError(
-                f"{word!r} is no setting of zbench plan; it takes cluster=, model=, system=, mask=, and keys such as "
-                "system.KEY=VALUE"
+                f"{word!r} is no setting of zbench plan; it takes cluster=, model=, {'=, '.join(STRATEGY_GROUPS)}=, "
+                "system=, mask=, and keys such as system.KEY=VALUE"
             )
         if key == "mask":
             mask = value
@@ -90,7 +93,7 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str,
             keys[group][inner] = OmegaConf.select(OmegaConf.from_dotlist([f"value={value}"]), "value")
         else:
             chosen[group] = value
-    return chosen, keys, mask
+    return chosen, keys, mask, {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
 
 
 def _advise() -> int:

@@ -20,7 +20,6 @@ with loading(__name__):
     from pathlib import Path
 
     from hydra import compose, initialize_config_dir
-    from hydra.utils import instantiate
 
     from zbench import CONF
     from zbench.calibrate.curves import Curves
@@ -33,6 +32,7 @@ with loading(__name__):
     from zbench.describe.units import parse
     from zbench.record.kinds import POINTS, SHEET
     from zbench.record.outputs import check_apart, check_output, whole_file
+    from zbench.run.parts import make_model
     from zbench.runtime.job.job import DEVICES, KERNELS
     from zbench.runtime.processes.fleet import Fleet
     from zbench.runtime.processes.world import ProcessPlace, found
@@ -162,9 +162,7 @@ def asked_shape(asked: argparse.Namespace, world: ProcessPlace | None) -> tuple[
 def _model(name: str) -> Model:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         config = compose("config", overrides=[f"model={name}"])
-    model = instantiate(config.model, _convert_="all")
-    assert isinstance(model, Model)
-    return model
+    return make_model(config)
 
 
 def _leading(world: ProcessPlace | None) -> contextlib.AbstractContextManager[None]:

@@ -97,13 +97,21 @@ def not_among(field: str, value: str, options: Iterable[str]) -> str:
     return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
 
 
-def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none", target: object = None) -> str:
+def no_key(
+    given: str,
+    kind: str,
+    known: Iterable[str],
+    without: str = "there are none",
+    target: object = None,
+    value: object = None,
+) -> str:
     """Writes a sentence like 'system.degre is not a key of system; did you mean degree?'.
 
     given: the dotted key. known: those there are. without: what is told where there are none. target: the `_target_` of
-    what has these keys; a name that one of them had in an earlier version is told of as that.
+    what has these keys; a name that one of them had in an earlier version is told of as that. value: what it was
+    given, where that is known.
     """
-    if told := old_key(given, target):
+    if told := old_key(given, target, value):
         return told
     names = [name for name in known if name not in ("hydra", "_target_")]
     close = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
@@ -139,12 +147,15 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     if not named:
         return None
     parent, node = named[1].rpartition(".")[0], cause.parent_node
+    target = node.get("_target_") if OmegaConf.is_dict(node) else None
+    given = re.search(r"use \+\S+?=(.*)", str(error))
+    if told := old_key(named[1], target, given[1] if given else None):
+        return told
     if named[1].rpartition(".")[2] in _optional(parent):
         typed = re.search(r"use (\+\S.*)", str(error))
         return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
     names = [str(name) for name in node] if node is not None else []
     adding = f"its yaml has none, and +{named[1]}=... adds it"
-    target = node.get("_target_") if OmegaConf.is_dict(node) else None
     return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding, target)
 
 

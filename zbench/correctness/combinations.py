@@ -18,10 +18,10 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.run.choices import choices, missing_package
-from zbench.run.parts import make_system
+from zbench.run.parts import make_model, make_system
 
 GROUPS = ("system", "model", "cluster")
-_SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")
+_SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]+[;,] [^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Combinations:
 def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
     """Returns the cost model, or the sentence that says why there is none."""
     try:
-        cost = make_cost(instantiate(cluster.cluster, _convert_="all"), instantiate(model.model, _convert_="all"))
+        cost = make_cost(instantiate(cluster.cluster, _convert_="all"), make_model(model))
         check_memory(cost)
     except ValueError as error:
         return str(error)

@@ -44,17 +44,17 @@ def grouped(cost: Cost, tp: int) -> Cost:
         ("model.num_kv_heads", model.num_kv_heads),
     ):
         if count % tp:
-            raise ValueError(f"model.tensor_parallel is {tp}; it has to divide {name}={count}")
+            raise ValueError(f"parallel.tensor_parallel is {tp}; it has to divide {name}={count}")
     for one in cluster.domains:
         if one.gpus % tp and tp % one.gpus:
             raise ValueError(
-                f"model.tensor_parallel is {tp}; it has to divide cluster.domains.{one.name}.gpus={one.gpus}, or be a "
-                "multiple of it"
+                f"parallel.tensor_parallel is {tp}; it has to divide cluster.domains.{one.name}.gpus={one.gpus}, or be "
+                "a multiple of it"
             )
     groups = cluster.gpus_per_node // tp
     if cluster.nics_per_node % min(groups, cluster.nics_per_node):
         raise ValueError(
-            f"model.tensor_parallel is {tp}; cluster.nics_per_node={cluster.nics_per_node} cannot be shared evenly "
+            f"parallel.tensor_parallel is {tp}; cluster.nics_per_node={cluster.nics_per_node} cannot be shared evenly "
             f"by its {groups} groups of a node"
         )
     nics = min(groups, cluster.nics_per_node)

@@ -84,7 +84,7 @@ def check_memory(cost: Cost) -> None:
     device, model = cost.cluster.device, cost.model
     least = static_bytes(cost) + token_bytes(cost)
     if least > device.memory_bytes:
-        remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
+        remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
             f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "

@@ -25,10 +25,10 @@ def stacked(cost: Cost, pp: int) -> Cost:
     cluster, model = cost.cluster, cost.model
     for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", model.num_layers)):
         if count % pp:
-            raise ValueError(f"model.pipeline_parallel is {pp}; it has to divide {name}={count}")
+            raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}")
     if model.sharding == "zero3":
         raise ValueError(
-            f"model.sharding is 'zero3'; with model.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
+            f"sharding is zero3; with parallel.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
             "their parameters for a step"
         )
     stage = replace(cluster, num_nodes=cluster.num_nodes // pp)

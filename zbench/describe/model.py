@@ -16,6 +16,8 @@ from zbench.describe.named import check_name
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
+RECOMPUTE = ("none", "full")
+SHARDING = ("none", "zero1", "zero3")
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 
@@ -34,9 +36,10 @@ class Model:
         does not fit (FSDP's prefetch; Megatron-LM's --overlap-param-gather, --overlap-grad-reduce). If not, all is
         waited for.
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
-    pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks); micro_batches: parts of equal
-    tokens in
-        which a batch with stages is planned, by systems that do not choose a number of their own.
+    pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
+        tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
+    Of these, recompute, sharding and both degrees are no properties of a model: a run sets them from groups of their
+    own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -89,8 +92,8 @@ class Model:
                 f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}"
             )
         for field, choices in (
-            ("recompute", ("none", "full")),
-            ("sharding", ("none", "zero1", "zero3")),
+            ("recompute", RECOMPUTE),
+            ("sharding", SHARDING),
             ("kernels", ("fused", "eager")),
             ("loss", ("whole", "chunked")),
         ):

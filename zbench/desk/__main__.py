@@ -23,12 +23,12 @@ with loading(__name__):
     from zbench.calibrate.quantity import quantity
     from zbench.calibrate.sheet import BUSY
     from zbench.describe.cluster import Cluster
-    from zbench.describe.model import Model
     from zbench.describe.units import parse
     from zbench.desk.scale import Scale
     from zbench.record.record import Run
     from zbench.record.records import each, read_all
     from zbench.run.known import add_trust
+    from zbench.run.parts import make_model
     from zbench.run.replay import Replay
     from zbench.run.yaml_units import check_units
 
@@ -71,7 +71,7 @@ def _measure(asked: argparse.Namespace) -> int:
         config = compose("config", ["executor=desk", *asked.overrides])
     check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
-    found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
+    found, others = measure(cluster, make_model(config), lambda line: print(f"desk: {line}", file=sys.stderr))
     if others > BUSY:
         print(f"desk: {others:.0%} of the processors was used by others; measure again when they are idle")
     for name, link in found.items():
@@ -100,10 +100,10 @@ def _overlap(asked: argparse.Namespace) -> int:
 def _scale(asked: argparse.Namespace) -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", asked.overrides)
-        small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
+        small = make_model(compose("config", [f"model={asked.desk_model}"]))
     check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
-    model: Model = instantiate(config.model)
+    model = make_model(config)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
         check_whole_number(f"--{name.replace('_', '-')}", getattr(asked, name), 1)
     scale = Scale(

@@ -61,13 +61,13 @@ class Desk(Torch):
         if self.recompute is not None:
             raise ValueError(
                 f"executor.recompute is {self.recompute!r}; paced devices do what the cost model knows: leave it null "
-                "and set model.recompute"
+                "and set the group recompute"
             )
         Torch.__post_init__(self)
         if self.cost.model.sharding != "none" or self.parameters == "sharded":
             raise ValueError(
-                f"model.sharding is {self.cost.model.sharding} and executor.parameters {self.parameters}; emulated "
-                "nodes have model.sharding=none and executor.parameters=replicated only: gloo gathers parameters round "
+                f"sharding is {self.cost.model.sharding} and executor.parameters {self.parameters}; emulated "
+                "nodes have sharding=none and executor.parameters=replicated only: gloo gathers parameters round "
                 "one ring of ranks, through one NIC of each node, which no cluster that is emulated does"
             )
         Wiring.of(self.cost.cluster)

@@ -14,6 +14,7 @@ from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
+from zbench.describe.strategy import MODEL_FIELDS
 from zbench.record.fingerprint import source_digest
 from zbench.record.kinds import RECORD
 from zbench.record.outputs import check_output
@@ -57,10 +58,15 @@ def group_choice(run: Run, group: str) -> str:
 def cost_of_run(run: Run) -> Cost:
     """Returns the cost model of a run, from the constants in its record."""
     config = run.start["config"]
-    cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
+    cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]), **_strategy_fields(config))
     device = Device(**_plain(cluster.pop("device")))
     cost = grouped(Cost(Cluster(**cluster, device=device), model), model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)
+
+
+def _strategy_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model that the groups of a run's strategy set."""
+    return {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
 
 
 def _plain(node: Mapping[str, Any]) -> dict[str, Any]:

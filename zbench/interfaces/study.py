@@ -30,7 +30,7 @@ class Study:
     judged: how many batches of a sample the best are played on.
     trains: whether plans are run for real; then the model stays as configured.
     tell: takes a word on what is being done, as choosing may take a minute.
-    free: keys of the model that every system chooses (zbench.run.fastest.FREE).
+    free: groups that every system chooses (zbench.run.fastest.FREE).
     """
 
     cluster: Cluster

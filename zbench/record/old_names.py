@@ -5,6 +5,8 @@ Nothing is taken off these tables while records of that time are to be read.
 
 from collections.abc import Mapping
 
+from zbench.describe.strategy import MODEL_FIELDS, typed_key
+
 MOVED: Mapping[str, str] = {
     "zbench.cluster.Cluster": "zbench.describe.cluster.Cluster",
     "zbench.cluster.Device": "zbench.describe.cluster.Device",
@@ -23,7 +25,8 @@ MOVED: Mapping[str, str] = {
     "zbench.systems.zeppelin.Zeppelin": "zbench.systems.zeppelin.planner.Zeppelin",
 }
 # Keys of a run itself.
-RUN_KEYS: Mapping[str, str] = {"again": "rerun", "planners": "planners_see", "free": "free_model_keys"}
+_FREE = {"free": "free_groups", "free_model_keys": "free_groups"}
+RUN_KEYS: Mapping[str, str] = {"again": "rerun", "planners": "planners_see", **_FREE}
 _RECEIVED_KV = {"backward": "received_kv"}
 # By class: what a key of its yaml was called before, and what it is today. Any yaml that names the class may be an old
 # one, a user's own, too.
@@ -82,7 +85,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "tries": "played_placements",
     },
     "zbench.systems.ring.Ring": _RECEIVED_KV,
-    "zbench.systems.static_best.planner.StaticBest": {"free": "free_model_keys"},
+    "zbench.systems.static_best.planner.StaticBest": _FREE,
     "zbench.systems.torch_cp.planner.TorchCP": _RECEIVED_KV,
     "zbench.systems.ulysses.Ulysses": _RECEIVED_KV,
     "zbench.systems.usp.USP": {**_RECEIVED_KV, "degree": "ulysses_degree"},
@@ -101,4 +104,14 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "zbench.workloads.mixture.Mixture": {"by": "weights_of"},
     "zbench.workloads.shrunk.Shrunk": {"by": "divisor"},
+}
+# By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into
+# these groups (zbench.record.older).
+REGROUPED: Mapping[str, Mapping[str, str]] = {
+    "zbench.describe.model.Model": {field: typed_key(field) for field in MODEL_FIELDS},
+    "zbench.simulated.executor.WholeStep": {
+        "window": "sharding.window",
+        "expert_parallel": "parallel.expert_parallel",
+        "routing_skew": "experts.skew",
+    },
 }

@@ -1,9 +1,10 @@
 """Converts older records to what records are today. Pure: no torch.
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
-was causal; and no key of the model was free (zbench.run.fastest). Before
-facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory and
-rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
+was causal; and no group was free (zbench.run.fastest). Sharding, recomputation and degrees of parallelism were keys of
+the model and of the executor before they were groups (zbench.describe.strategy). Before facts told a run's GPUs, those
+of a run with tensor parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many
+times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,24 +13,55 @@ from typing import Any
 import numpy as np
 
 from zbench.cost.groups import of_gpu, of_nics
+from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.worlds import NOMINAL
+from zbench.record.old_names import REGROUPED
 
 Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
-_BEFORE: dict[str, Any] = {"free_model_keys": [], "mask": "causal"}
+_BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
+_STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.WholeStep"
 
 
 def with_all_keys(config: Any) -> Any:
-    """Returns a configuration with the mask and the world it is of, and what its systems chose of the model; what is
-    none stays as it is."""
+    """Returns a configuration with the mask and the world it is of, the groups that its systems chose, and those that
+    say how its model was trained; what is none stays as it is."""
     if not isinstance(config, Mapping):
         return config
-    config = {**_BEFORE, **config}
+    config = _with_strategy({**_BEFORE, **config})
     if "world" in config:
         return config
     choices = config.get("choices", {})
     named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}
     return {**config, **_WITHOUT_WORLDS, **named}
+
+
+def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration with the groups of a strategy, of what its model and its executor had of them. What they
+    lacked was as the class had it then, and has it now."""
+    model, executor = config.get("model"), config.get("executor")
+    if "sharding" in config or not isinstance(model, Mapping):
+        return dict(config)
+    had = {field: model[field] for field in MODEL_FIELDS if field in model}
+    own = executor if isinstance(executor, Mapping) and executor.get("_target_") == _WHOLE_STEP else {}
+    strategy = had.get("sharding", "zero1")
+    window = {} if strategy == "none" else {"window": own.get("window", 1)}
+    degrees = {name: had.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel")}
+    groups: dict[str, dict[str, Any]] = {
+        "sharding": {"_target_": f"{_STRATEGY}.Sharding", "strategy": strategy, **window},
+        "recompute": {"_target_": f"{_STRATEGY}.Recompute", "granularity": had.get("recompute", "none")},
+        "parallel": {
+            "_target_": f"{_STRATEGY}.Parallel",
+            **degrees,
+            "expert_parallel": own.get("expert_parallel", 1),
+        },
+        "experts": {"_target_": f"{_STRATEGY}.Experts", "skew": own.get("routing_skew", 0)},
+    }
+    moved = {"model": {key: value for key, value in model.items() if key not in had}}
+    if own:
+        kept = {key: value for key, value in own.items() if key not in REGROUPED[_WHOLE_STEP]}
+        moved["executor"] = kept
+    return {**config, **moved, **groups}
 
 
 def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:

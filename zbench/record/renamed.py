@@ -9,7 +9,7 @@ as equal.
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import KEYS, MOVED, RUN_KEYS
+from zbench.record.old_names import KEYS, MOVED, REGROUPED, RUN_KEYS
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")
@@ -86,15 +86,23 @@ def _keys_of_system(name: object) -> Mapping[str, str]:
     return next((keys for target, keys in KEYS.items() if target.split(".")[1:3] == ["systems", name]), {})
 
 
-def old_key(given: str, target: object) -> str | None:
+def old_key(given: str, target: object, value: object = None) -> str | None:
     """Returns a sentence that says what a key is called today, None where it has no earlier name.
 
     given: the key as the user wrote it, dotted, as in system.legs; one of a run itself has no dot. target: the
-    `_target_` of what it is a key of.
+    `_target_` of what it is a key of. value: what it was given, where that is known.
     """
     parent, dot, key = given.rpartition(".")
+    elsewhere = REGROUPED.get(target, {}).get(key) if dot and isinstance(target, str) else None
+    if elsewhere is not None:
+        return f"{given} is called {elsewhere} today, as in {elsewhere}={'...' if value is None else value}"
     today = (keys_of(target) if dot else RUN_KEYS).get(key)
     return None if today is None else f"{given} is called {parent}{dot}{today} today"
+
+
+def old_keys(target: object) -> frozenset[str]:
+    """Returns the keys that a `_target_` had in earlier versions and has under another name, or nowhere, today."""
+    return frozenset(keys_of(target)) | frozenset(REGROUPED.get(target, ()) if isinstance(target, str) else ())
 
 
 def _with_todays(config: Any, keys: Mapping[str, str]) -> Any:

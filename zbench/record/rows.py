@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL
 from zbench.record.metrics import Facts, figures, memory_verdict
 from zbench.record.record import Line, Run
@@ -21,17 +22,18 @@ SAME = (
     "workload",
     "cluster",
     "model",
+    *STRATEGY_GROUPS,
     "executor",
     "world",
     "planners_see",
     "mask",
     "seed",
     "tokens_per_gpu",
-    "free_model_keys",
+    "free_groups",
 )
 CALLED = {
     "planners": "planners_see",
-    "free": "free_model_keys",
+    "free": "free_groups",
 }  # columns of a table whose key of a run has another name
 SHOWN = 10  # characters of a digest of sources
 _SETTING = ("planners", "mask", "tokens_per_gpu", "free", "seed", "steps", "check")

@@ -1,9 +1,9 @@
 """Makes what is chosen before a run, once, and keeps the choice for the next run. An edge.
 
-Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
-free (the run's `free_model_keys`), so that every system has its best of them. A choice depends on cluster, model,
-workload, batch size, the system's keys and the sources, not on the run's seed; it is kept by all of them in the user's
-cache folder. A record has it, and is replayed with it.
+Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); groups of the strategy may
+be free (the run's `free_groups`), so that every system has its best of them. A choice depends on cluster, model,
+strategy, workload, batch size, the system's keys and the sources, not on the run's seed; it is kept by all of them in
+the user's cache folder. A record has it, and is replayed with it.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.job import make_cost
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
@@ -35,13 +36,14 @@ SEED = 7_777_777  # of the batches that are looked at; a run of this seed has th
 CONFIGURED = (
     "cluster",
     "model",
+    *STRATEGY_GROUPS,
     "world",
     "planners_see",
     "mask",
     "workload",
     "system",
     "tokens_per_gpu",
-    "free_model_keys",
+    "free_groups",
 )
 
 

@@ -1,7 +1,7 @@
 """Finds out which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
 
 What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
-are recomputed (`free_model_keys`), and limits that a system has its user set (its `limits`,
+are recomputed (`free_groups`), and limits that a system has its user set (its `limits`,
 zbench.interfaces.abilities). It is chosen as static_best is (zbench.systems.static_best.search): settings are played on
 batches of another seed than the run's, on few of them first, the best on all, by the run's own clock.
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import Model
+from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.simulator.simulate import Simulated
 
-FREE = {"sharding": ("none", "zero1", "zero3"), "recompute": ("none", "full")}  # keys of a model that may be chosen
+FREE = {"sharding": SHARDING, "recompute": RECOMPUTE}  # groups that may be chosen, and fields of a model that they set
 FEW, BETTER = 4, 3  # batches that settings are played on first, and how many settings go on to all; judgements
 ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is enough to tell bad settings
 
@@ -71,7 +71,7 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
 
 
 def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
-    """Yields every combination of the values that the free keys of a model may have, and the model with it."""
+    """Yields every combination of the values that the free groups may have, and the model with it."""
     for values in product(*(FREE[name] for name in free)):
         keys = dict(zip(free, values, strict=True))
         yield keys, replace(model, **keys)  # type: ignore[arg-type]

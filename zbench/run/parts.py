@@ -13,6 +13,7 @@ from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
+from zbench.describe.strategy import STRATEGY_GROUPS, Experts, Parallel, Recompute, Sharding, Strategy
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
 from zbench.interfaces.dealt import Dealt, undealt
@@ -24,7 +25,10 @@ from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_part
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
-CLOCKS = (SIMULATED, "zbench.simulated.executor.WholeStep")  # executors that play on a described cluster's clock
+WHOLE_STEP = "zbench.simulated.executor.WholeStep"
+CLOCKS = (SIMULATED, WHOLE_STEP)  # executors that play on a described cluster's clock
+_CLOCKS = "executor=simulated and executor=whole_step"
+_PARTS = {"sharding": Sharding, "recompute": Recompute, "parallel": Parallel, "experts": Experts}  # of a strategy
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
 PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
@@ -45,7 +49,7 @@ class Settings:
     rerun: bool = True
     planners_see: str = "world"
     mask: str = "causal"
-    free_model_keys: Sequence[str] = ()
+    free_groups: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -66,9 +70,9 @@ class Settings:
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
         check_boolean("rerun", self.rerun)
-        free = self.free_model_keys
+        free = self.free_groups
         if set(free) - set(FREE) or len(set(free)) < len(free):
-            raise ValueError(f"free_model_keys is {list(free)}; it takes a list of {' and '.join(FREE)}, or []")
+            raise ValueError(f"free_groups is {list(free)}; it takes a list of {' and '.join(FREE)}, or []")
         if self.planners_see not in PLANNERS_SEE:
             raise ValueError(f"planners_see is {self.planners_see!r}; it takes {' or '.join(PLANNERS_SEE)}")
         Mask.of(self.mask)
@@ -79,8 +83,8 @@ class Settings:
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
-        free = given["free_model_keys"]
-        given["free_model_keys"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
+        free = given["free_groups"]
+        given["free_groups"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
         return Settings(**given)
 
 
@@ -91,7 +95,7 @@ class Parts:
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. pipelines: what runs plans has pipelines that planners choose. tokens: of a
-    batch. free: keys of the model that every system chooses.
+    batch. free: groups that every system chooses.
     """
 
     world: World
@@ -113,7 +117,8 @@ class Parts:
         """Makes the parts of a configuration. make: how a part is made of the configuration."""
         target = config["executor"].get("_target_")
         simulated, pipelines = target in CLOCKS, target == SIMULATED
-        nominal = _machine(config, settings, make, simulated)
+        strategy = make_strategy(config, make)
+        nominal = _machine(config, settings, make, strategy, simulated)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
@@ -122,17 +127,18 @@ class Parts:
         seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
             raise ValueError(
-                f"planners_see is {settings.planners_see}; only executor=simulated plays another machine than planners "
-                "know, and what is measured takes planners_see=world"
+                f"planners_see is {settings.planners_see}; only {_CLOCKS} play another machine than planners know, and "
+                "what is measured takes planners_see=world"
             )
-        if settings.free_model_keys and not simulated:
-            free = list(settings.free_model_keys)
-            raise ValueError(f"free_model_keys is {free}; only with executor=simulated does a system choose them")
+        if settings.free_groups and not simulated:
+            free = list(settings.free_groups)
+            raise ValueError(f"free_groups is {free}; only with {_CLOCKS} does a system choose them")
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        executor = make_part(make, config, "executor", cost=cost, **training)
+        whole = _of_whole_step(strategy, target == WHOLE_STEP)
+        executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
@@ -155,7 +161,7 @@ class Parts:
             simulated,
             pipelines,
             tokens,
-            settings.free_model_keys,
+            settings.free_groups,
         )
 
     @property
@@ -217,15 +223,62 @@ class Parts:
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 
-def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulated: bool) -> Machine:
+def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Strategy:
+    """Makes what the groups of a strategy say.
+
+    Raises:
+        ValueError: one of them cannot be.
+    """
+    made = {group: make_part(make, config, group) for group in STRATEGY_GROUPS}
+    for group, kind in _PARTS.items():
+        if not isinstance(made[group], kind):
+            raise ValueError(
+                f"{group}: {type(made[group]).__name__} is no zbench.describe.strategy.{kind.__name__}, whose keys are "
+                "what can be set"
+            )
+    return Strategy(**made)
+
+
+def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Strategy | None = None) -> Model:
+    """Makes a configuration's model, with the fields that its strategy sets; None: of the configuration.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    strategy = strategy or make_strategy(config, make)
+    model: Model = make_part(make, config, "model", **strategy.model_fields)
+    expect("model", model, "num_layers", is_method=False)
+    return model
+
+
+def _of_whole_step(strategy: Strategy, plays: bool) -> dict[str, Any]:
+    """Returns the arguments that executor=whole_step alone takes of a strategy. plays: whether it is the executor.
+
+    Raises:
+        ValueError: another executor is given one that it does not read.
+    """
+    sharding, parallel, experts = strategy.sharding, strategy.parallel, strategy.experts
+    if plays:
+        degree = parallel.expert_parallel
+        return {"window": sharding.window, "expert_parallel": degree, "skew": experts.skew}
+    for name, value, usual in (
+        ("sharding.window", sharding.window, 1),
+        ("parallel.expert_parallel", parallel.expert_parallel, 1),
+        ("experts.skew", experts.skew, 0),
+    ):
+        if value != usual:
+            raise ValueError(f"{name} is {value}; only executor=whole_step plays that, others take {usual}")
+    return {}
+
+
+def _machine(config: Mapping[str, Any], settings: Settings, make: Make, strategy: Strategy, simulated: bool) -> Machine:
     """Returns the cluster and the model as configured.
 
     Raises:
         ValueError: one of them cannot be, or the executor cannot train so.
     """
-    cluster, model = make_part(make, config, "cluster"), make_part(make, config, "model")
+    cluster, model = make_part(make, config, "cluster"), make_model(config, make, strategy)
     expect("cluster", cluster, "num_ranks", is_method=False)
-    expect("model", model, "num_layers", is_method=False)
     check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
     for check, size in PRECISIONS.items():
         if check in settings.check:
@@ -236,7 +289,7 @@ def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulate
     for kind in ("tensor", "pipeline"):
         count = getattr(model, f"{kind}_parallel")
         if count > 1 and not simulated:
-            raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
+            raise ValueError(f"parallel.{kind}_parallel is {count}; only {_CLOCKS} have {kind} parallelism")
     if not (model.overlap_collectives or simulated):
         raise ValueError("model.overlap_collectives is False; only executor=simulated has collectives hidden or not")
     return Machine(cluster, model)
@@ -254,8 +307,8 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
         raise ValueError(f"world: {kind} is no zbench.describe.worlds.World, whose keys are what can be changed")
     if world != World() and not simulated:
         raise ValueError(
-            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has "
-            "one, and what is measured takes world=nominal"
+            f"world is not nominal ({world.words}); a world is of a described machine, so only {_CLOCKS} have one, and "
+            "what is measured takes world=nominal"
         )
     return world
 

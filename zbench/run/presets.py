@@ -13,9 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
+from zbench.describe.strategy import STRATEGY_GROUPS, words_of
 from zbench.record.rows import GROUPS
 
-_OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(GROUPS)})\b")  # an interpolation of what a group has
+_ALL = (*GROUPS, *STRATEGY_GROUPS)
+_OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(_ALL)})\b")  # an interpolation of what a group has
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class Presets:
         overrides = [f"{group}={choices[group]}"] if choices.get(group) else []
         node = self._config(name, *overrides).get(group)
         if node is not None and _OF_GROUPS.search(OmegaConf.to_yaml(node)):
-            overrides = [f"{one}={choices[one]}" for one in GROUPS if choices.get(one)]
+            overrides = [f"{one}={choices[one]}" for one in _ALL if choices.get(one)]
         usual = self._config(name, *overrides).hydra.runtime.choices
         inner = {
             one: choice
@@ -41,6 +43,10 @@ class Presets:
             if one.startswith(f"{group}/") and usual.get(one, choice) != choice
         }
         return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
+
+    def strategy(self, name: str, model: str | None) -> dict[str, Any]:
+        """Returns what the groups of a strategy say where nothing but a model is chosen, whose yaml may choose some."""
+        return words_of(plain_strategy(self._config(name, *([f"model={model}"] if model else []))))
 
     def compose_together(self, name: str, choices: Mapping[str, str | None]) -> None:
         """Composes those of the groups' choices that have not been composed, all at once: `plain` finds them then.
@@ -63,6 +69,11 @@ class Presets:
         if words not in self.composed:
             self.composed[words] = hydra.compose(words[0], list(words[1:]), return_hydra_config=True)
         return self.composed[words]
+
+
+def plain_strategy(config: DictConfig) -> dict[str, Any]:
+    """Returns the groups of a configuration's strategy as plain values."""
+    return {group: OmegaConf.to_container(config[group], resolve=True) for group in STRATEGY_GROUPS}
 
 
 def _searches_only_zbench() -> bool:

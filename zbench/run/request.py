@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
+from zbench.describe.strategy import STRATEGY_GROUPS, words_of
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
-from zbench.run.presets import Presets
+from zbench.run.presets import Presets, plain_strategy
 from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
 
@@ -56,7 +57,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     """
     told = HydraConfig.get()
     given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
-    check_choices(given, (*GROUPS, "tracker", "experiment"))
+    check_choices(given, (*GROUPS, *STRATEGY_GROUPS, "tracker", "experiment"))
     settings = Settings.of(config)
     check_units(config.get("cluster"), config.get("world"))
     choices = _chosen(told)
@@ -69,6 +70,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
         # another cluster/device: one word instead of all its constants
         words = {one.partition("/")[2]: choice for one, choice in inner.items()}
         changes[group] = {**_differences(config.get(group), plain), **words}
+    changes["model"] = _with_strategy(changes["model"], config, presets.strategy(name, choices.get("model")))
     chooses_tracker = choices.get("tracker") == "auto"
     if chooses_tracker:
         choices["tracker"] = installed_choice()
@@ -94,7 +96,7 @@ def _check_keys(config: DictConfig, given: Sequence[str], chosen: Mapping[str, A
     for key in config:
         if told := old_key(str(key), None):
             raise ValueError(told)
-    known = (*GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
+    known = (*GROUPS, *STRATEGY_GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
     for word in given:
         key = re.split(r"[=.@/]", word.lstrip("+"))[0]
         if word.startswith("+") and key not in known and key not in chosen:
@@ -177,6 +179,15 @@ def _differences(ours: Any, plain: Any) -> dict[str, Any]:
         for key, value in flat.items()
         if key not in taken and (key not in flat_plain or flat_plain[key] != value)
     }
+
+
+def _with_strategy(changes: dict[str, Any], config: DictConfig, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes of a model's yaml with those of the strategy that it is trained by: that is what older
+    records have there, which had it as keys of the model, after its sizes. usual: the strategy without any."""
+    words = {key: value for key, value in words_of(plain_strategy(config)).items() if value != usual[key]}
+    keys = list(changes)
+    sizes = keys[: keys.index("micro_batches")] if "micro_batches" in keys else keys
+    return {key: changes[key] for key in sizes} | words | changes
 
 
 def _flat(node: Any, prefix: str = "", resolve: bool = True) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,8 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from zbench.record.renamed import keys_of, old_key, renamed
+from zbench.describe.strategy import MODEL_FIELDS, typed_key
+from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
@@ -19,6 +20,10 @@ _SET = {
     "cost": "the keys of cluster and model",
     "resume": "resume={}",
     "workload": "workload to the name of one",
+    **{field: f"{typed_key(field)}={{}}" for field in MODEL_FIELDS},
+    "window": "sharding.window={}",
+    "expert_parallel": "parallel.expert_parallel={}",
+    "skew": "experts.skew={}",
 }
 
 
@@ -51,10 +56,10 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
     node = config[group]
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
+    _check_moved(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node, group)
     for key in arguments:
         if key in node:
             raise ValueError(f"{group}.{key} is given by the run; set {_SET[key].format(node[key])}")
-    _check_moved(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node, group)
     factory = make(config, group)
     keys = " and ".join(["the keys of its yaml", *([", ".join(arguments)] if arguments else [])])
     try:
@@ -77,9 +82,8 @@ def _check_moved(node: Any, group: str) -> None:
         today = renamed({"_target_": target})["_target_"]
         if today != target and not _is_found(str(target)):
             raise ValueError(f"{group}._target_ is {target}; that is {today} now")
-        for key in keys_of(target):
-            if key in node:
-                raise ValueError(old_key(f"{group}.{key}", target))
+        for key in sorted(old_keys(target) & set(node)):
+            raise ValueError(old_key(f"{group}.{key}", target, node[key]))
         inner = [(f"{group}.{key}", value) for key, value in node.items()]
     else:
         inner = [(f"{group}[{i}]", value) for i, value in enumerate(node)]

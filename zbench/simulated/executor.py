@@ -14,7 +14,6 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_whole_number
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import ATTEND, Plan
@@ -29,7 +28,7 @@ from zbench.trace.file import Event, write_events
 from zbench.trace.step import MOST_EVENTS
 from zbench.trace.whole_step import track_names, whole_step_events
 
-ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # model.sharding: the stage of whole_step
+ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # sharding.strategy: the stage of whole_step
 # Bytes that building, proving and playing take for an operation of attention in one layer, at least: rings and gathers
 # of keys and values on 64 and 128 GPUs took 450 to 500 (python tests/bench/sizes.py).
 OPERATION_OF_LAYER = 400
@@ -40,15 +39,15 @@ _SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nv
 class WholeStep:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
-    window: layers whose parameters are gathered ahead where they are in shards between steps. expert_parallel: GPUs
-    that hold all experts of a layer together, for models that have some; routing_skew: how unevenly tokens choose them
-    (zbench.step.passes.routing.ExpertParallel).
+    What the run gives it of a strategy (zbench.describe.strategy): window: layers whose parameters are gathered ahead
+    where they are in shards between steps. expert_parallel: GPUs that hold all experts of a layer together, for models
+    that have some; skew: how unevenly tokens choose them (zbench.step.passes.routing.ExpertParallel).
     """
 
     cost: Cost
     window: int = 1
     expert_parallel: int = 1
-    routing_skew: float = 0.0
+    skew: float = 0.0
 
     def __post_init__(self) -> None:
         model = self.cost.model
@@ -57,10 +56,8 @@ class WholeStep:
                 "model.overlap_collectives is False; executor=whole_step plays collectives beside the layers, so it "
                 "takes True (executor=simulated has both)"
             )
-        for name, low in (("window", 1), ("expert_parallel", 1)):
-            check_whole_number(f"executor.{name}", getattr(self, name), low)
-        if type(self.routing_skew) not in (int, float) or not 0 <= self.routing_skew < 100:
-            raise ValueError(f"executor.routing_skew is {self.routing_skew!r}; it takes a number from 0 to below 100")
+        if self.skew and model.num_experts == 1:
+            raise ValueError(f"experts.skew is {self.skew}; {model.name} has no experts, so it takes 0")
         if model.tied_embeddings:
             raise ValueError(
                 f"model.tied_embeddings is True, as of {model.name}; executor=whole_step takes models with False"
@@ -72,7 +69,7 @@ class WholeStep:
 
     @property
     def _experts(self) -> ExpertParallel:
-        return ExpertParallel(self.expert_parallel, skew=self.routing_skew)
+        return ExpertParallel(self.expert_parallel, skew=self.skew)
 
     @property
     def operation_bytes(self) -> int:

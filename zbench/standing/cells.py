@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot
+from typing import Any
 
+from zbench.describe.strategy import MODEL_FIELDS
 from zbench.record.interval import log_ratio
 from zbench.record.record import Run
 from zbench.record.rows import label, setting
@@ -11,8 +13,8 @@ from zbench.record.rows import label, setting
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A system on a workload: seconds and bound of every step, batches' digests, whether any was out of memory; keys of
-    the model that it chose otherwise than they were set, in words."""
+    """A system on a workload: seconds and bound of every step, batches' digests, whether any was out of memory; what it
+    chose of the model's strategy otherwise than it was set, in words."""
 
     seconds: tuple[float, ...]
     bound: tuple[float, ...]
@@ -25,8 +27,8 @@ class Cell:
         """Makes the cell of a recorded run."""
         column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "batch")}
         full = any(step["out_of_memory"] for step in run.steps)
-        chosen, model = (run.start.get("chosen") or {}).get("model", {}), run.start["config"].get("model", {})
-        layout = ", ".join(f"{key}={value}" for key, value in chosen.items() if value != model.get(key))
+        chosen, config = (run.start.get("chosen") or {}).get("model", {}), run.start["config"]
+        layout = ", ".join(f"{key}={value}" for key, value in chosen.items() if value != _configured(config, key))
         return Cell(column["seconds"], column["bound_seconds"], column["batch"], full, layout)
 
     @property
@@ -35,7 +37,8 @@ class Cell:
         return sum(self.bound) / sum(self.seconds)
 
 
-Place = tuple[str, ...]  # cluster, model, simulated or measured, and what else differs between tables, worlds aside
+USUAL_EXECUTOR = "simulated"  # whose label titles need not have
+Place = tuple[str, ...]  # cluster, model, simulated or measured and by what, and what else differs, worlds aside
 Systems = Mapping[str, Mapping[str, Cell]]  # system -> workload
 Worlds = Mapping[str, Systems]  # by label
 
@@ -51,11 +54,18 @@ def cells_by_world(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Pl
     differing = [key for key in (whole[0][1] if whole else ()) if len({of[key] for _, of in whole}) > 1]
     found: dict[Place, dict[str, dict[str, dict[str, Cell]]]] = {}
     for run, of in whole:
-        kind = "simulated" if run.start["facts"]["simulated"] else f"measured, executor {of['executor']}"
+        kind = "simulated" if run.start["facts"]["simulated"] else "measured"
+        kind += "" if of["executor"] == USUAL_EXECUTOR else f", executor {of['executor']}"
         place = of["cluster"], of["model"], kind, *(f"{key} {of[key]}" for key in differing if key not in titled)
         cells = found.setdefault(place, {}).setdefault(of["world"], {}).setdefault(label(run.start, "system"), {})
         cells[label(run.start, "workload")] = Cell.of(run)
     return found
+
+
+def _configured(config: Mapping[str, Any], field: str) -> Any:
+    """Returns what a field of the model was set to: by a group of the strategy, or by the model's yaml."""
+    group, key = MODEL_FIELDS.get(field, ("model", field))
+    return config.get(group, {}).get(key)
 
 
 def gain(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> tuple[float, float | None] | None:

@@ -142,7 +142,9 @@ class Runtime:
                 raise ValueError(f"plan {number} {lacks}; attention for a model of one's own takes plans of a step")
         for name in ("tensor_parallel", "pipeline_parallel"):
             if getattr(step.model, name) != 1:
-                raise ValueError(f"model.{name} is {getattr(step.model, name)}; attention by itself takes plans with 1")
+                raise ValueError(
+                    f"parallel.{name} is {getattr(step.model, name)}; attention by itself takes plans with 1"
+                )
         if step.model.element_bytes not in DTYPES:
             raise ValueError(f"model.element_bytes is {step.model.element_bytes}; it takes one of {sorted(DTYPES)}")
         step.check_for(self._cluster, self._model)

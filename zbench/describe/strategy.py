@@ -1,0 +1,118 @@
+"""How a model is trained on a cluster: sharding, recomputation, degrees of parallelism, and how experts are chosen.
+
+Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
+property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
+(`Strategy.model_fields`), so that one object says what a GPU has to hold and compute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from zbench.describe.checks import check_whole_number
+from zbench.describe.model import MOST, RECOMPUTE, SHARDING
+
+STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "experts")
+# By field of a model: the group and the key that set it.
+MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
+    "recompute": ("recompute", "granularity"),
+    "sharding": ("sharding", "strategy"),
+    "tensor_parallel": ("parallel", "tensor_parallel"),
+    "pipeline_parallel": ("parallel", "pipeline_parallel"),
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """What of the parameters, gradients and optimizer state every rank holds, strategy: of zbench.describe.model.Model.
+
+    window: layers whose parameters are gathered ahead of the one under way.
+    """
+
+    strategy: str
+    window: int = 1
+
+    def __post_init__(self) -> None:
+        if self.strategy not in SHARDING:
+            raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {' or '.join(SHARDING)}")
+        check_whole_number("sharding.window", self.window, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """What of a layer's forward runs again in its backward, granularity: of zbench.describe.model.Model."""
+
+    granularity: str
+
+    def __post_init__(self) -> None:
+        if self.granularity not in RECOMPUTE:
+            raise ValueError(f"recompute.granularity is {self.granularity!r}; it takes {' or '.join(RECOMPUTE)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Degrees of parallelism beside data and context parallelism, which are the plans'.
+
+    tensor_parallel: GPUs of a node that are one rank of a plan. pipeline_parallel: stages that the layers are divided
+    over. expert_parallel: GPUs that hold all experts of a layer together.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+            check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """How tokens choose experts. skew: how unevenly (zbench.step.passes.routing.ExpertParallel), 0: all alike."""
+
+    skew: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
+            raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What the groups say, one each."""
+
+    sharding: Sharding
+    recompute: Recompute
+    parallel: Parallel
+    experts: Experts
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """The fields of a model that the groups set."""
+        return {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
+
+
+def typed_key(field: str) -> str:
+    """Returns how a field of MODEL_FIELDS is set on a command line: a group's choice by the group's name, as in
+    sharding=zero1, a degree by its key, as in parallel.tensor_parallel=2."""
+    group, key = MODEL_FIELDS[field]
+    return group if group == field else f"{group}.{key}"
+
+
+def words_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
+    names, other keys dotted."""
+    found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
+    return found | {"sharding.window": config["sharding"].get("window", 1), "experts.skew": config["experts"]["skew"]}
+
+
+def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration's groups, plain, with other values of a model's fields; those that no group sets are for
+    its model."""
+    made = {group: dict(config[group]) for group in (*STRATEGY_GROUPS, "model")}
+    for field, value in fields.items():
+        group, key = MODEL_FIELDS.get(field, ("model", field))
+        made[group][key] = value
+    return made
