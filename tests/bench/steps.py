@@ -56,7 +56,7 @@ def timed(work: Callable[[], T], again: int = 3) -> tuple[T, float]:
 
 
 def cases(system: str, workload: str, zero: str, count: int) -> Iterator[tuple[Batch, tuple[Plan, ...], Cost]]:
-    overrides = ["cluster=a800_4x8", "model=llama_7b", f"model.sharding=zero{zero}", f"workload={workload}"]
+    overrides = ["cluster=a800_4x8", "model=llama_7b", f"sharding=zero{zero}", f"workload={workload}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [*overrides, f"system={system}", "tracker=none"])
     parts = Parts.of(config, Settings.of(config))

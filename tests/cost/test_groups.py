@@ -142,8 +142,8 @@ def test_plans_for_groups_are_proven_and_no_faster_than_the_bound(system: type) 
 @pytest.mark.parametrize(
     ("tp", "changes", "told"),
     [
-        (3, {}, "model.tensor_parallel is 3; it has to divide cluster.gpus_per_node=8"),
-        (16, {}, "model.tensor_parallel is 16; it has to divide cluster.gpus_per_node=8"),
+        (3, {}, "parallel.tensor_parallel is 3; it has to divide cluster.gpus_per_node=8"),
+        (16, {}, "parallel.tensor_parallel is 16; it has to divide cluster.gpus_per_node=8"),
         (4, {"nics_per_node": 3}, "cluster.nics_per_node=3 cannot be shared evenly by its 2 groups"),
     ],
 )

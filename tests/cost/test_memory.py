@@ -132,7 +132,7 @@ def test_the_activations_of_llama_7b(uneven: Cost) -> None:
     assert layer_activation_bytes(model) / 4096 == pytest.approx(2 * 4 + 2 * 4 + 2 * 3 * 2.6875 + 4 * 32 / 4096)
 
 
-@pytest.mark.parametrize(("sharding", "remedy"), [("zero1", "model.sharding=zero3"), ("zero3", "more nodes")])
+@pytest.mark.parametrize(("sharding", "remedy"), [("zero1", "sharding=zero3"), ("zero3", "more nodes")])
 def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str) -> None:
     cost = replace(uneven, model=replace(uneven.model, sharding=sharding))
     least = static_bytes(cost) + activation_bytes(cost.model)

@@ -89,9 +89,9 @@ def test_without_stages_nothing_is_different() -> None:
 @pytest.mark.parametrize(
     ("nodes", "pp", "model", "told"),
     [
-        (3, 2, {}, "model.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
-        (8, 8, {}, "model.pipeline_parallel is 8; it has to divide model.num_layers=4"),
-        (4, 2, {"sharding": "zero3"}, "model.sharding is 'zero3'; with model.pipeline_parallel=2 it takes zero1 or no"),
+        (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
+        (8, 8, {}, "parallel.pipeline_parallel is 8; it has to divide model.num_layers=4"),
+        (4, 2, {"sharding": "zero3"}, "sharding is zero3; with parallel.pipeline_parallel=2 it takes zero1 or no"),
     ],
 )
 def test_stages_that_cannot_be_alike_are_refused(nodes: int, pp: int, model: dict[str, object], told: str) -> None:

@@ -85,7 +85,7 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
     [
         ({"nic_counters": False}, "executor.nic_counters is false"),
         ({"recompute": "auto"}, "executor.recompute is 'auto'; paced devices do what the cost model knows"),
-        ({"parameters": "sharded"}, "emulated nodes have model.sharding=none and executor.parameters=replicated only"),
+        ({"parameters": "sharded"}, "emulated nodes have sharding=none and executor.parameters=replicated only"),
         ({"nic_interval": 1e-6}, r"executor.nic_interval is 1e-06; it takes a number of at least 0.001"),
         ({"fault": {"nic": 4, "step": 0}}, r"executor.fault.nic is 4; it takes a number from 0 to 3"),
         ({"fault": {"nic": 1}}, r"executor.fault.step is missing"),
@@ -99,5 +99,5 @@ def test_settings_that_cannot_be(settings: dict[str, object], sentence: str) -> 
 
 
 def test_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model.sharding is zero1 .*; emulated nodes have model.sharding=none"):
+    with pytest.raises(ValueError, match=r"sharding is zero1 .*; emulated nodes have sharding=none"):
         Desk(replace(COST, model=replace(MODEL, sharding="zero1")), Fixed(seed=0, tokens=64, length=64))

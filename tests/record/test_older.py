@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from tests.record.test_record import end_line, start_line, step_line
+from zbench import CONF
+from zbench.describe.model import Model
+from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Experts, Parallel, Recompute, Sharding
 from zbench.describe.worlds import World
 from zbench.record.older import as_today, with_all_keys
 from zbench.record.record import Line, read
@@ -111,3 +116,52 @@ def test_a_run_that_does_not_tell_its_nics_is_named_and_left_out(cluster: Any, t
     assert [run.start["run"] for run in runs] == ["r2"]
     (told,) = problems
     assert told.startswith(f"{path}:1: facts of the start line are not those of groups of 4 GPUs")
+
+
+OLDER = {
+    "model": {
+        "_target_": "zbench.describe.model.Model",
+        "name": "m",
+        "recompute": "full",
+        "sharding": "zero1",
+        "tensor_parallel": 2,
+        "micro_batches": 4,
+    },
+    "executor": {
+        "_target_": "zbench.simulated.executor.WholeStep",
+        "window": 2,
+        "expert_parallel": 4,
+        "routing_skew": 0.5,
+    },
+    "changes": {"model": {"sharding": "zero1"}, "executor": {"window": 2}},
+}
+
+
+def test_a_strategy_is_read_from_the_keys_that_the_model_and_the_executor_had() -> None:
+    config = with_all_keys(OLDER)
+    assert config["model"] == {"_target_": "zbench.describe.model.Model", "name": "m", "micro_batches": 4}
+    assert config["executor"] == {"_target_": "zbench.simulated.executor.WholeStep"}
+    assert config["changes"] == OLDER["changes"]  # what its tables call it
+    assert instantiate(config["sharding"]) == Sharding("zero1", 2)
+    assert instantiate(config["recompute"]) == Recompute("full")
+    assert instantiate(config["parallel"]) == Parallel(2, 1, 4)
+    assert instantiate(config["experts"]) == Experts(0.5)
+    assert with_all_keys(config) == config
+
+
+@pytest.mark.parametrize("name", ["llama_7b", "tiny", "desk", "moe_8x550m", "llama_30b_tp4", "llama_7b_pp4"])
+def test_a_strategy_of_before_is_what_the_same_choices_compose_today(name: str) -> None:
+    """So that runs of before and of today compare as equal."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [f"model={name}"])
+    today = {group: OmegaConf.to_container(config[group], resolve=True) for group in ("model", *STRATEGY_GROUPS)}
+    fields = {field: today[group][key] for field, (group, key) in MODEL_FIELDS.items()}  # type: ignore[call-overload,index]
+    before = {"model": {**today["model"], **fields}, "executor": {}}  # type: ignore[dict-item]
+    assert {group: with_all_keys(before)[group] for group in today} == today
+
+
+def test_a_model_that_left_sharding_out_was_sharded_as_its_class_says() -> None:
+    config = with_all_keys({"model": {"name": "m"}})
+    fields = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    usual = Model("m", 1, 64, 1, 1, 64, 64, 64)
+    assert fields == {field: getattr(usual, field) for field in fields}

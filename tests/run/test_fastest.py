@@ -29,7 +29,7 @@ from zbench.systems.dp_balanced import DpBalanced
 from zbench.systems.mesh import Mesh
 
 SMALL = ["cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "tracker=none", "steps=1", "out=r.jsonl"]
-FREED = "free_model_keys=[sharding]"
+FREED = "free_groups=[sharding]"
 
 
 @pytest.fixture(autouse=True)
@@ -177,8 +177,8 @@ def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("zbench.systems.static_best.planner.search_layouts", search)
     for words in (
-        ["free_model_keys=[recompute]"],
-        ["system.free_model_keys=[sharding]", "free_model_keys=[recompute]"],
+        ["free_groups=[recompute]"],
+        ["system.free_groups=[sharding]", "free_groups=[recompute]"],
     ):
         call(monkeypatch, "workload=wikipedia", "system=static_best", "baseline=null", *words)
     assert asked == [["recompute"], ["sharding", "recompute"]]

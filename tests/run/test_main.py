@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from tests.helpers.processes import until
 from zbench import __main__, __version__
 from zbench.console import jobs
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.record.fingerprint import ROOT
 from zbench.record.record import Run, read
 from zbench.record.rows import rows
@@ -255,11 +256,11 @@ def test_help_lists_groups_and_keys(
         call(monkeypatch, "--help")
     assert done.value.code == 0
     told = capsys.readouterr().out.splitlines()
-    for group in ("system", "workload", "cluster", "model", "executor", "tracker"):
+    for group in ("system", "workload", "cluster", "model", *STRATEGY_GROUPS, "executor", "tracker"):
         (line,) = [line for line in told if line.startswith(f"{group}: ")]
         names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
         assert {name.strip() for name in line.partition(": ")[2].split(",")} == names
-    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free_model_keys"):
+    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free_groups"):
         assert len([line for line in told if line.startswith(f"{key} ")]) == 1
 
 

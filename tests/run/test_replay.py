@@ -23,7 +23,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) ->
 
 @pytest.mark.parametrize(("system", "tp"), [("zeppelin", 1), ("hydraulis", 1), ("flexsp", 1), ("hydraulis", 2)])
 def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = recorded(tmp_path, monkeypatch, f"system={system}", f"model.tensor_parallel={tp}")
+    run = recorded(tmp_path, monkeypatch, f"system={system}", f"parallel.tensor_parallel={tp}")
     replay = Replay.of(run)
     executor = Simulated(replay.cost)
     for line in run.steps:

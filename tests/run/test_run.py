@@ -62,6 +62,13 @@ MODEL = {
     "ffn_hidden": 128,
     "vocab": 100,
 }
+OF_STRATEGY = "zbench.describe.strategy"
+STRATEGY = {
+    "sharding": {"_target_": f"{OF_STRATEGY}.Sharding", "strategy": "zero1"},
+    "recompute": {"_target_": f"{OF_STRATEGY}.Recompute", "granularity": "none"},
+    "parallel": {"_target_": f"{OF_STRATEGY}.Parallel"},
+    "experts": {"_target_": f"{OF_STRATEGY}.Experts"},
+}
 RING = {"_target_": "zbench.systems.ring.Ring"}
 
 
@@ -130,13 +137,14 @@ def request(
             "resume": None,
             "rerun": True,
             "planners_see": "world",
-            "free_model_keys": [],
+            "free_groups": [],
             "mask": "causal",
             "world": {"_target_": "zbench.describe.worlds.World"},
             "system": system,
             "workload": {"_target_": "tests.run.test_run.Lengths"},
             "cluster": CLUSTER,
             "model": MODEL,
+            **STRATEGY,
             "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
             "tracker": {"_target_": "zbench.track.Nothing"},
             **changes,
@@ -148,6 +156,10 @@ def request(
         other["system"] = OmegaConf.create(baseline)
     choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e", "world": "nominal"}
     return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench", "command id")
+
+
+def degrees(**of: int) -> dict[str, Any]:
+    return {**STRATEGY["parallel"], **of}
 
 
 def nothing(cost: Cost) -> None:
@@ -420,7 +432,7 @@ def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Pat
 
 
 def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_ranks(tmp_path: Path) -> None:
-    asked = [request(tmp_path / "r.jsonl", model={**MODEL, "tensor_parallel": tp}) for tp in (1, 2)]
+    asked = [request(tmp_path / "r.jsonl", parallel=degrees(tensor_parallel=tp)) for tp in (1, 2)]
     plain, grouped = (Parts.of(one.config, one.settings) for one in asked)
     assert (plain.cost.cluster.num_ranks, grouped.cost.cluster.num_ranks) == (4, 2)
     assert grouped.workload.batch(0).num_tokens == plain.workload.batch(0).num_tokens
@@ -431,9 +443,8 @@ def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_r
 
 
 def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: Path) -> None:
-    asked = request(
-        tmp_path / "r.jsonl", model={**MODEL, "sharding": "zero1", "pipeline_parallel": 2, "micro_batches": 2}
-    )
+    model, parallel = {**MODEL, "micro_batches": 2}, degrees(pipeline_parallel=2)
+    asked = request(tmp_path / "r.jsonl", model=model, parallel=parallel)
     parts = Parts.of(asked.config, asked.settings)
     assert (parts.cluster.num_ranks, parts.cost.cluster.num_ranks) == (4, 2)
     assert (parts.facts()["num_ranks"], parts.facts()["pipeline_parallel"]) == (4, 2)
@@ -446,8 +457,56 @@ def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_only_the_simulator_has_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
-    model = {**MODEL, f"{kind}_parallel": 2}
-    asked = request(tmp_path / "r.jsonl", model=model, executor={"_target_": "mine.Trainer"})
-    with pytest.raises(ValueError, match=f"{kind}_parallel is 2; only executor=simulated has {kind} parallelism"):
+def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
+    parallel = degrees(**{f"{kind}_parallel": 2})
+    asked = request(tmp_path / "r.jsonl", parallel=parallel, executor={"_target_": "mine.Trainer"})
+    told = f"parallel.{kind}_parallel is 2; only executor=simulated and executor=whole_step have {kind} parallelism"
+    with pytest.raises(ValueError, match=f"^{told}$"):
         Parts.of(asked.config, asked.settings)
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [("sharding", "window", 2), ("parallel", "expert_parallel", 2), ("experts", "skew", 0.5)],
+)
+def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, value: float, tmp_path: Path) -> None:
+    own = {**STRATEGY[group], key: value}
+    asked = request(tmp_path / "r.jsonl", **{group: own})
+    with pytest.raises(ValueError, match=rf"^{group}.{key} is {value}; only executor=whole_step plays that"):
+        Parts.of(asked.config, asked.settings)
+
+
+@pytest.mark.parametrize("group", STRATEGY)
+def test_a_group_of_the_strategy_takes_its_own_class_alone(group: str, tmp_path: Path) -> None:
+    asked = request(tmp_path / "r.jsonl", **{group: {"_target_": "zbench.track.Nothing"}})
+    with pytest.raises(ValueError, match=rf"^{group}: Nothing is no zbench.describe.strategy.{group.capitalize()}, "):
+        Parts.of(asked.config, asked.settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "today"),
+    [
+        ("sharding", "zero3", "sharding"),
+        ("recompute", "full", "recompute"),
+        ("tensor_parallel", 2, "parallel.tensor_parallel"),
+        ("pipeline_parallel", 4, "parallel.pipeline_parallel"),
+    ],
+)
+def test_what_was_a_key_of_the_model_is_told_where_it_is_today(
+    field: str, value: object, today: str, tmp_path: Path
+) -> None:
+    asked = request(tmp_path / "r.jsonl", model={**MODEL, field: value})
+    with pytest.raises(ValueError, match=rf"^model.{field} is called {today} today, as in {today}={value}$"):
+        run_with_baseline(asked)
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_the_strategy_is_what_the_model_is_trained_by(tmp_path: Path) -> None:
+    groups = {
+        "sharding": {**STRATEGY["sharding"], "strategy": "none"},
+        "recompute": {**STRATEGY["recompute"], "granularity": "full"},
+        "parallel": degrees(tensor_parallel=2),
+    }
+    asked = request(tmp_path / "r.jsonl", **groups)
+    model = Parts.of(asked.config, asked.settings).model
+    assert (model.sharding, model.recompute, model.tensor_parallel, model.pipeline_parallel) == ("none", "full", 2, 1)

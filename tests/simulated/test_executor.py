@@ -105,7 +105,7 @@ def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:
     crossing = BATCH.num_tokens * staged.model.hidden * staged.model.element_bytes
     assert sum(result.nic_tx_for["stages"]) == 2 * crossing  # x on, dx back
     routed = cost_of(sharding="zero3", num_experts=8, experts_per_token=2, ffn_hidden=1024)
-    spread = WholeStep(routed, expert_parallel=8, routing_skew=1.0).step(BATCH, planned(ring, routed))
+    spread = WholeStep(routed, expert_parallel=8, skew=1.0).step(BATCH, planned(ring, routed))
     together = WholeStep(routed).step(BATCH, planned(ring, routed))
     assert sum(spread.nic_tx_for["experts"]) > 0
     assert "experts" not in together.nic_tx_for

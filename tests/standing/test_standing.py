@@ -110,6 +110,25 @@ def test_what_was_measured_has_a_table_of_its_own(capsys: pytest.CaptureFixture[
         assert said in capsys.readouterr().err
 
 
+def test_each_simulated_executor_has_a_table_of_its_own() -> None:
+    """Whole steps and attention with the rest beside it are two clocks, whose seconds are not each other's."""
+
+    def one(run: str, name: str, target: str, seconds: float) -> Run:
+        made = run_of(start(run, RING, executor={"_target_": target}), seconds, seconds)
+        made.start["config"]["choices"]["executor"] = name
+        made.start["facts"]["simulated"] = True
+        return made
+
+    plain = one("a", "simulated", "zbench.simulator.simulate.Simulated", 2.0)
+    whole = one("b", "whole_step", "zbench.simulated.executor.WholeStep", 3.0)
+    for runs in ([plain, whole], [whole, plain]):
+        found = {kind: cells["nominal"] for (_, _, kind), cells in cells_by_world(runs).items()}
+        assert found.keys() == {"simulated", "simulated, executor whole_step"}
+        seconds = {kind: cell.seconds for kind, of in found.items() for cell in next(iter(of.values())).values()}
+        assert seconds == {"simulated": (2.0, 2.0), "simulated, executor whole_step": (3.0, 3.0)}
+    assert [kind for _, _, kind in cells_by_world([whole])] == ["simulated, executor whole_step"]
+
+
 def test_runs_of_other_settings_have_tables_of_their_own() -> None:
     def one(run: str, system: dict[str, str], **changes: Any) -> Run:
         made = run_of(start(run, system, **changes), 2.0, 4.0)

@@ -54,7 +54,7 @@ def test_without_cells_the_title_says_so() -> None:
 
 def test_a_run_s_layout_is_what_it_chose_otherwise() -> None:
     run = run_of(start("a", RING), 2.0)
-    run.start["config"]["model"] = {"tensor_parallel": 1, "sharding": "zero3"}
+    run.start["config"] |= {"parallel": {"tensor_parallel": 1}, "sharding": {"strategy": "zero3"}}
     run.start["chosen"] = {"model": {"tensor_parallel": 2, "sharding": "zero3"}, "keys": {}, "words": ""}
     assert Cell.of(run).layout == "tensor_parallel=2"
     del run.start["chosen"]

@@ -140,7 +140,7 @@ def test_what_trains_keeps_its_model() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("free_model_keys", ["loss"], r"system.free_model_keys is \['loss'\]; it takes"),
+        ("free_groups", ["loss"], r"system.free_groups is \['loss'\]; it takes"),
         ("batching", "lpt", "system.batching is 'lpt'; it takes"),
     ],
 )

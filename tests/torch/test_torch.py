@@ -127,7 +127,7 @@ def test_plans_for_others_are_refused(ranks: LocalFleet) -> None:
         (step, {"model": other}, "the plans are for another model: model.num_layers is 2 in theirs and 3"),
         (step, {"cluster": "a800_2x8"}, "the plans are for another cluster: cluster.name is"),
         (step.plans[0], {}, "a Plan by itself names no cluster; Runtime"),
-        (grouped, {}, "model.tensor_parallel is 2; attention by itself takes plans with 1"),
+        (grouped, {}, "parallel.tensor_parallel is 2; attention by itself takes plans with 1"),
         (LENGTHS, {}, "plans is of type list; it takes what zbench.plan or zbench.load returns"),
         (step, {"kernel": "fast"}, "kernel is 'fast'; for float64 on cpu here there are auto, matmul"),
         (step, {"timeout": 0}, "timeout is 0; it takes seconds, above 0"),

@@ -18,10 +18,10 @@ from zbench.trace.tracks import GATHER, SHOWN, sharing_track, titles
     "settings",
     [
         ["system=ring"],
-        ["system=zeppelin", "model.recompute=full", "model.sharding=zero1"],
+        ["system=zeppelin", "recompute=full", "sharding=zero1"],
         ["system=flexsp", "cluster.device.memory_bytes=1.4 GB", "tokens_per_gpu=2048"],  # three micro-batches
-        ["system=hydraulis", "model.sharding=none"],
-        ["system=bytescale", "cluster.num_nodes=4", "model.pipeline_parallel=2", "model.sharding=zero1"],
+        ["system=hydraulis", "sharding=none"],
+        ["system=bytescale", "cluster.num_nodes=4", "parallel.pipeline_parallel=2", "sharding=zero1"],
     ],
     ids=lambda settings: settings[0],
 )
@@ -44,7 +44,7 @@ def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) ->
 
 def test_tracks_of_a_tensor_parallel_model_name_all_of_its_gpus_and_nics(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    settings = ["system=ring", "model.tensor_parallel=2", "cluster.nics_per_node=4", "cluster.gpus_per_node=4"]
+    settings = ["system=ring", "parallel.tensor_parallel=2", "cluster.nics_per_node=4", "cluster.gpus_per_node=4"]
     made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1", f"trace={path}")
     named = [one for one in json.loads(path.read_text())["traceEvents"] if one["name"] == "thread_name"]
     tracks = [one["args"]["name"] for one in named if one["pid"] == 1]

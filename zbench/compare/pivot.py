@@ -5,7 +5,7 @@ from typing import Any
 
 from zbench.describe.worlds import NOMINAL
 from zbench.record.metrics import PURPOSES
-from zbench.record.words import PARTS, told_settings, typed
+from zbench.record.words import PARTS, simulated_words, told_settings, typed
 
 Row = Mapping[str, Any]
 
@@ -64,7 +64,7 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     head = [", ".join([f"{key} {typed(found[0][key])}" for key in common] + [f"{steps} steps"]) + "."]
     head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
     if any(simulated := [row["simulated"] for row in found]):
-        which = "" if all(simulated) else "Runs of executor simulated are "
+        which = "" if all(simulated) else f"Runs of executor {simulated_words(found)} are "
         head.append(f"{which}SIMULATED: nothing was measured on hardware.")
     if "speedup" in names and any(row["speedup_told"] is False for row in found):
         head.append("A speed-up with ?: too few steps to tell.")

@@ -17,7 +17,7 @@ from zbench.console.console import say, show, terminal_width, width_of
 from zbench.interfaces.result import COMPUTES, SECONDS_FOR
 from zbench.record.interval import LEAST
 from zbench.record.metrics import PURPOSES
-from zbench.record.words import convention_words, doubt_words, told_settings, typed
+from zbench.record.words import convention_words, doubt_words, simulated_words, told_settings, typed
 
 Row = Mapping[str, Any]
 _LEAST_SHARE = 0.01  # of a step, that a table tells
@@ -203,7 +203,9 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
             place = [f"run {row['run']}"] if narrow is None else _settings(row, differing)  # as its table names it
             say(f"{', '.join([*place, row['system']])}: {row['verdict']}", "bold red")
     if not said and any(row["simulated"] for row in found):
-        said = ["Runs of executor simulated are SIMULATED on a described cluster; nothing was measured."]
+        said = [
+            f"Runs of executor {simulated_words(found)} are SIMULATED on a described cluster; nothing was measured."
+        ]
     for line in (*doubt_words(found), *said):
         say(line)
     say(convention_words(found[0]["mfu_convention"]))

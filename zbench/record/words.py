@@ -42,6 +42,11 @@ def typed(value: Any) -> str:
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
+def simulated_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """Names the executors of those rows that were simulated."""
+    return " and ".join(dict.fromkeys(str(row["executor"]) for row in found if row["simulated"]))
+
+
 def convention_words(convention: str) -> str:
     """Says by which convention MFU is counted."""
     return f"MFU by convention {convention}: {CONVENTIONS[convention]}."

@@ -37,7 +37,7 @@ class Cell:
         return sum(self.bound) / sum(self.seconds)
 
 
-USUAL_EXECUTOR = "simulated"  # whose label titles need not have
+_SIMULATED = "zbench.simulator.simulate.Simulated"  # the executor that titles call simulated
 Place = tuple[str, ...]  # cluster, model, simulated or measured and by what, and what else differs, worlds aside
 Systems = Mapping[str, Mapping[str, Cell]]  # system -> workload
 Worlds = Mapping[str, Systems]  # by label
@@ -54,12 +54,23 @@ def cells_by_world(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Pl
     differing = [key for key in (whole[0][1] if whole else ()) if len({of[key] for _, of in whole}) > 1]
     found: dict[Place, dict[str, dict[str, dict[str, Cell]]]] = {}
     for run, of in whole:
-        kind = "simulated" if run.start["facts"]["simulated"] else "measured"
-        kind += "" if of["executor"] == USUAL_EXECUTOR else f", executor {of['executor']}"
-        place = of["cluster"], of["model"], kind, *(f"{key} {of[key]}" for key in differing if key not in titled)
+        place = (
+            of["cluster"],
+            of["model"],
+            _kind(run, of["executor"]),
+            *(f"{key} {of[key]}" for key in differing if key not in titled),
+        )
         cells = found.setdefault(place, {}).setdefault(of["world"], {}).setdefault(label(run.start, "system"), {})
         cells[label(run.start, "workload")] = Cell.of(run)
     return found
+
+
+def _kind(run: Run, executor: str) -> str:
+    """Says whether a run was simulated or measured, and by which executor where that is not executor=simulated."""
+    if not run.start["facts"]["simulated"]:
+        return f"measured, executor {executor}"
+    target = run.start["config"].get("executor", {}).get("_target_", _SIMULATED)
+    return "simulated" if target == _SIMULATED else f"simulated, executor {executor}"
 
 
 def _configured(config: Mapping[str, Any], field: str) -> Any:
