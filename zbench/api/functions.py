@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zbench.api.compiling import compiling_told
-from zbench.api.parts import Named, Strategies, cluster_named, model_named, system_named, told
+from zbench.api.parts import Named, cluster_named, model_named, strategies, system_named, told
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
@@ -27,7 +27,6 @@ from zbench.simulator.simulate import Simulated
 
 CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
 Lengths = Sequence[int] | Ints
-Parallel = str | Mapping[str, int] | None  # a choice of conf/parallel, or keys of it
 
 
 def plan(
@@ -37,9 +36,7 @@ def plan(
     model: Named | Model = MODEL,
     system: Named | System = SYSTEM,
     mask: str | None = None,
-    sharding: str | None = None,
-    recompute: str | None = None,
-    parallel: Parallel = None,
+    strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
     **keys: Any,
 ) -> StepPlans:
     """Plans a training step: which GPU gets which tokens, and what is sent and attended to in what order.
@@ -51,10 +48,9 @@ def plan(
 
     lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the path of
     a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml, as
-    in played_placements=2. sharding, recompute, parallel: how a model by name is trained, a name of conf/sharding
-    ("none", "zero1", "zero3"), conf/recompute ("none", "full") and conf/parallel, or of the last its keys, as in
-    {"tensor_parallel": 2}; None: as the model's yaml chooses. Systems that choose from a workload before a run
-    (static_best) plan nothing here.
+    in played_placements=2. strategy: how a model by name is trained, by group (sharding, recompute, parallel, experts)
+    a name of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the
+    model's yaml chooses. Systems that choose from a workload before a run (static_best) plan nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
@@ -64,7 +60,7 @@ def plan(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=_strategy(sharding, recompute, parallel))
+        made = model_named(model, mask=mask, strategy=strategies(strategy or {}))
         return planned(numbers, cluster_named(cluster), made, system, keys)
 
 
@@ -120,9 +116,7 @@ def bound(
     cluster: Named | Cluster = CLUSTER,
     model: Named | Model = MODEL,
     mask: str | None = None,
-    sharding: str | None = None,
-    recompute: str | None = None,
-    parallel: Parallel = None,
+    strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
 ) -> float:
     """Returns the seconds of a step that no plan of these lengths can beat under the same cost model.
 
@@ -135,7 +129,7 @@ def bound(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=_strategy(sharding, recompute, parallel))
+        made = model_named(model, mask=mask, strategy=strategies(strategy or {}))
         step = StepPlans((), numbers, cluster_named(cluster), made)
         return bound_seconds(step.batch, make_cost(step.cluster, step.model))
 
@@ -195,24 +189,6 @@ def checked_lengths(lengths: Lengths) -> Ints:
     if sum(map(int, values)) > MOST_TOKENS:
         raise ValueError(f"lengths adds up to more than {MOST_TOKENS:,} tokens, the most that a batch may have")
     return np.array(values, np.int64)
-
-
-def _strategy(sharding: str | None, recompute: str | None, parallel: Parallel) -> Strategies:
-    """Returns what of a model's strategy is to be otherwise than its yaml chooses.
-
-    Raises:
-        ValueError: one is neither a name nor, of parallel, keys.
-    """
-    for name, value in (("sharding", sharding), ("recompute", recompute)):
-        if not (value is None or isinstance(value, str)):
-            raise ValueError(f"{name} is of type {type(value).__name__}; it takes a name of conf/{name}")
-    if not (parallel is None or isinstance(parallel, str | Mapping)):
-        raise ValueError(
-            f"parallel is of type {type(parallel).__name__}; it takes a name of conf/parallel, or its keys, as in "
-            '{"tensor_parallel": 2}'
-        )
-    of_parallel = (None, parallel) if isinstance(parallel, Mapping) else (parallel, {})
-    return {"sharding": (sharding, {}), "recompute": (recompute, {}), "parallel": of_parallel}
 
 
 def _step(given: object) -> StepPlans:

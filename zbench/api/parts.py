@@ -99,6 +99,21 @@ def model_named(
     return made if mask is None else replace(made, mask=Mask.of(mask))
 
 
+def strategies(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies:
+    """Returns choices and keys of groups, of a name or keys for each.
+
+    Raises:
+        ValueError: there is no such group, or one has neither.
+    """
+    for group, how in given.items():
+        if group not in STRATEGY_GROUPS:
+            raise ValueError(f"strategy has {group!r}; it takes {', '.join(STRATEGY_GROUPS)}")
+        if not isinstance(how, str | Mapping):
+            kind = type(how).__name__
+            raise ValueError(f"strategy has {group} of type {kind}; it takes a name of conf/{group}, or its keys")
+    return {group: (how, {}) if isinstance(how, str) else (None, how) for group, how in given.items()}
+
+
 def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> tuple[System, str]:
     """Returns (a system that plans for `cost`, its name). given: a name of conf/system, the path of a yaml, or a
     system, which is taken as it is.
