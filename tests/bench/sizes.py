@@ -22,7 +22,7 @@ JOBS = [
     *((system, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
     *((system, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
     *((system, WHOLE, f"cluster.num_nodes={nodes}") for system in ("ring", "allgather") for nodes in (8, 16, 32)),
-    ("ring", WHOLE, "cluster.num_nodes=8", "model.tensor_parallel=2"),
+    ("ring", WHOLE, "cluster.num_nodes=8", "parallel.tensor_parallel=2"),
     ("ring", WHOLE, "cluster.num_nodes=8", "model=llama_7b_pp4"),
 ]
 

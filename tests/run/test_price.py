@@ -166,7 +166,7 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
     [
         ((), 25),
         (("executor=whole_step",), 25 + 12 * 400),
-        (("executor=whole_step", "model.num_layers=2", "model.tensor_parallel=2"), 25 + 2 * 2 * 400),
+        (("executor=whole_step", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 400),
         (("executor=whole_step", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
     ],
 )

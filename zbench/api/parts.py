@@ -23,8 +23,8 @@ from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
 from zbench.run.choices import CHOOSES, missing_package
-from zbench.run.parts import make_model, make_system
-from zbench.run.target import from_yaml, make_part
+from zbench.run.parts import make_system
+from zbench.run.target import from_yaml, make_model, make_part
 from zbench.run.yaml_units import check_units
 
 Named = str | os.PathLike[str]

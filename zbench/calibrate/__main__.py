@@ -32,7 +32,7 @@ with loading(__name__):
     from zbench.describe.units import parse
     from zbench.record.kinds import POINTS, SHEET
     from zbench.record.outputs import check_apart, check_output, whole_file
-    from zbench.run.parts import make_model
+    from zbench.run.target import make_model
     from zbench.runtime.job.job import DEVICES, KERNELS
     from zbench.runtime.processes.fleet import Fleet
     from zbench.runtime.processes.world import ProcessPlace, found

@@ -18,7 +18,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.run.choices import choices, missing_package
-from zbench.run.parts import make_model, make_system
+from zbench.run.parts import make_system
+from zbench.run.target import make_model
 
 GROUPS = ("system", "model", "cluster")
 _SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]+[;,] [^\n]+")

@@ -28,8 +28,8 @@ with loading(__name__):
     from zbench.record.record import Run
     from zbench.record.records import each, read_all
     from zbench.run.known import add_trust
-    from zbench.run.parts import make_model
     from zbench.run.replay import Replay
+    from zbench.run.target import make_model
     from zbench.run.yaml_units import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}

@@ -13,7 +13,7 @@ from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.strategy import STRATEGY_GROUPS, Experts, Parallel, Recompute, Sharding, Strategy
+from zbench.describe.strategy import Strategy
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
 from zbench.interfaces.dealt import Dealt, undealt
@@ -22,13 +22,12 @@ from zbench.record.words import link_words
 from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
-from zbench.run.target import Make, expect, from_yaml, make_part
+from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
 WHOLE_STEP = "zbench.simulated.executor.WholeStep"
 CLOCKS = (SIMULATED, WHOLE_STEP)  # executors that play on a described cluster's clock
 _CLOCKS = "executor=simulated and executor=whole_step"
-_PARTS = {"sharding": Sharding, "recompute": Recompute, "parallel": Parallel, "experts": Experts}  # of a strategy
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
 PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
@@ -137,7 +136,7 @@ class Parts:
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        whole = _of_whole_step(strategy, target == WHOLE_STEP)
+        whole = of_whole_step(strategy, target == WHOLE_STEP)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
@@ -221,54 +220,6 @@ class Parts:
         covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
-
-
-def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Strategy:
-    """Makes what the groups of a strategy say.
-
-    Raises:
-        ValueError: one of them cannot be.
-    """
-    made = {group: make_part(make, config, group) for group in STRATEGY_GROUPS}
-    for group, kind in _PARTS.items():
-        if not isinstance(made[group], kind):
-            raise ValueError(
-                f"{group}: {type(made[group]).__name__} is no zbench.describe.strategy.{kind.__name__}, whose keys are "
-                "what can be set"
-            )
-    return Strategy(**made)
-
-
-def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Strategy | None = None) -> Model:
-    """Makes a configuration's model, with the fields that its strategy sets; None: of the configuration.
-
-    Raises:
-        ValueError: it cannot be.
-    """
-    strategy = strategy or make_strategy(config, make)
-    model: Model = make_part(make, config, "model", **strategy.model_fields)
-    expect("model", model, "num_layers", is_method=False)
-    return model
-
-
-def _of_whole_step(strategy: Strategy, plays: bool) -> dict[str, Any]:
-    """Returns the arguments that executor=whole_step alone takes of a strategy. plays: whether it is the executor.
-
-    Raises:
-        ValueError: another executor is given one that it does not read.
-    """
-    sharding, parallel, experts = strategy.sharding, strategy.parallel, strategy.experts
-    if plays:
-        degree = parallel.expert_parallel
-        return {"window": sharding.window, "expert_parallel": degree, "skew": experts.skew}
-    for name, value, usual in (
-        ("sharding.window", sharding.window, 1),
-        ("parallel.expert_parallel", parallel.expert_parallel, 1),
-        ("experts.skew", experts.skew, 0),
-    ):
-        if value != usual:
-            raise ValueError(f"{name} is {value}; only executor=whole_step plays that, others take {usual}")
-    return {}
 
 
 def _machine(config: Mapping[str, Any], settings: Settings, make: Make, strategy: Strategy, simulated: bool) -> Machine:

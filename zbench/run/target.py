@@ -1,4 +1,7 @@
-"""The object that a group's yaml names by its `_target_`. An edge: hydra is known here, torch is not."""
+"""The object that a group's yaml names by its `_target_`, and the model with what the groups of its strategy say.
+
+An edge: hydra is known here, torch is not.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,12 +9,23 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from zbench.describe.strategy import MODEL_FIELDS, typed_key
+from zbench.describe.model import Model
+from zbench.describe.strategy import (
+    MODEL_FIELDS,
+    STRATEGY_GROUPS,
+    Experts,
+    Parallel,
+    Recompute,
+    Sharding,
+    Strategy,
+    typed_key,
+)
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
+_STRATEGY = {"sharding": Sharding, "recompute": Recompute, "parallel": Parallel, "experts": Experts}
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
     "seed": "seed={}",
@@ -66,6 +80,54 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
         return guarded(getattr(factory, "func", factory), "", keys, lambda: factory(**arguments))
     except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
         raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
+
+
+def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Strategy:
+    """Makes what the groups of a strategy say.
+
+    Raises:
+        ValueError: one of them cannot be.
+    """
+    made = {group: make_part(make, config, group) for group in STRATEGY_GROUPS}
+    for group, kind in _STRATEGY.items():
+        if not isinstance(made[group], kind):
+            raise ValueError(
+                f"{group}: {type(made[group]).__name__} is no zbench.describe.strategy.{kind.__name__}, whose keys are "
+                "what can be set"
+            )
+    return Strategy(**made)
+
+
+def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Strategy | None = None) -> Model:
+    """Makes a configuration's model, with the fields that its strategy sets; None: of the configuration.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    strategy = strategy or make_strategy(config, make)
+    model: Model = make_part(make, config, "model", **strategy.model_fields)
+    expect("model", model, "num_layers", is_method=False)
+    return model
+
+
+def of_whole_step(strategy: Strategy, plays: bool) -> dict[str, Any]:
+    """Returns the arguments that executor=whole_step alone takes of a strategy. plays: whether it is the executor.
+
+    Raises:
+        ValueError: another executor is given one that it does not read.
+    """
+    sharding, parallel, experts = strategy.sharding, strategy.parallel, strategy.experts
+    if plays:
+        degree = parallel.expert_parallel
+        return {"window": sharding.window, "expert_parallel": degree, "skew": experts.skew}
+    for name, value, usual in (
+        ("sharding.window", sharding.window, 1),
+        ("parallel.expert_parallel", parallel.expert_parallel, 1),
+        ("experts.skew", experts.skew, 0),
+    ):
+        if value != usual:
+            raise ValueError(f"{name} is {value}; only executor=whole_step plays that, others take {usual}")
+    return {}
 
 
 def _check_moved(node: Any, group: str) -> None:
