@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from numba import njit
 from omegaconf import OmegaConf
 
@@ -20,6 +21,7 @@ from zbench import __main__
 from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
 from zbench.proof.verify import OutOfMemory
+from zbench.run.target import make_model
 from zbench.systems.ring import Ring
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,21 @@ def test_names_yamls_and_objects_are_the_same() -> None:
     made = zbench.plan([600, 50], cluster=cluster, model=model, system=Ring(by_name.cost))
     assert zbench.simulate(by_name) == zbench.simulate(by_yaml) == zbench.simulate(made)
     assert str(zbench.plan([600], mask="window:8", **SMALL).model.mask) == "window:8"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "model").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_model_by_name_is_the_one_that_the_command_line_composes(path: Path) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        expected = make_model(compose("config", [f"model={path.stem}"]))
+    assert model_named(path.stem) == model_named(path) == expected
+
+
+def test_a_strategy_is_of_a_model_by_name() -> None:
+    strategy: Any = {"sharding": "none", "recompute": "full", "parallel": {"tensor_parallel": 2}}
+    model = zbench.plan([600, 50, 3], strategy=strategy, **SMALL).model
+    assert (model.sharding, model.recompute, model.tensor_parallel, model.pipeline_parallel) == ("none", "full", 2, 1)
+    assert model_named("tiny").sharding == "zero1"
+    assert zbench.bound([600, 50], strategy={"recompute": "full"}, **SMALL) > zbench.bound([600, 50], **SMALL)
 
 
 def test_every_cluster_and_model_of_conf_has_a_name() -> None:
@@ -75,6 +92,15 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"cluster": 5}, "cluster is of type int; it takes a name of conf/cluster"),
         ({"cluster": "no.yaml"}, "cluster is 'no.yaml'; it cannot be read"),
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
+        ({"strategy": {"sharding": "zero2"}}, "sharding is 'zero2'; it takes one of none, zero1, zero3"),
+        (
+            {"strategy": {"sharding": 3}},
+            "strategy has sharding of type int; it takes a name of",
+        ),
+        ({"strategy": {"shards": "zero1"}}, "strategy has 'shards'; it takes sharding, recompute, parallel, experts"),
+        ({"strategy": {"parallel": {"tensor": 2}}}, "parallel.tensor is not a key of parallel=none"),
+        ({"strategy": {"parallel": {"tensor_parallel": 3}}}, "parallel.tensor_parallel is 3; it has to divide"),
+        ({"strategy": {"sharding": "zero1"}, "model": model_named("tiny")}, "sharding is zero1; that is of a model by"),
         ({"system": "rign"}, "did you mean ring?"),
         ({"system": "static_best"}, "chooses from a workload's batches"),
         ({"system": object()}, "system is of type object; it takes a name"),

@@ -79,23 +79,36 @@ def test_choices_that_are_composed_together_are_as_each_alone(executor: str) -> 
             assert inner == told
 
 
+@pytest.mark.parametrize(
+    ("model", "sharding", "degree"), [("llama_7b", "zero3", 1), ("tiny", "zero1", 1), ("llama_13b_tp2", "zero3", 2)]
+)
+def test_the_usual_strategy_is_the_one_that_a_model_s_yaml_chooses(model: str, sharding: str, degree: int) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        together, alone = Presets(), Presets()
+        together.compose_together("config", {**CHOICES, "model": model})
+        said = alone.strategy("config", model)
+        assert together.strategy("config", model) == said
+    assert (said["sharding"], said["tensor_parallel"]) == (sharding, degree)
+
+
 def test_no_yaml_of_a_group_sets_what_another_group_has() -> None:
     """compose_together relies on it. An executor's may choose others' defaults, which every choice that is made wins
-    over, and set what is no group's."""
+    over, and set what is no group's; a model's may choose those of its strategy."""
     outside = []
     for path in (path for group in GROUPS for path in (CONF / group).rglob("*.yaml")):
         if "@package" in path.read_text() or "override " in path.read_text():
             outside.append(path.relative_to(CONF).with_suffix("").as_posix())
             keys = OmegaConf.load(path).keys() - {"defaults", path.parent.name}
             assert not keys & {*GROUPS, "tracker"}, path
-    assert sorted(outside) == ["executor/desk", "executor/torch"]
+    models = ("desk", "llama_13b_tp2", "llama_30b_tp4", "llama_7b_pp4", "moe_8x550m", "tiny")
+    assert sorted(outside) == ["executor/desk", "executor/torch", *(f"model/{name}" for name in models)]
 
 
 def test_choices_are_composed_alone_where_hydra_searches_a_users_folder(tmp_path: Path) -> None:
-    """Whose yaml may change another group: a model's recomputation, which is a change of the model then."""
+    """Whose yaml may change another group: a model's sizes, which is a change of the model then."""
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "mine.yaml").write_text(
-        "# @package _global_\nsystem: {_target_: mine.Mine}\nmodel: {recompute: full}\n"
+        "# @package _global_\nsystem: {_target_: mine.Mine}\nmodel: {num_layers: 3}\n"
     )
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         presets = Presets()

@@ -1,0 +1,130 @@
+"""The groups beside a model: what their yamls say, what they refuse, and how they come to a model's fields."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from zbench import CONF
+from zbench.describe.model import RECOMPUTE, SHARDING, Model
+from zbench.describe.strategy import (
+    MODEL_FIELDS,
+    STRATEGY_GROUPS,
+    Experts,
+    Parallel,
+    Recompute,
+    Sharding,
+    Strategy,
+    typed_key,
+    with_model_fields,
+    words_of,
+)
+from zbench.run.target import make_model, make_strategy
+
+YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
+MODELS = {
+    "llama_7b": ("none", "zero3", 1, 1),
+    "moe_8x550m": ("none", "zero1", 1, 1),
+    "tiny": ("none", "zero1", 1, 1),
+    "desk": ("none", "none", 1, 1),
+    "llama_13b_tp2": ("none", "zero3", 2, 1),
+    "llama_30b_tp4": ("full", "zero3", 4, 1),
+    "llama_7b_pp4": ("none", "zero1", 1, 4),
+}
+
+
+def composed(*words: str) -> Any:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(words))
+
+
+def fields_of(model: Model) -> tuple[Any, ...]:
+    return model.recompute, model.sharding, model.tensor_parallel, model.pipeline_parallel
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_choice_can_be(path: Path) -> None:
+    made = instantiate(OmegaConf.load(path))
+    assert type(made).__name__.lower() == path.parent.name
+    assert getattr(made, "strategy", path.stem) == getattr(made, "granularity", path.stem) == path.stem
+
+
+def test_there_is_a_choice_for_every_value() -> None:
+    names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
+    assert (names["sharding"], names["recompute"]) == (set(SHARDING), set(RECOMPUTE))
+
+
+@pytest.mark.parametrize(("name", "expected"), MODELS.items())
+def test_a_model_s_yaml_chooses_what_its_model_was_trained_with(name: str, expected: tuple[Any, ...]) -> None:
+    assert fields_of(make_model(composed(f"model={name}"))) == expected
+
+
+def test_the_command_line_wins_over_what_a_model_s_yaml_chooses() -> None:
+    config = composed("model=llama_30b_tp4", "sharding=zero1", "recompute=none", "parallel.tensor_parallel=2")
+    assert fields_of(make_model(config)) == ("none", "zero1", 2, 1)
+    assert fields_of(make_model(composed("executor=torch", "sharding=zero3"))) == ("none", "zero3", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama_13b_tp2", ("model=llama_13b", "parallel=tp2")),
+        ("llama_30b_tp4", ("model=llama_30b", "parallel=tp4", "recompute=full")),
+        ("llama_7b_pp4", ("model=llama_7b", "parallel=pp4", "sharding=zero1", "model.micro_batches=16")),
+    ],
+)
+def test_a_composition_is_what_its_yaml_says_it_is(name: str, words: tuple[str, ...]) -> None:
+    one, other = (make_model(composed(*chosen)) for chosen in ((f"model={name}",), words))
+    assert replace(one, name="") == replace(other, name="")
+    assert one.name == name
+
+
+def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> None:
+    strategy = Strategy(Sharding("none"), Recompute("full"), Parallel(4, 2), Experts())
+    assert strategy.model_fields == {
+        "recompute": "full",
+        "sharding": "none",
+        "tensor_parallel": 4,
+        "pipeline_parallel": 2,
+    }
+    for path in (CONF / "model").glob("*.yaml"):
+        assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: Sharding("zero2"), "sharding.strategy is 'zero2'; it takes none or zero1 or zero3"),
+        (lambda: Sharding("zero3", 0), "sharding.window is 0; it takes a whole number of at least 1"),
+        (lambda: Recompute("selective"), "recompute.granularity is 'selective'; it takes none or full"),
+        (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
+        (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),
+        (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]
+        (lambda: Experts(-1), "experts.skew is -1; it takes a number from 0 to below 100"),
+        (lambda: Experts("much"), "experts.skew is 'much'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_is_one_sentence(made: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        made()
+
+
+def test_words_and_fields_are_of_the_groups() -> None:
+    config = composed("parallel=tp8", "recompute=full")
+    plain = {group: OmegaConf.to_container(config[group], resolve=True) for group in (*STRATEGY_GROUPS, "model")}
+    said = words_of(plain)
+    strategy = make_strategy(config)
+    assert {key: said[key] for key in MODEL_FIELDS} == strategy.model_fields
+    assert {key: said[key] for key in said.keys() - MODEL_FIELDS.keys()} == {
+        "expert_parallel": 1,
+        "sharding.window": 1,
+        "experts.skew": 0,
+    }
+    other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
+    assert words_of(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}
+    assert other["model"] == {**plain["model"], "num_layers": 3}  # type: ignore[dict-item]
+    assert (typed_key("sharding"), typed_key("tensor_parallel")) == ("sharding", "parallel.tensor_parallel")
