@@ -4,13 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.helpers.strategies import models
+from zbench import CONF
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, Model, O, Q
+from zbench.run.target import make_model
 
 MODELS = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
 
@@ -77,7 +80,8 @@ def test_bad_models_are_one_sentence(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_yaml_makes_a_model(path: Path) -> None:
-    model = instantiate(OmegaConf.load(path))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        model = make_model(compose("config", [f"model={path.stem}"]))
     assert isinstance(model, Model)
     assert model.name == path.stem
 

@@ -226,10 +226,12 @@ def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")
 
 
 def constants(cluster: str) -> dict[str, Any]:
-    """A cluster's and a model's yaml, as a record has them."""
+    """A cluster's and a model's yaml, and its strategy's, as a record has them."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{cluster}.yaml"))
     assert isinstance(plain, dict)
     device = next(one["device"] for one in plain.pop("defaults") if isinstance(one, dict))
     plain["device"] = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / "device" / f"{device}.yaml"))
     model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / "llama_7b.yaml"))
-    return {"cluster": plain, "model": model}
+    usual = (("sharding", "zero3"), ("recompute", "none"), ("parallel", "none"), ("experts", "even"))
+    strategy = {group: OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml")) for group, name in usual}
+    return {"cluster": plain, "model": model, **strategy}

@@ -17,6 +17,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.pipelines import Pipelines
+from zbench.run.target import make_model
 from zbench.simulator.simulate import Simulated
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
@@ -31,8 +32,7 @@ def wide() -> Cost:
     """Four nodes of 8 H100 with a NIC of 400 Gbit/s each, llama_7b."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["cluster=h100_4x8"])
-    cluster, model = (instantiate(config[name], _convert_="all") for name in ("cluster", "model"))
-    return make_cost(cluster, model)
+    return make_cost(instantiate(config.cluster, _convert_="all"), make_model(config))
 
 
 def network(cost: Cost, nodes: int, nics: int, gbit: int) -> Cost:
