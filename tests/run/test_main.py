@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from tests.helpers.processes import until
 from zbench import __main__, __version__
 from zbench.console import jobs
-from zbench.describe.strategy import STRATEGY_GROUPS
+from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS
 from zbench.record.fingerprint import ROOT
 from zbench.record.record import Run, read
-from zbench.record.rows import rows
+from zbench.record.rows import SAME, label, rows
 
 SMALL = ["steps=1", "tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1"]
 
@@ -247,6 +247,59 @@ def test_a_run_of_an_older_record_stands_for_a_new_one(
     Path("r.jsonl").write_text(text.replace("zbench.systems.", "systems.").replace("zbench.workloads.", "workloads."))
     assert call(monkeypatch, "system=allgather", *SMALL, "baseline=ring", "out=r.jsonl") == 0
     assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
+
+
+def as_before_strategies(line: str) -> str:
+    """Returns a record's line as it was when sharding, recomputation and degrees were keys of the model."""
+    start = json.loads(line)
+    if start["kind"] == "start":
+        config = start["config"]
+        groups = {group: config.pop(group) for group in STRATEGY_GROUPS}
+        config["model"] |= {field: groups[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    return json.dumps(start) + "\n"
+
+
+def test_a_strategy_is_named_with_its_model_as_records_had_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run of such a record stands for the same one of today."""
+    words = [
+        "sharding=none",
+        "recompute=full",
+        "parallel.tensor_parallel=2",
+        "model.micro_batches=3",
+        "cluster=a800_2x8",
+    ]
+    assert call(monkeypatch, "system=ring", *SMALL, "out=plain.jsonl") == 0
+    assert call(monkeypatch, "system=ring", *SMALL, *words, "out=r.jsonl") == 0
+    (plain,), (own,) = recorded("plain.jsonl"), recorded()
+    assert plain.start["config"]["changes"]["model"] == {}  # tiny's own yaml chooses ZeRO-1
+    said = rows([own])[0]["model"]
+    assert said == "tiny recompute=full sharding=none tensor_parallel=2 micro_batches=3"
+    Path("r.jsonl").write_text("".join(map(as_before_strategies, Path("r.jsonl").read_text().splitlines())))
+    (older,) = recorded()
+    assert rows([older]) == rows([own])
+    assert {key: older.start["config"][key] for key in SAME} == {key: own.start["config"][key] for key in SAME}
+    assert (
+        call(
+            monkeypatch,
+            "system=allgather",
+            "baseline=ring",
+            *SMALL[:1],
+            *SMALL[3:],
+            *words,
+            "tracker=none",
+            "out=r.jsonl",
+        )
+        == 0
+    )
+    assert [label(run.start, "system") for run in recorded()] == ["ring", "allgather"]
+
+
+def test_a_group_s_own_keys_are_told_by_their_names(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["executor=whole_step", "sharding=zero3", "sharding.window=2", "cluster=a800_2x8"]
+    assert call(monkeypatch, "system=ring", *SMALL, *words, "out=r.jsonl") == 0
+    (own,) = recorded()
+    assert rows([own])[0]["model"] == "tiny sharding=zero3 sharding.window=2"
+    assert (rows([own])[0]["executor"], own.start["config"]["executor"].keys()) == ("whole_step", {"_target_"})
 
 
 def test_help_lists_groups_and_keys(
