@@ -118,6 +118,14 @@ def test_a_run_that_does_not_tell_its_nics_is_named_and_left_out(cluster: Any, t
     assert told.startswith(f"{path}:1: facts of the start line are not those of groups of 4 GPUs")
 
 
+def test_ports_served_messages_as_the_plan_has_them() -> None:
+    cluster = {"_target_": "zbench.describe.cluster.Cluster", "name": "c"}
+    assert with_all_keys({"cluster": cluster})["cluster"] == {**cluster, "port_order": "plan"}
+    other = {**cluster, "port_order": "longest_waiting"}
+    assert with_all_keys({"cluster": other})["cluster"] == other
+    assert with_all_keys({"cluster": {"name": "c"}})["cluster"] == {"name": "c"}
+
+
 OLDER = {
     "model": {
         "_target_": "zbench.describe.model.Model",

@@ -1,10 +1,11 @@
 """Converts older records to what records are today. Pure: no torch.
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
-was causal; and no group was free (zbench.run.fastest). Sharding, recomputation and degrees of parallelism were keys of
-the model and of the executor before they were groups (zbench.describe.strategy). Before facts told a run's GPUs, those
-of a run with tensor parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many
-times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
+was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
+(zbench.run.fastest). Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
+before they were groups (zbench.describe.strategy). Before facts told a run's GPUs, those of a run with tensor
+parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
+as they were fewer. So were the memory and the NICs of its steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zbench.cost.groups import of_gpu, of_nics
+from zbench.describe.cluster import PLAN
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.worlds import NOMINAL
 from zbench.record.old_names import REGROUPED
@@ -20,6 +22,7 @@ from zbench.record.old_names import REGROUPED
 Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
 _BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
+_CLUSTER = "zbench.describe.cluster.Cluster"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.WholeStep"
 
 
@@ -29,6 +32,9 @@ def with_all_keys(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     config = _with_strategy({**_BEFORE, **config})
+    cluster = config.get("cluster")
+    if isinstance(cluster, Mapping) and cluster.get("_target_") == _CLUSTER:
+        config["cluster"] = {"port_order": PLAN, **cluster}
     if "world" in config:
         return config
     choices = config.get("choices", {})
