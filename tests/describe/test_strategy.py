@@ -18,10 +18,10 @@ from zbench.describe.strategy import (
     Parallel,
     Recompute,
     Sharding,
-    Strategy,
+    TrainingStrategy,
+    strategy_words,
     typed_key,
     with_model_fields,
-    words_of,
 )
 from zbench.run.target import make_model, make_strategy
 
@@ -84,7 +84,7 @@ def test_a_composition_is_what_its_yaml_says_it_is(name: str, words: tuple[str, 
 
 
 def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> None:
-    strategy = Strategy(Sharding("none"), Recompute("full"), Parallel(4, 2), Experts())
+    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(4, 2), Experts())
     assert strategy.model_fields == {
         "recompute": "full",
         "sharding": "none",
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_one_sentence(made: Any, told: str) -> None:
 def test_words_and_fields_are_of_the_groups() -> None:
     config = composed("parallel=tp8", "recompute=full")
     plain = {group: OmegaConf.to_container(config[group], resolve=True) for group in (*STRATEGY_GROUPS, "model")}
-    said = words_of(plain)
+    said = strategy_words(plain)
     strategy = make_strategy(config)
     assert {key: said[key] for key in MODEL_FIELDS} == strategy.model_fields
     assert {key: said[key] for key in said.keys() - MODEL_FIELDS.keys()} == {
@@ -125,6 +125,6 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.skew": 0,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
-    assert words_of(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}
+    assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}
     assert other["model"] == {**plain["model"], "num_layers": 3}  # type: ignore[dict-item]
     assert (typed_key("sharding"), typed_key("tensor_parallel")) == ("sharding", "parallel.tensor_parallel")

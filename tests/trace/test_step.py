@@ -33,7 +33,7 @@ def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) ->
     found = list(events(plans, replay.cost))
     assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * run.steps[0]["seconds"], abs=0.01)
     assert min(one["ts"] for one in found) >= 0
-    each = len(plans) if run.start["config"]["model"]["sharding"] == "zero3" and plans[0].pipelines is None else 1
+    each = len(plans) if run.start["config"]["sharding"]["strategy"] == "zero3" and plans[0].pipelines is None else 1
     assert (each == 3) == (settings[0] == "system=flexsp")
     assert sum(one["name"] == REDUCE for one in found) == replay.cost.whole.num_nodes * each
     sent = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE) and one["pid"] == 0)

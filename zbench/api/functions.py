@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zbench.api.compiling import compiling_told
-from zbench.api.parts import Named, cluster_named, model_named, strategies, system_named, told
+from zbench.api.parts import Named, cluster_named, model_named, strategy_choices, system_named, told
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
@@ -60,7 +60,7 @@ def plan(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=strategies(strategy or {}))
+        made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         return planned(numbers, cluster_named(cluster), made, system, keys)
 
 
@@ -129,7 +129,7 @@ def bound(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=strategies(strategy or {}))
+        made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         step = StepPlans((), numbers, cluster_named(cluster), made)
         return bound_seconds(step.batch, make_cost(step.cluster, step.model))
 

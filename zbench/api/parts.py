@@ -99,7 +99,7 @@ def model_named(
     return made if mask is None else replace(made, mask=Mask.of(mask))
 
 
-def strategies(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies:
+def strategy_choices(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies:
     """Returns choices and keys of groups, of a name or keys for each.
 
     Raises:

@@ -1,8 +1,8 @@
-"""How a model is trained on a cluster: sharding, recomputation, degrees of parallelism, and how experts are chosen.
+"""The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, and choice of experts.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
-(`Strategy.model_fields`), so that one object says what a GPU has to hold and compute.
+(`TrainingStrategy.model_fields`), so that one object says what a GPU has to hold and compute.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,10 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """What of the parameters, gradients and optimizer state every rank holds, strategy: of zbench.describe.model.Model.
+    """The part of parameters, gradients and optimizer state that every rank holds.
 
-    window: layers whose parameters are gathered ahead of the one under way.
+    strategy: as zbench.describe.model.Model has it, its sharding. window: layers whose parameters are gathered ahead of
+        the one under way.
     """
 
     strategy: str
@@ -41,7 +42,10 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What of a layer's forward runs again in its backward, granularity: of zbench.describe.model.Model."""
+    """The part of a layer's forward that runs again in its backward.
+
+    granularity: as zbench.describe.model.Model has it, its recompute.
+    """
 
     granularity: str
 
@@ -69,7 +73,10 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """How tokens choose experts. skew: how unevenly (zbench.step.passes.routing.ExpertParallel), 0: all alike."""
+    """The way in which tokens choose experts.
+
+    skew: how unevenly (zbench.step.passes.routing.ExpertParallel), 0: all alike.
+    """
 
     skew: float = 0.0
 
@@ -79,8 +86,8 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """What the groups say, one each."""
+class TrainingStrategy:
+    """The groups together, one part each."""
 
     sharding: Sharding
     recompute: Recompute
@@ -100,7 +107,7 @@ def typed_key(field: str) -> str:
     return group if group == field else f"{group}.{key}"
 
 
-def words_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
     names, other keys dotted."""
     found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}

@@ -13,7 +13,7 @@ from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.strategy import Strategy
+from zbench.describe.strategy import TrainingStrategy
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
 from zbench.interfaces.dealt import Dealt, undealt
@@ -222,7 +222,9 @@ class Parts:
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 
-def _machine(config: Mapping[str, Any], settings: Settings, make: Make, strategy: Strategy, simulated: bool) -> Machine:
+def _machine(
+    config: Mapping[str, Any], settings: Settings, make: Make, strategy: TrainingStrategy, simulated: bool
+) -> Machine:
     """Returns the cluster and the model as configured.
 
     Raises:

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.describe.strategy import STRATEGY_GROUPS, words_of
+from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
 from zbench.record.rows import GROUPS
 
 _ALL = (*GROUPS, *STRATEGY_GROUPS)
@@ -46,7 +46,7 @@ class Presets:
 
     def strategy(self, name: str, model: str | None) -> dict[str, Any]:
         """Returns what the groups of a strategy say where nothing but a model is chosen, whose yaml may choose some."""
-        return words_of(plain_strategy(self._config(name, *([f"model={model}"] if model else []))))
+        return strategy_words(plain_strategy(self._config(name, *([f"model={model}"] if model else []))))
 
     def compose_together(self, name: str, choices: Mapping[str, str | None]) -> None:
         """Composes those of the groups' choices that have not been composed, all at once: `plain` finds them then.

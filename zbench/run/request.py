@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
-from zbench.describe.strategy import STRATEGY_GROUPS, words_of
+from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
@@ -184,7 +184,7 @@ def _differences(ours: Any, plain: Any) -> dict[str, Any]:
 def _with_strategy(changes: dict[str, Any], config: DictConfig, usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the changes of a model's yaml with those of the strategy that it is trained by: that is what older
     records have there, which had it as keys of the model, after its sizes. usual: the strategy without any."""
-    words = {key: value for key, value in words_of(plain_strategy(config)).items() if value != usual[key]}
+    words = {key: value for key, value in strategy_words(plain_strategy(config)).items() if value != usual[key]}
     keys = list(changes)
     sizes = keys[: keys.index("micro_batches")] if "micro_batches" in keys else keys
     return {key: changes[key] for key in sizes} | words | changes

@@ -17,7 +17,7 @@ from zbench.describe.strategy import (
     Parallel,
     Recompute,
     Sharding,
-    Strategy,
+    TrainingStrategy,
     typed_key,
 )
 from zbench.record.renamed import old_key, old_keys, renamed
@@ -82,7 +82,7 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
         raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
 
 
-def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Strategy:
+def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> TrainingStrategy:
     """Makes what the groups of a strategy say.
 
     Raises:
@@ -95,10 +95,10 @@ def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Strategy
                 f"{group}: {type(made[group]).__name__} is no zbench.describe.strategy.{kind.__name__}, whose keys are "
                 "what can be set"
             )
-    return Strategy(**made)
+    return TrainingStrategy(**made)
 
 
-def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Strategy | None = None) -> Model:
+def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: TrainingStrategy | None = None) -> Model:
     """Makes a configuration's model, with the fields that its strategy sets; None: of the configuration.
 
     Raises:
@@ -110,7 +110,7 @@ def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Stra
     return model
 
 
-def of_whole_step(strategy: Strategy, plays: bool) -> dict[str, Any]:
+def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     """Returns the arguments that executor=whole_step alone takes of a strategy. plays: whether it is the executor.
 
     Raises:
