@@ -122,7 +122,7 @@ def test_groups_inside_domains_gather_over_their_links() -> None:
             Stage.of(cost, tp, 1).gather_seconds(tokens)
         )
     with pytest.raises(
-        ValueError, match=r"^model\.tensor_parallel is 3; it has to divide cluster\.domains\.card\.gpus=2"
+        ValueError, match=r"^parallel\.tensor_parallel is 3; it has to divide cluster\.domains\.card\.gpus=2"
     ):
         grouped(
             replace(cost, cluster=cost.cluster.part(1, 6, 1), model=replace(cost.model, num_heads=6, num_kv_heads=6)), 3
