@@ -41,6 +41,7 @@ def run_of(
     names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
     whole = {
         **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
+        **{group: given[group] for group in STRATEGY_GROUPS if group in given},
         "seed": 0,
         "tokens_per_gpu": 8,
         "steps": 2,
