@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from tests.record.test_record import end_line, start_line, step_line
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.figures import ablation, flexsp
 from zbench.figures.records import Records
 from zbench.record.record import Run

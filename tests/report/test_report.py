@@ -168,7 +168,7 @@ def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
 def test_a_whole_step_s_shares_are_its_account_and_a_window_of_several_layers_is_drawn(tmp_path: Path) -> None:
     """Three layers gathered ahead are more than are drawn otherwise; shares are what the record's seconds went to."""
     settings = ["system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null", "steps=1"]
-    path = made(tmp_path, *settings, "model.num_layers=5", "executor.window=3", "model.sharding=zero3")
+    path = made(tmp_path, *settings, "model.num_layers=5", "sharding.window=3", "sharding=zero3")
     (run,) = read(path)[0]
     told = report.look_inside(run, run.steps[0], {})
     assert not {"problem", "again_seconds"} & set(told)
