@@ -1,7 +1,7 @@
 """A search for the static configuration that is fastest over a distribution of lengths.
 
 Candidates are played on few batches, the better ones on more, the best on all (successive halving, Jamieson and
-Talwalkar 2016, arXiv 1502.07943). Of a method, degrees are tried upwards from the least that holds the longest
+Talwalkar 2016, arXiv 1502.07943), all but the first by the run's own clock. Of a method, degrees are tried upwards from the least that holds the longest
 sequence, until one is slower than the one before it: wider groups then only send more.
 """
 
@@ -13,7 +13,7 @@ from math import inf
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
-from zbench.interfaces.study import Choice, Sample, Study
+from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE
 from zbench.simulator.simulate import Simulated
 from zbench.systems.common.mesh_groups import METHODS
@@ -36,9 +36,9 @@ class Candidate:
     model: Model
     mesh: Mesh
 
-    def seconds(self, batches: Sequence[Batch]) -> float:
+    def seconds(self, batches: Sequence[Batch], clock: Clock = Simulated) -> float:
         """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory."""
-        executor, total = Simulated(self.mesh.cost), 0.0
+        executor, total = clock(self.mesh.cost), 0.0
         for batch in batches:
             result = executor.step(batch, self.mesh.plan(batch))
             if result.out_of_memory:
@@ -72,16 +72,16 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     hard = sample.hard
     (few, better), (more, best) = ROUNDS
     few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
-    first, then = sample.some(few), sample.some(more)
+    first, then, last = sample.some(few), sample.some(min(more, study.judged)), sample.some(study.judged)
     timed: list[tuple[float, Candidate]] = []
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
         timed += grown(model, cost, batching, hard, first)
     study.tell("playing the better ones")
-    fitting = islice((one for one in ranked(timed) if one.seconds([hard]) < inf), better)
-    timed = [(one.seconds(then), one) for one in fitting]
+    fitting = islice((one for one in ranked(timed) if one.seconds([hard], study.clock) < inf), better)
+    timed = [(one.seconds(then, study.clock), one) for one in fitting]
     sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, hard)]
-    candidates = ranked([(one.seconds(sample.played), one) for one in sizes])
+    candidates = ranked([(one.seconds(last, study.clock), one) for one in sizes])
     if not candidates:
         raise ValueError(
             f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
@@ -101,9 +101,11 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
     for chosen in product(tensor, stages, *values):
         try:
             laid = replace(model, **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)
-            yield laid, study.cost_of(laid)
-        except ValueError:  # it does not divide, or ZeRO-3 with stages
+            cost = study.cost_of(laid)
+            study.clock(cost)
+        except ValueError:  # it does not divide, or ZeRO-3 with stages, or the run's clock does not play it
             continue
+        yield laid, cost
 
 
 def grown(

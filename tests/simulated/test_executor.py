@@ -143,7 +143,7 @@ def test_what_it_cannot_play_is_a_sentence() -> None:
         WholeStep(cost_of(overlap_collectives=False))
     with pytest.raises(ValueError, match=r"^model.tied_embeddings is True"):
         WholeStep(cost_of(tied_embeddings=True))
-    with pytest.raises(ValueError, match=r"the prefetch window is 9 layers; it takes 1 to 8"):
+    with pytest.raises(ValueError, match=r"the prefetch window \(sharding.window\) is 9; it takes 0 to 8 layers"):
         WholeStep(cost_of(sharding="zero3"), window=9)
     with pytest.raises(ValueError, match=r"the expert-parallel degree is 3; it has to divide 8 GPUs"):
         WholeStep(cost_of(num_experts=6), expert_parallel=3)

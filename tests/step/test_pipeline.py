@@ -23,7 +23,7 @@ FIVE, THREE = replace(MODEL, num_layers=5), replace(EXPERTS, num_layers=3)
 CASES: tuple[tuple[Model, int, int, int, str, str, int, int, tuple[list[int], ...]], ...] = (
     (FIVE, 1, 1, 1, "3", "none", 1, 2, ([5, 3],)), (FIVE, 2, 1, 1, "3", "none", 2, 2, ([5, 3], [4])),
     (FIVE, 1, 2, 1, "2", "full", 1, 3, ([7, 3], [1], [4])), (FIVE, 2, 1, 1, "none", "selective", 1, 5, ([1], [6, 2])),
-    (THREE, 2, 2, 2, "1", "elementwise", 1, 3, ([5, 4], [2])),
+    (THREE, 2, 2, 2, "1", "elementwise", 1, 3, ([5, 4], [2])), (FIVE, 2, 1, 1, "3", "none", 0, 2, ([5, 3], [4])),
 )  # fmt: skip
 
 

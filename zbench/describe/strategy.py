@@ -37,7 +37,7 @@ class Sharding:
     def __post_init__(self) -> None:
         if self.strategy not in SHARDING:
             raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {' or '.join(SHARDING)}")
-        check_whole_number("sharding.window", self.window, 1)
+        check_whole_number("sharding.window", self.window, 0)
 
 
 @dataclass(frozen=True, slots=True)

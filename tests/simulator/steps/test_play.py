@@ -83,11 +83,13 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     assert played.busy["attend"] == pytest.approx(np.array(today.attention_seconds), rel=1e-9)
 
 
-def test_parameters_that_stay_are_gathered_in_the_first_forward_no_further_ahead_than_the_window() -> None:
-    """ZeRO-1, two micro-batches: one gather of each layer, which begins when the layer before the last one is done."""
+@pytest.mark.parametrize("window", [0, 1])
+def test_parameters_that_stay_are_gathered_in_the_first_forward_no_further_ahead_than_the_window(window: int) -> None:
+    """ZeRO-1, two micro-batches: one gather of each layer, which begins when the layer before the last one is done;
+    with a window of 0 when the last one is."""
     found, cost = planned("ring")
     plans = (*found.plans, *found.plans)
-    step = whole_step(found.model, plans, 1, "1", window=1)
+    step = whole_step(found.model, plans, 1, "1", window)
     gathering = [one.name for one in step.templates if (one.operations.kind == GATHER).any()]
     assert gathering == ["embedding.0", "forward.0", "head.0"]
     prove_step(step)
@@ -98,14 +100,33 @@ def test_parameters_that_stay_are_gathered_in_the_first_forward_no_further_ahead
         if one.variant.of.template.name != "forward.0":
             continue
         gathers = mine[(program.kinds[mine] == GATHER) & (program.table[CLASS, mine] >= 0)]
-        begun[one.layer + 1] = timeline.start[gathers].min(initial=np.inf)
+        begun[one.layer + window] = timeline.start[gathers].min(initial=np.inf)
         made = one.variant.ops[program.table[OP, mine], 1]  # b reads the last parameter of a layer
         last_use = (program.kinds[mine] == COMPUTE) & (made == one.variant.of.layout.labels.index("b"))
         ended[one.layer] = timeline.done[mine[last_use]].max()
     last = found.model.num_layers - 1
-    assert all(begun[layer] >= ended[layer - 2] - 1e-12 for layer in range(2, last + 1))
-    assert all(begun[layer] < ended[layer - 1] for layer in range(2, last + 1))  # beside the layer before
+    assert all(begun[layer] >= ended[layer - 1 - window] - 1e-12 for layer in range(2, last + 1))
+    if window:
+        assert all(begun[layer] < ended[layer - 1] for layer in range(2, last + 1))  # beside the layer before
     assert play_step(step, plans, cost).seconds == pytest.approx(timeline.done.max(), rel=2e-3)
+
+
+def test_without_a_window_no_parameter_is_gathered_before_the_layer_before_has_used_its_own() -> None:
+    """ZeRO-3, forward: each layer's gathers after the last use in the layer before, so the step is slower."""
+    found, cost = planned("ring")
+    step = whole_step(found.model, found.plans, 1, "3", 0)
+    prove_step(step)
+    program, timeline = play_layers(step, found.plans, cost)
+    ended = 0.0
+    for number, one in enumerate(program.instances):
+        if one.variant.of.template.name != "forward.0":
+            continue
+        mine = np.arange(program.begin[number], program.begin[number + 1])
+        gathers = mine[(program.kinds[mine] == GATHER) & (program.table[CLASS, mine] >= 0)]
+        assert one.layer == 0 or timeline.start[gathers].min() >= ended - 1e-12
+        ended = timeline.done[mine[program.kinds[mine] == COMPUTE]].max()
+    ahead = play_step(whole_step(found.model, found.plans, 1, "3", 1), found.plans, cost).seconds
+    assert play_step(step, found.plans, cost).seconds > ahead
 
 
 @pytest.mark.parametrize("system", ["zeppelin", "ring"])

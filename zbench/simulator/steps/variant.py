@@ -133,7 +133,8 @@ class Variant:
         ahead = np.asarray(takes.reshape(-1, OFFSETS).any(axis=1))[tensor]
         lets = ((before > after) & (after > 0)) | (takes[codes] & (after <= before))
         frees = (self.of.nature[tensor] == STATE) & lets
-        turns = ahead & uses[codes] & (before == after)
+        own = codes % OFFSETS == OFFSETS // 2  # of the instance's own layer
+        turns = ahead & uses[codes] & ((before == after) | (takes[codes] & own)) & ~frees
         found: Ints = np.stack([codes, frees, turns, after == 0], axis=1)[frees | turns | (after == 0)]
         return found
 

@@ -9,7 +9,8 @@
 A step begins and ends with what the update leaves: from stage 1 on, every parameter at its home alone. That is where
 Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param-gather.
 
-(Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
+(Rajbhandari et al. 2020, arXiv 1910.02054.) With a window of 0 a layer's parameters are gathered when the layer
+before it has used its own. Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
 way, in as many parts as there are GPUs that have it. Norms' gains and the router are whole at one home.
 """
@@ -72,10 +73,9 @@ class ShardedParameters:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
-        if self.stage != "none" and not 1 <= self.window <= min(self.model.num_layers, 8):
-            raise ValueError(
-                f"the prefetch window is {self.window} layers; it takes 1 to {min(self.model.num_layers, 8)}"
-            )
+        most = min(self.model.num_layers, 8)
+        if self.stage != "none" and not 0 <= self.window <= most:
+            raise ValueError(f"the prefetch window (sharding.window) is {self.window}; it takes 0 to {most} layers")
 
     @property
     def gathered(self) -> bool:
