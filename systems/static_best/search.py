@@ -1,8 +1,8 @@
 """A search for the static configuration that is fastest over a distribution of lengths.
 
 Candidates are played on few batches, the better ones on more, the best on all (successive halving, Jamieson and
-Talwalkar 2016, arXiv 1502.07943), all but the first by the run's own clock. Of a method, degrees are tried upwards from the least that holds the longest
-sequence, until one is slower than the one before it: wider groups then only send more.
+Talwalkar 2016, arXiv 1502.07943), all but the first by the run's own clock. Of a method, degrees are tried upwards from
+the least that holds the longest sequence, until one is slower than the one before it: wider groups then only send more.
 """
 
 from collections.abc import Iterator, Sequence
