@@ -50,7 +50,15 @@ def fields_of(model: Model) -> tuple[Any, ...]:
 def test_every_choice_can_be(path: Path) -> None:
     made = instantiate(OmegaConf.load(path))
     assert type(made).__name__.lower() == path.parent.name
-    assert getattr(made, "strategy", path.stem) == getattr(made, "granularity", path.stem) == path.stem
+    if path.parent.name in ("sharding", "recompute"):
+        assert path.stem in (getattr(made, "strategy", None), getattr(made, "granularity", None))
+    elif path.parent.name == "parallel":
+        degrees = {"tp": made.tensor_parallel, "pp": made.pipeline_parallel}
+        wanted = {} if path.stem == "none" else {path.stem[:2]: int(path.stem[2:])}
+        assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
+        assert made.expert_parallel == 1
+    else:
+        assert (path.stem, made.skew) == ("even", 0)
 
 
 def test_there_is_a_choice_for_every_value() -> None:
@@ -98,8 +106,8 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Sharding("zero2"), "sharding.strategy is 'zero2'; it takes none or zero1 or zero3"),
-        (lambda: Sharding("zero3", 0), "sharding.window is 0; it takes a whole number of at least 1"),
+        (lambda: Sharding("zero2"), "sharding.strategy is 'zero2'; it takes none, zero1 or zero3"),
+        (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("selective"), "recompute.granularity is 'selective'; it takes none or full"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),

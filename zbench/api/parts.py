@@ -24,7 +24,7 @@ from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
 from zbench.run.choices import CHOOSES, missing_package
 from zbench.run.parts import make_system
-from zbench.run.target import from_yaml, make_model, make_part
+from zbench.run.target import from_yaml, make_model, make_part, make_strategy, of_whole_step
 from zbench.run.yaml_units import check_units
 
 Named = str | os.PathLike[str]
@@ -93,7 +93,10 @@ def model_named(
     if keys or not isinstance(given, Model):
         _check_named("model", given, keys or {})
         assert not isinstance(given, Model)
-        made = make_model(_model_nodes(given, keys or {}, changed))
+        nodes = _model_nodes(given, keys or {}, changed)
+        strategy_of_model = make_strategy(nodes)
+        of_whole_step(strategy_of_model, False)  # refuses what one layer's attention does not depend on
+        made = make_model(nodes, strategy=strategy_of_model)
     if not isinstance(made, Model):
         raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")
     return made if mask is None else replace(made, mask=Mask.of(mask))
@@ -161,7 +164,7 @@ def _model_nodes(given: Named, keys: Mapping[str, Any], strategy: Strategies) ->
     nodes: dict[str, DictConfig] = {"model": _changed("model", given, model, keys)}
     for group in STRATEGY_GROUPS:
         choice, inner = strategy.get(group, (None, {}))
-        nodes[group] = _node(group, choice or str(chosen.get(group, usual[group])), inner)
+        nodes[group] = _node(group, str(chosen.get(group, usual[group])) if choice is None else choice, inner)
     return OmegaConf.create(nodes)
 
 

@@ -36,7 +36,8 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.strategy not in SHARDING:
-            raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {' or '.join(SHARDING)}")
+            takes = f"{', '.join(SHARDING[:-1])} or {SHARDING[-1]}"
+            raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {takes}")
         check_whole_number("sharding.window", self.window, 0)
 
 
@@ -101,9 +102,9 @@ class TrainingStrategy:
 
 
 def typed_key(field: str) -> str:
-    """Returns how a field of MODEL_FIELDS is set on a command line: a group's choice by the group's name, as in
-    sharding=zero1, a degree by its key, as in parallel.tensor_parallel=2."""
-    group, key = MODEL_FIELDS[field]
+    """Returns how a field of a model is set on a command line: a group's choice by the group's name, as in
+    sharding=zero1, a degree by its key, as in parallel.tensor_parallel=2, others as the model's own."""
+    group, key = MODEL_FIELDS.get(field, ("model", field))
     return group if group == field else f"{group}.{key}"
 
 

@@ -23,6 +23,7 @@ Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
 _BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
 _CLUSTER = "zbench.describe.cluster.Cluster"
+_MODEL = "zbench.describe.model.Model"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.WholeStep"
 
 
@@ -48,7 +49,8 @@ def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:
     model, executor = config.get("model"), config.get("executor")
     if "sharding" in config or not isinstance(model, Mapping):
         return dict(config)
-    had = {field: model[field] for field in MODEL_FIELDS if field in model}
+    ours = model.get("_target_", _MODEL) == _MODEL
+    had = {field: model[field] for field in MODEL_FIELDS if ours and field in model}
     own = executor if isinstance(executor, Mapping) and executor.get("_target_") == _WHOLE_STEP else {}
     strategy = had.get("sharding", "zero1")
     window = {} if strategy == "none" else {"window": own.get("window", 1)}

@@ -9,6 +9,7 @@ from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
 from zbench.record.fingerprint import fingerprint, versions
+from zbench.record.older import with_all_keys
 from zbench.record.record import Line, Run, read
 from zbench.record.rows import SAME, label
 from zbench.run.chosen import Settled, settled
@@ -122,7 +123,7 @@ def reusable(case: RunCase, settings: Settings, parts: Parts, earlier: Iterable[
 
 def _is_same(theirs: Line, ours: Line) -> bool:
     """Returns whether two start lines are of the same system, settings, sources and packages."""
-    same = ("system", "steps", "check", *SAME)
-    return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
+    same, config = ("system", "steps", "check", *SAME), with_all_keys(ours["config"])  # as records are read
+    return all(theirs["config"].get(key) == config.get(key) for key in same) and all(
         theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")
     )

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,10 @@ from zbench.console.extras import installed
 from zbench.correctness import __main__
 from zbench.correctness.peers import command
 from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS, PEERS, Peer, Trained, step_of
-from zbench.correctness.peers.command import PeerVerdict, judged_own, judged_peer
+from zbench.correctness.peers.command import PeerVerdict, beside_peers, judged_own, judged_peer
 from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
+from zbench.runtime.processes.fleet import RankFailed
 
 FSDP2_WHOLE = next(peer for peer in PEERS if peer.told("reshard_after_forward"))
 
@@ -95,6 +97,33 @@ def test_bytes_that_zbench_does_not_say_are_told() -> None:
     )
     nowhere = [replace(one, loss=None) for one in right]
     assert "the losses differ by inf" in judged_own("3", 8, nowhere, case.step).fault
+
+
+@pytest.mark.parametrize(("fails", "by"), [("run", "zbench"), ("train", str(PEERS[0]))])
+def test_who_fails_is_named_and_the_next_is_tried_on_fresh_processes(
+    monkeypatch: pytest.MonkeyPatch, fails: str, by: str
+) -> None:
+    started = []
+
+    class Fleet:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            started.append(self)
+
+        def __enter__(self) -> "Fleet":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def call(self, name: str, *_: Any) -> list[Executed]:
+            if name == fails:
+                raise RankFailed("rank 1: it ended")
+            return []
+
+    monkeypatch.setattr(command, "LocalFleet", Fleet)
+    monkeypatch.setattr(command, "judged_own", lambda *_: PeerVerdict("", "zbench", 8, (), {}, {}, "", ""))
+    found = [one for one in beside_peers([PEERS[0], PEERS[0]], 2, 0) if one.fault]
+    assert [(one.by, one.fault) for one in found] == [(by, "rank 1: it ended")] * 2
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize(

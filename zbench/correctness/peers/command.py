@@ -131,22 +131,24 @@ def beside_peers(peers: Sequence[Peer], ranks: int, seed: int) -> Iterator[PeerV
             while left:
                 peer = left.pop(0)
                 key = (peer.sharding, peer.element_bytes)
+                trains = "zbench"
                 try:
                     if key not in own:
                         case = step_of(*key, ranks, seed)
                         prove_step(case.step)
                         own[key] = judged_own(*key, fleet.call("run", case), case.step)
                         yield own[key]
+                    trains = str(peer)
                     found = fleet.call("train", training_of(peer, ranks, seed))
                 except RankFailed as error:
-                    yield _failed(peer, str(error))
+                    yield _failed(peer, trains, str(error))
                     break
                 yield judged_peer(peer, found, own[key].sent)
 
 
-def _failed(peer: Peer, fault: str) -> PeerVerdict:
-    """Returns the verdict on a peer with which nothing was trained."""
-    return PeerVerdict(peer.sharding, str(peer), peer.element_bytes, (float("nan"),) * 3, {}, {}, "", fault)
+def _failed(peer: Peer, trains: str, fault: str) -> PeerVerdict:
+    """Returns the verdict on what failed, a peer or zbench beside it, so that nothing was trained."""
+    return PeerVerdict(peer.sharding, trains, peer.element_bytes, (float("nan"),) * 3, {}, {}, "", fault)
 
 
 def judged_own(sharding: str, element_bytes: int, found: Sequence[Executed], step: Step) -> PeerVerdict:

@@ -149,7 +149,7 @@ def _gap(mine, begin, end, bringer, hops):  # type: ignore[no-untyped-def]
     part, head, ready = hops
     if end <= begin:  # or less, by rounding
         return
-    if bringer < 0:
+    if bringer < 0:  # else never a compute: computes of a GPU follow each other without a gap, others' send messages
         mine[_RANK] += end - begin
     elif part[bringer] >= 0:
         mine[part[bringer]] += end - begin

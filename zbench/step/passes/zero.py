@@ -6,11 +6,12 @@
     2      gradients in shards as well: they are reduced in every micro-batch
     3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
 
+With a window of 0 a layer's parameters are gathered when the layer before it has used its own.
+
 A step begins and ends with what the update leaves: from stage 1 on, every parameter at its home alone. That is where
 Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param-gather.
 
-(Rajbhandari et al. 2020, arXiv 1910.02054.) With a window of 0 a layer's parameters are gathered when the layer
-before it has used its own. Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
+(Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
 way, in as many parts as there are GPUs that have it. Norms' gains and the router are whole at one home.
 """
