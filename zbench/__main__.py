@@ -26,7 +26,7 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
-    from zbench.console.jobs import check_few, count
+    from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
     from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
 
@@ -51,6 +51,10 @@ _FLAGS = (
     "--config-dir",
     "--experimental-rerun",
 )
+
+
+class SweepRefused(BaseException):
+    """No job of a sweep is to run. It is no Exception, which hydra would hold back until the sweep ends."""
 
 
 class ChildFailed(Exception):
@@ -134,9 +138,14 @@ def _main(outcome: JobsOutcome) -> int:
         with contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
                 # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
+                given = sys.argv[1:]
                 sys.argv.append(f"hydra.sweep.dir='{stack.enter_context(tempfile.TemporaryDirectory())}'")
+                sys.argv += [ONE_AT_A_TIME] if is_one_at_a_time(given) else []
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    except SweepRefused as refused:
+        assert isinstance(refused.__cause__, Exception)
+        _tell(refused.__cause__, outcome, wants_traceback)
     except Exception as error:
         _tell(error, outcome, wants_traceback)
     if outcome.sweep is not None:
@@ -167,7 +176,12 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
     if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
         from zbench.console.meter import Sweep
 
-        outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
+        if outcome.sweep is None:
+            outcome.sweep = Sweep(count(sys.argv[1:]))
+            try:
+                compose_values(sys.argv[1:])
+            except Exception as error:
+                raise SweepRefused from error
         outcome.sweep.job += 1
     try:
         from zbench.run.presets import Presets

@@ -434,3 +434,36 @@ def test_the_jobs_of_a_sweep_are_counted_before_they_run(
     assert jobs.count(arguments) == number
     sweeper["_target_"] = "hydra_plugins.optuna.Sweeper"
     assert jobs.count(arguments) is None
+
+
+def test_a_job_for_each_value_of_each_key_is_composed_before_the_first_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    sweeper = OmegaConf.create({"_target_": target, "params": {"system": "ring,usp,fcp", "seed": "range(0,2)"}})
+    of = SimpleNamespace(sweeper=sweeper, job=SimpleNamespace(config_name="config"))
+    composed: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(jobs.HydraConfig, "get", lambda: of)
+    monkeypatch.setattr(jobs.hydra, "compose", lambda name, words: composed.append((name, words)))
+    jobs.compose_values(["-m", "steps=2", "seed=4,5", "hydra.sweep.dir=here"])
+    told = [("usp", 4), ("fcp", 4), ("ring", 5)]
+    assert composed == [("config", [f"system={system}", f"seed={seed}", "steps=2"]) for system, seed in told]
+
+
+def test_jobs_go_one_at_a_time_to_hydras_own_launcher_alone() -> None:
+    assert jobs.is_one_at_a_time(["-m", "system=ring,usp"])
+    for word in ("hydra/launcher=ray", "hydra/sweeper=optuna", "--config-dir=mine", "hydra.sweeper.max_batch_size=4"):
+        assert not jobs.is_one_at_a_time(["-m", "system=ring,usp", word])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["system=ring,nope"], "zbench: system is 'nope'; it takes one of "),
+        (["system=zeppelin,ring", "system.partitioner=search"], "zbench: system.partitioner is not a key of system"),
+    ],
+)
+def test_a_sweep_with_a_job_that_cannot_be_composed_runs_none(
+    arguments: list[str], told: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "-m", *arguments, *SMALL) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+    assert list(here.iterdir()) == []

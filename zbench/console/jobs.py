@@ -1,26 +1,70 @@
-"""Counts the jobs of a sweep. An edge: hydra's basic sweeper lists them all, then tells them one at a time."""
+"""Counts the jobs of a sweep, and composes some before any runs. An edge: hydra's basic sweeper lists them all, then
+tells them one at a time.
 
-from collections.abc import Iterable, Sequence
+Left alone, it would compose every job before the first one runs, a quarter of a second each, to see that all can be: a
+minute of silence for some hundred jobs, and then the launcher composes each again. With batches of one job nothing waits
+for that, and what a value of a key cannot be composed with is seen from one job for each value.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import ceil, isfinite, prod
 
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.errors import HydraException
 
+ONE_AT_A_TIME = "hydra.sweeper.max_batch_size=1"
+_OTHERS = ("hydra/sweeper=", "hydra/launcher=", "hydra.sweeper.", "hydra.launcher.", "hydra.searchpath=")
 MOST = 100_000  # jobs of a sweep; the largest experiment of zbench has some hundreds
 
 
 def count(arguments: Sequence[str]) -> int | None:
     """Counts the jobs of the sweep that hydra runs with these arguments; None where another sweeper chooses them as it
     goes."""
+    settings = _settings(arguments)
+    return None if settings is None else prod(_values(settings).values())
+
+
+def is_one_at_a_time(arguments: Sequence[str]) -> bool:
+    """Returns whether jobs can be given to the launcher one by one: it is hydra's own, as far as arguments tell, which
+    runs them so anyway; others run the jobs of a batch beside each other."""
+    return not any(word.startswith((*_OTHERS, "--config-dir", "-cd", "--config-path", "-cp")) for word in arguments)
+
+
+def compose_values(arguments: Sequence[str]) -> None:
+    """Composes a job for each value of each key of a sweep, the other keys at their first, as the first job of all is.
+    Called in that job.
+
+    Raises:
+        hydra.errors.HydraException: one cannot be composed.
+    """
+    settings, config = _settings(arguments), HydraConfig.get().job.config_name
+    for words in _first_of_each(settings or []):
+        hydra.compose(config, words)
+
+
+def _settings(arguments: Sequence[str]) -> list[str] | None:
+    """Returns the settings of a sweep, an experiment's before those of the arguments; None with another sweeper."""
     sweeper = HydraConfig.get().sweeper
     if not str(sweeper._target_).endswith(".BasicSweeper"):
         return None
-    settings = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    return prod(_values([*settings, *_given(arguments)]).values())
+    return [*(f"{key}={value}" for key, value in (sweeper.params or {}).items()), *_given(arguments)]
+
+
+def _first_of_each(settings: list[str]) -> Iterator[list[str]]:
+    """Yields the words of the jobs that have, in turn, every value but the first of every key."""
+    values: dict[str, list[str]] = {}
+    for one in _parsed(settings):
+        key, is_list = one.get_key_element(), one.is_sweep_override()
+        values[key] = list(one.sweep_string_iterator()) if is_list else [one.get_value_element_as_str()]
+    first = {key: some[0] for key, some in values.items() if some and not key.startswith("hydra.")}
+    for key in first:
+        for value in values[key][1:]:
+            yield [f"{name}={value if name == key else usual}" for name, usual in first.items()]
 
 
 def check_few(arguments: Sequence[str]) -> None:
@@ -51,9 +95,13 @@ def _given(arguments: Iterable[str]) -> list[str]:
 def _values(settings: list[str]) -> dict[str, int]:
     """Returns how many values each key has: the last word on it counts, as the command line's stands for an
     experiment's."""
-    hydra = GlobalHydra.instance()
-    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
-    return {one.get_key_element(): _count(one) for one in parser.parse_overrides(settings)}
+    return {one.get_key_element(): _count(one) for one in _parsed(settings)}
+
+
+def _parsed(settings: list[str]) -> list[Override]:
+    """Returns settings as hydra reads them."""
+    of = GlobalHydra.instance()
+    return OverridesParser.create(of.config_loader() if of.is_initialized() else None).parse_overrides(settings)
 
 
 def _count(setting: Override) -> int:

@@ -16,7 +16,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    """Warms every system of the project on the default cluster and model."""
+    """Warms every system of the project on the default cluster and model, and the clock of whole steps."""
     Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
@@ -32,6 +32,10 @@ def _main() -> int:
             system = make_system(compose("config", [f"system={name}"]), parts.cost)
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
+        print("compiling kernels for whole steps", file=sys.stderr)
+        config = compose("config", ["tracker=none", "executor=whole_step"])
+        whole = Parts.of(config, Settings.of(config))
+        whole.executor.step(SMALL, make_system(compose("config", ["system=zeppelin"]), whole.cost).plan(SMALL))
     return 0
 
 
