@@ -53,8 +53,12 @@ _FLAGS = (
 )
 
 
+@dataclass
 class SweepRefused(BaseException):
-    """No job of a sweep is to run. It is no Exception, which hydra would hold back until the sweep ends."""
+    """No job of a sweep is to run, because of `error`. It is no Exception, which hydra would hold back until the sweep
+    ends."""
+
+    error: Exception
 
 
 class ChildFailed(Exception):
@@ -144,8 +148,7 @@ def _main(outcome: JobsOutcome) -> int:
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except SweepRefused as refused:
-        assert isinstance(refused.__cause__, Exception)
-        _tell(refused.__cause__, outcome, wants_traceback)
+        _tell(refused.error, outcome, wants_traceback)
     except Exception as error:
         _tell(error, outcome, wants_traceback)
     if outcome.sweep is not None:
@@ -181,7 +184,7 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
             try:
                 compose_values(sys.argv[1:])
             except Exception as error:
-                raise SweepRefused from error
+                raise SweepRefused(error) from None
         outcome.sweep.job += 1
     try:
         from zbench.run.presets import Presets

@@ -2,8 +2,8 @@
 tells them one at a time.
 
 Left alone, it would compose every job before the first one runs, a quarter of a second each, to see that all can be: a
-minute of silence for some hundred jobs, and then the launcher composes each again. With batches of one job nothing waits
-for that, and what a value of a key cannot be composed with is seen from one job for each value.
+minute of silence for some hundred jobs, and then the launcher composes each again. With batches of one job nothing
+waits for that, and that a value of a key cannot be composed is seen from one job for each value.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
