@@ -7,7 +7,7 @@ from zbench.describe.model import Model
 
 SHAPES = {
     "g1": "e", "wq": "ehd", "wkv": "egkd", "wo": "hde", "g2": "e", "wz": "efk", "wd": "fe", "we": "ve", "gl": "e",
-    "wh": "ev",
+    "wh": "ve",
 }  # fmt: skip
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
 OUTSIDE = ("we", "gl", "wh")
@@ -22,7 +22,7 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     }  # fmt: skip
     found = {}
     for name, dims in (EXPERT_SHAPES if model.num_experts > 1 else SHAPES).items():
-        if model.num_experts > 1 and name in ("wz", "wd"):
+        if (model.num_experts > 1 and name in ("wz", "wd")) or (model.tied_embeddings and name == "wh"):
             continue
         layers = () if name in OUTSIDE else (model.num_layers,)
         value = rng.standard_normal((*layers, *(size[one] for one in dims)))
@@ -78,7 +78,7 @@ def step(
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
             x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number])
-        logits = _norm(x, leaves["gl"]) @ leaves["wh"]
+        logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()
     return float(total.detach()), {name: leaf.grad.numpy() for name, leaf in leaves.items()}

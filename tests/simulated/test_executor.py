@@ -142,7 +142,7 @@ def test_what_it_cannot_play_is_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^model.overlap_collectives is False; executor=whole_step plays"):
         WholeStep(cost_of(overlap_collectives=False))
     with pytest.raises(ValueError, match=r"^model.tied_embeddings is True"):
-        WholeStep(cost_of(tied_embeddings=True))
+        WholeStep(cost_of(tied_embeddings=True, pipeline_parallel=2, sharding="zero1"))
     with pytest.raises(ValueError, match=r"the prefetch window \(sharding.window\) is 9; it takes 0 to 8 layers"):
         WholeStep(cost_of(sharding="zero3"), window=9)
     with pytest.raises(ValueError, match=r"the expert-parallel degree is 3; it has to divide 8 GPUs"):

@@ -57,6 +57,19 @@ def test_combinations(case: int) -> None:
     check(plans, degree, STAGES[case % 4], int(rng.integers(0, 3)), tuple(LEVELS)[case // 4 % 4])
 
 
+@pytest.mark.parametrize("zero", STAGES)
+@pytest.mark.parametrize(("degree", "recompute"), [(1, "none"), (2, "full")])
+def test_tied_embeddings(degree: int, zero: str, recompute: str) -> None:
+    """The table's gradient has contributions of two templates of each micro-batch, and is reduced after the second; in
+    the second micro-batch one rank has no token."""
+    model = replace(MODEL, tied_embeddings=True)
+    plans = [plan_of(lengths, 2, 4 // degree, first=first) for lengths, first in (([5, 3], 0), ([1], 2), ([4], 3))]
+    step = whole_step(model, plans, degree, zero, 1, recompute)
+    prove_step(step)
+    assert execute(step, plans, degree, model) < TOLERANCE
+    assert "wh" not in step.layouts[0].number
+
+
 @pytest.mark.parametrize("variant", OWN, ids=str)
 def test_every_system(variant: Variant) -> None:
     """The plans of every system, as they are, with a stage and a level that its place in the list says."""
@@ -104,3 +117,8 @@ def test_masks(mask: Mask, inner: int) -> None:
 def test_what_cannot_be_built(arguments: tuple[int, str, int, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         whole_step(MODEL, [plan_of([5, 3], 2, 4)], *arguments)
+
+
+def test_tied_embeddings_have_one_stage() -> None:
+    with pytest.raises(ValueError, match=r"^model.tied_embeddings is True, as of tiny; with 2 pipeline stages"):
+        whole_step(replace(MODEL, tied_embeddings=True), [plan_of([5, 3], 2, 4)], stages=2)

@@ -3,7 +3,7 @@
 import pytest
 
 from zbench.step.formula import FormulaError, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, HEAD, update
+from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
@@ -17,12 +17,19 @@ def test_what_a_formula_says() -> None:
     assert parse_formula("x'[t] = y[t] + d[t]").results[0].after
 
 
-@pytest.mark.parametrize(
-    "text", [DENSE, EXPERTS, EMBEDDING, EMBEDDING_BACKWARD, HEAD, update("wq", "j,z"), update("g")]
-)
+@pytest.mark.parametrize("text", [DENSE, EXPERTS, EMBEDDING, EMBEDDING_BACKWARD, update("wq", "j,z"), update("g")])
 def test_formulas_print_as_they_are_read(text: str) -> None:
     for one in parse_formulas(text):
         assert parse_formula(str(one)) == one
+
+
+@pytest.mark.parametrize(("tied", "table"), [(False, "wh"), (True, "we")])
+def test_the_head_scores_words_by_its_table(tied: bool, table: str) -> None:
+    found = head(tied)
+    assert [parse_formula(str(one)) for one in found] == list(found)
+    weights = {ref.tensor for one in found for ref in one.operands if ref.tensor[0] == "w"}
+    gradients = {ref.tensor for one in found for ref in one.results if ref.tensor[:2] == "dw"}
+    assert (weights, gradients) == ({table}, {f"d{table}"})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.zero import ShardedParameters
 from zbench.step.proof.prove import prove_step
@@ -58,11 +59,8 @@ class WholeStep:
             )
         if self.skew and model.num_experts == 1:
             raise ValueError(f"experts.skew is {self.skew}; {model.name} has no experts, so it takes 0")
-        if model.tied_embeddings:
-            raise ValueError(
-                f"model.tied_embeddings is True, as of {model.name}; executor=whole_step takes models with False"
-            )
         places = self.cost.gpus.cluster.num_ranks // self.cost.pp
+        stage_starts(self.cost.gpus.model, self.cost.pp, places)  # refuses a number of stages, and tied embeddings
         self._experts.check(model, places)
         groups, zero = places // self.cost.tp, ZERO[model.sharding]
         ShardedParameters(model, groups, self.cost.tp, zero, self.window, self.expert_parallel)  # refuses a window

@@ -16,7 +16,8 @@ experts of a slice make of them, by shares; ez is an expert's gate and up, ed it
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from zbench.step.transpose import Derivative
+from zbench.step.formula import Formula, parse_formulas
+from zbench.step.transpose import Derivative, transpose
 
 ATTENTION = """
 n[t]    = norm(x[t], g1)
@@ -56,18 +57,18 @@ x[t]    = w[t]
 EMBEDDING_BACKWARD = """
 dwe[v] += lookup_d0(dx[t])
 """
-HEAD = """
+_HEAD = """
 c[t]    = norm(x[t], gl)
-l[t]   += score(c[t], wh[v])
+l[t]   += score(c[t], {table}[v])
 loss   += lose(l[t])
 """
 ATTEND_BACKWARD = """
 e[t,h]                 = row_sums(o[t,h], do[t,h])
 dq[t,h], dkv[s,g(h)] += attend_d(q[t,h], kv[s,g(h)], do[t,h], e[t,h])  for visible(t, s)
 """
-SCORE_BACKWARD = """
-dc[t]   += score_d0(c[t], wh[v], l[t])
-dwh[v]  += score_d1(c[t], wh[v], l[t])
+_SCORE_BACKWARD = """
+dc[t]       += score_d0(c[t], {table}[v], l[t])
+d{table}[v] += score_d1(c[t], {table}[v], l[t])
 """
 # Of functions: which operands the gradient of each operand reads again.
 DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
@@ -81,10 +82,18 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "enter": Derivative(((1,), (0,))),
     "leave": Derivative(((1, 2), (0, 2), (0, 1))),
     "settle": Derivative(((),)),
-    "score": Derivative(given=SCORE_BACKWARD),
     "lose": Derivative((None,)),
 })  # fmt: skip
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
+
+
+def head(tied: bool) -> tuple[Formula, ...]:
+    """Returns the formulas of what is after the layers, forward and backward. tied: the words' scores are by the
+    embedding table, whose gradient is then of both."""
+    table = "we" if tied else "wh"
+    forward = parse_formulas(_HEAD.format(table=table))
+    score = Derivative(given=_SCORE_BACKWARD.format(table=table))
+    return forward + transpose(forward, {**DERIVATIVES, "score": score})
 
 
 def update(weight: str, axes: str = "") -> str:

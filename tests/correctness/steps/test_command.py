@@ -32,7 +32,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 42336
+    assert len(every_combination(4)) == 77184
     every = every_combination(2)
 
     def pairs(some: list[StepCombination]) -> set[tuple[str, object, str, object]]:
@@ -48,7 +48,7 @@ def test_a_cover_has_every_pair() -> None:
 
 
 def test_what_differs_is_told() -> None:
-    one = StepCombination(1, 1, 2, 1, 0, "even", 1, 1, "3", "none", 1, "keep", "short")
+    one = StepCombination(1, 1, 2, 1, 0, "even", 1, 1, "own", "3", "none", 1, "keep", "short")
     stated = stated_bytes(one.case(0).step)
     right = [Executed(2.0 if rank == 0 else None, 2.0, 1e-15, 1e-15, stated[rank]) for rank in range(2)]
     assert judged_step(one, [*right, Executed(None, 2.0, 0.0, 0.0, {})], stated).fault == ""

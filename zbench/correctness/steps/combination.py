@@ -35,6 +35,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "routing": tuple(SKEWS),
     "stages": (1, 2, 3),
     "levels": (1, 2),
+    "head": ("own", "tied"),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
     "micro_batches": (1, 2, 3),
@@ -51,7 +52,8 @@ class StepCombination:
 
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
     all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
-    of collectives, two of them over nodes of NODE GPUs each; ZeRO's stage, the level of recomputation, micro-batches,
+    of collectives, two of them over nodes of NODE GPUs each; whether the head has parameters of its own or the
+    embedding's; ZeRO's stage, the level of recomputation, micro-batches,
     what a backward does with keys, and lengths of sequences.
     """
 
@@ -63,6 +65,7 @@ class StepCombination:
     routing: str
     stages: int
     levels: int
+    head: str
     zero: str
     recompute: str
     micro_batches: int
@@ -79,7 +82,7 @@ class StepCombination:
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         if self.expert_parallel:
             degrees += f" ep{self.expert_parallel} {self.routing}"
-        exchange += " two levels" if self.levels > 1 else ""
+        exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
@@ -87,10 +90,11 @@ class StepCombination:
 
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
-        by a stage's, several nodes in a stage where collectives have two levels."""
+        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
+            and (self.head == "own" or self.stages == 1)
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
@@ -99,7 +103,7 @@ class StepCombination:
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        model = EXPERTS if self.expert_parallel else MODEL
+        model = replace(EXPERTS if self.expert_parallel else MODEL, tied_embeddings=self.head == "tied")
         experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
         degree = self.tensor_parallel
         step = whole_step(model, plans, degree, self.zero, 1, self.recompute, experts, self.stages)

@@ -34,8 +34,10 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
     experts = model.num_experts
     shapes = {
         "g1": (c,), "wq": (h, d, c), "wkv": (model.num_kv_heads, 2, d, c), "wo": (h, d, c), "g2": (c,),
-        "we": (v, c), "gl": (c,), "wh": (v, c),
+        "we": (v, c), "gl": (c,),
     }  # fmt: skip
+    if not model.tied_embeddings:
+        shapes |= {"wh": (v, c)}
     if experts > 1:
         shapes |= {"wr": (experts, c), "ez": (experts, 2, f, c), "ed": (experts, f, c)}
     else:
@@ -95,7 +97,9 @@ def _updated(value: Tensor, gradient: Tensor) -> Tensor:
 
 def network_weights(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns a step's parameters by the names of the torch executor's network, copies."""
-    found = {"embedding": weights["we"], "norm": weights["gl"], "head": weights["wh"]}
+    found = {"embedding": weights["we"], "norm": weights["gl"]}
+    if not model.tied_embeddings:
+        found["head"] = weights["wh"]
     for layer in range(model.num_layers):
         one = {name: value[layer] for name, value in weights.items() if name not in OUTSIDE}
         keys, values = one["wkv"].unbind(1)
@@ -124,4 +128,5 @@ def _by_step(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in one.items():
             layers.setdefault(name, []).append(value)
     stacked = {name: torch.stack(values) for name, values in layers.items()}
-    return {**stacked, "we": named["embedding"], "gl": named["norm"], "wh": named["head"]}
+    head = {} if model.tied_embeddings else {"wh": named["head"]}
+    return {**stacked, "we": named["embedding"], "gl": named["norm"], **head}

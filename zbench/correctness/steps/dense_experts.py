@@ -39,7 +39,7 @@ def expert_step(
             of = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
             x = _layer(model, x, of, torch.from_numpy(chosen))
         targets = torch.from_numpy(np.append(tokens[1:], 0))
-        logits = _norm(x, leaves["gl"]) @ leaves["wh"].T
+        logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + F.cross_entropy(logits, targets, reduction="sum")
     total.backward()
     return float(total.detach()), {

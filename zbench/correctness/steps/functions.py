@@ -16,13 +16,13 @@ from zbench.describe.arrays import Floats, Ints
 EPSILON, BASE = 1e-6, 10000.0
 # Axes of tensors by name; a gradient has those of its tensor.
 DIMS: Mapping[str, str] = {
-    "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ev", "g1": "e", "g2": "e",
+    "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
     "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
     "wr": "ex", "r": "tx",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
 CUT: Mapping[str, tuple[str, int]] = {
-    "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 1),
+    "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 0),
     "ez": ("e", 0), "ed": ("e", 0),
 }  # fmt: skip
 
@@ -167,7 +167,7 @@ def _chosen(at: Where) -> Any:
 
 
 def _score(at: Where, c: Floats, wh: Floats) -> tuple[Floats, Floats]:
-    logits = c @ wh
+    logits = c @ wh.T
     return (logits * _chosen(at)).sum(axis=1), np.logaddexp.reduce(logits, axis=1)
 
 
@@ -176,11 +176,11 @@ def _lose(at: Where, one: tuple[Floats, Floats]) -> Any:
 
 
 def _score_d0(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Any:
-    return np.asarray((np.exp(c @ wh - one[1][:, None]) - _chosen(at)) @ wh.T)
+    return np.asarray((np.exp(c @ wh.T - one[1][:, None]) - _chosen(at)) @ wh)
 
 
 def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Any:
-    return np.asarray(c.T @ (np.exp(c @ wh - one[1][:, None]) - _chosen(at)))
+    return np.asarray((np.exp(c @ wh.T - one[1][:, None]) - _chosen(at)).T @ c)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

@@ -20,7 +20,7 @@ from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import sections
-from zbench.step.passes.zero import OTHER_WEIGHTS, ParameterRows, ShardedParameters
+from zbench.step.passes.zero import ParameterRows, ShardedParameters
 from zbench.step.template import Instance, Items, Step, Template
 
 
@@ -58,11 +58,11 @@ def whole_step(
     check_plans(model, tuple(plans), degree)
     groups = plans[0].num_ranks
     experts.check(model, groups * degree)
-    starts = stage_starts(model.num_layers, stages, groups * degree)
+    starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, zero, window, experts.degree)
-    formulas = sections(recompute, model.num_experts > 1)
+    formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
     none = np.full(groups * degree, -1, np.int64)
-    built = _Built([], [], dict.fromkeys((*parameters.of_layers, *OTHER_WEIGHTS), none))
+    built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts = 0, []
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, experts, number)
@@ -112,9 +112,9 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
     first, order = len(built.templates), []
     for place, begin, end in zip(places, layers, [*layers[1:], num_layers], strict=True):
         order.append(Instance(first, begin, end - begin, place=place))
-    ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", OTHER_WEIGHTS, 0)]
+    ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", rows.of.outside, 0)]
     if len(places) > 1:
-        ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", ("gl", "wh"), places[-1])]
+        ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", rows.of.of_head, places[-1])]
     for name, weights, _ in [("optimizer", rows.of.of_layers, 0), *ends]:
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
     return order + [Instance(first + 1 + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
@@ -124,9 +124,9 @@ def _resting(rows: ParameterRows, version: int, last: int) -> Rows:
     """Returns the entries of all parameters and their optimizer state before or after a step. last: the first place of
     the last stage, which has what is after the layers."""
     found: Rows = []
-    for weight in (*rows.of.of_layers, *OTHER_WEIGHTS):
+    for weight in (*rows.of.of_layers, *rows.of.outside):
         state = rows.everywhere if rows.of.stage == "none" else rows.at_home
         entries = rows.resting(weight, version) + state(f"s{weight}", weight, version=version)
-        after = last and weight in ("gl", "wh")
+        after = last and weight in rows.of.of_head
         found += moved_entries(entries, rows.layout, rows.lists, last) if after else entries
     return found

@@ -1,8 +1,9 @@
 """A micro-batch's templates: what is computed and moved from the embedding to its gradient, and the contracts of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from zbench.step.passes.tensors import tensors_of
 from zbench.step.passes.zero import ParameterRows, ShardedParameters
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
 
-_HEAD_WEIGHTS, _EMBEDDING_WEIGHTS = ("gl", "wh"), ("we",)
+_TABLE = ("we",)
 Rows = list[list[int]]
 Tables = list[Ints | Rows]
 
@@ -70,12 +71,13 @@ class BatchTemplates:
     def templates(self, gradients: dict[str, Ints], loss: int) -> tuple[list[Template], int]:
         """Returns the templates of a micro-batch, in the order in which they are played, and the contributions to the
         loss so far. gradients: contributions of every GPU to every parameter's so far; they are counted on."""
+        begun = dict(gradients)
         return [
             self._embedding(),
             self._forward(),
             self._head(gradients, loss),
             self._backward(gradients),
-            self._embedding_backward(gradients),
+            self._embedding_backward(gradients, begun),
         ], loss + len(self.parts.home)
 
     def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
@@ -120,19 +122,22 @@ class BatchTemplates:
         """Whether the forward gathers parameters."""
         return self.parameters.of.gathered or (self.parameters.of.gathered_once and self.number == 0)
 
-    def _around_layers(self, weights: Sequence[str]) -> tuple[Rows, Rows, Rows]:
-        """Returns the gathers of parameters that are of no layer, and their entries before and after them."""
+    def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
+        """Returns the gathers of parameters that are of no layer, and their entries before and after them. again: of
+        those the ones that the micro-batch has used before; gathered once, they are still there."""
         rows = self.parameters
-        everywhere = [line for weight in weights for line in rows.everywhere(weight, weight)]
-        if not self._gathers:
-            return [], everywhere, everywhere
-        home = [line for weight in weights for line in rows.at_home(weight, weight)]
-        return rows.gathers(tuple(weights)), home, home if rows.of.gathered else everywhere
+        stays = again if rows.of.gathered_once else ()
+        there = [weight for weight in weights if not self._gathers or weight in stays]
+        come = [weight for weight in weights if weight not in there]
+        stayed = [line for weight in there for line in rows.everywhere(weight, weight)]
+        home = [line for weight in come for line in rows.at_home(weight, weight)]
+        everywhere = [line for weight in come for line in rows.everywhere(weight, weight)]
+        return rows.gathers(tuple(come)), stayed + home, stayed + (home if rows.of.gathered else everywhere)
 
     def _embedding(self) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(rows.of.window), True)
-        gathers, before, after = self._around_layers(_EMBEDDING_WEIGHTS)
+        gathers, before, after = self._around_layers(_TABLE)
         ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         needs, leaves = before + self._weights((), ahead), after + self._weights(ahead, ()) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
@@ -215,14 +220,14 @@ class BatchTemplates:
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(-rows.of.window, 0), False)
-        gathers, had, has = self._around_layers(_HEAD_WEIGHTS)
+        gathers, had, has = self._around_layers(rows.of.of_head, _TABLE)
         ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
             every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
             ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
-        before, after, reductions = self._gradients(_HEAD_WEIGHTS, gradients)
+        before, after, reductions = self._gradients("head", gradients)
         needs = had + self._weights((), ahead) + self.tokens("x") + before
         leaves = has + self._weights(ahead, ()) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
@@ -235,28 +240,44 @@ class BatchTemplates:
         again = "~" if "o~" in self.layout.number else ""
         gathers = rows.gathers(rows.of.of_layers, -rows.of.window) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed("backward", again)]
-        before, after, reductions = self._gradients(rows.of.of_layers, gradients)
+        before, after, reductions = self._gradients("backward", gradients)
         needs, leaves = self._around(False)
         needs += self.tokens("dx", 1) + self._saved + before
         return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
 
-    def _embedding_backward(self, gradients: dict[str, Ints]) -> Template:
+    def _embedding_backward(self, gradients: dict[str, Ints], begun: Mapping[str, Ints]) -> Template:
+        """Returns the template of the table's gradient. begun: contributions before the micro-batch."""
         ops = self._computed("embedding_backward")
-        before, after, reductions = self._gradients(_EMBEDDING_WEIGHTS, gradients)
+        before, after, reductions = self._gradients("embedding_backward", gradients, begun)
         needs = self.tokens("dx") + before
         return self.template("embedding_backward", [*ops, reductions], needs, after, "embedding_backward")
 
-    def _gradients(self, weights: Sequence[str], gradients: dict[str, Ints]) -> tuple[Rows, Rows, Rows]:
-        """Returns the entries of gradients before and after a template, and their reductions; counts its
-        contributions."""
+    def _gradients(
+        self, section: str, gradients: dict[str, Ints], begun: Mapping[str, Ints] = MappingProxyType({})
+    ) -> tuple[Rows, Rows, Rows]:
+        """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
+        contributions.
+
+        The table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for that
+        one the contributions before the first.
+        """
+        of, rows, last = self.parameters.of, self.parameters, self.number + 1 == self.count
+        weights = {"head": of.of_head, "backward": of.of_layers, "embedding_backward": _TABLE}[section]
         before: Rows = []
         after: Rows = []
-        last = self.number + 1 == self.count
+        reduced = []
         for weight in weights:
-            before += self.parameters.gradients(weight, gradients[weight], False)
-            for one in self.formulas.contributors[f"d{weight}"]:
-                made = (self.experts if of_experts(one) else self.linear).contributions(one)
-                had = gradients[weight]
-                gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
-            after += self.parameters.gradients(weight, gradients[weight], last)
-        return before, after, self.parameters.reductions(tuple(weights), last)
+            had, of_both = gradients[weight], of.model.tied_embeddings and weight in _TABLE
+            now = gradients[weight] = self._counted(section, weight, had)
+            goes_on, goes_back = of_both and section == "embedding_backward", of_both and section == "head"
+            before += rows.unreduced(weight, begun[weight], had) if goes_on else rows.gradients(weight, had, False)
+            after += rows.unreduced(weight, had, now) if goes_back else rows.gradients(weight, now, last)
+            reduced += [] if goes_back else [weight]
+        return before, after, rows.reductions(tuple(reduced), last)
+
+    def _counted(self, section: str, weight: str, had: Ints) -> Ints:
+        """Returns the contributions of every GPU to a gradient after a section, -1: none at all."""
+        for one in self.formulas.contributors[section, f"d{weight}"]:
+            made = (self.experts if of_experts(one) else self.linear).contributions(one)
+            had = np.where(made < 0, had, np.maximum(had, 0) + made)
+        return had

@@ -183,8 +183,6 @@ def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
         size = getattr(model, name)
         if degree < 1 or size % degree:
             raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")
-    if model.tied_embeddings:
-        raise ValueError("model.tied_embeddings is True; a step is built of models with False")
     if not plans:
         raise ValueError("a step has no plans; it takes at least one, a micro-batch each")
     for number, plan in enumerate(plans):

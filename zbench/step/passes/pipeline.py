@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from zbench.describe.model import Model
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, operation_row
@@ -18,12 +19,18 @@ FORWARD, BACKWARD = range(2)
 EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
 
 
-def stage_starts(num_layers: int, stages: int, places: int) -> tuple[StageStart, ...]:
+def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ...]:
     """Returns the stages of layers divided evenly, some of them larger by one. places: of a stage.
 
     Raises:
-        ValueError: there are fewer layers than stages.
+        ValueError: there are fewer layers than stages, or one table is for the first and the last stage.
     """
+    num_layers = model.num_layers
+    if stages > 1 and model.tied_embeddings:
+        raise ValueError(
+            f"model.tied_embeddings is True, as of {model.name}; with {stages} pipeline stages the table would be on "
+            "two of them, and a step takes models with False"
+        )
     if not 1 <= stages <= num_layers:
         raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
     first = [at * num_layers // stages for at in range(stages)]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from zbench.step.formula import Formula, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, HEAD, update
+from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
 from zbench.step.passes.recompute import made_again, with_recomputation
-from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, OTHER_WEIGHTS, axes_of
+from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
 from zbench.step.transpose import transpose
 
 
@@ -45,31 +45,33 @@ class Sections:
         return tuple(name for name in reads if name not in made and name not in (*self.layer_weights, "dx"))
 
     @cached_property
-    def contributors(self) -> Mapping[str, tuple[Formula, ...]]:
-        """The formulas that add to each sum."""
-        found: dict[str, tuple[Formula, ...]] = {}
-        for one in self.all:
-            for ref in one.results:
-                found[ref.tensor] = (*found.get(ref.tensor, ()), one)
+    def contributors(self) -> Mapping[tuple[str, str], tuple[Formula, ...]]:
+        """The formulas that add to each sum, by (section, tensor)."""
+        found: dict[tuple[str, str], tuple[Formula, ...]] = {}
+        for section, numbers in self.numbers.items():
+            for one in self.all[numbers.start : numbers.stop]:
+                for ref in one.results:
+                    found[section, ref.tensor] = (*found.get((section, ref.tensor), ()), one)
         return found
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool) -> Sections:
-    """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones.
+def sections(recompute: str, experts: bool, tied: bool) -> Sections:
+    """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones. tied: the
+    head is the embedding table.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward, head = parse_formulas(EXPERTS if experts else DENSE), parse_formulas(HEAD)
+    forward = parse_formulas(EXPERTS if experts else DENSE)
     again = made_again(recompute, forward, "x")
     weights = EXPERT_LAYER_WEIGHTS if experts else LAYER_WEIGHTS
     return Sections(
         parse_formulas(EMBEDDING),
         forward,
-        head + transpose(head, DERIVATIVES),
+        head(tied),
         with_recomputation(forward, transpose(forward, DERIVATIVES), again),
         parse_formulas(EMBEDDING_BACKWARD),
-        tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *OTHER_WEIGHTS)),
+        tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
         weights,
     )

@@ -11,7 +11,6 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.zero import (
     GRADIENT_BYTES,
     MOMENT_BYTES,
-    OTHER_WEIGHTS,
     WHOLE,
     ShardedParameters,
     weight_elements,
@@ -30,7 +29,7 @@ def tensors_of(
     merges: Mapping[str, str],
 ) -> tuple[Tensor, ...]:
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added."""
-    weights = (*parameters.of_layers, *OTHER_WEIGHTS)
+    weights = (*parameters.of_layers, *parameters.outside)
     found = {name: one for weight in weights for name, one in _parameter(model, weight, parameters).items()}
     tokens = parts.home
     for formula in formulas:
@@ -65,7 +64,7 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
 def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
     """Returns a parameter, its gradient and its optimizer state."""
     axes, home = parameters.axes(weight), parameters.home(weight)
-    layers = "none" if weight in OTHER_WEIGHTS else "layer"
+    layers = "none" if weight in parameters.outside else "layer"
     elements = weight_elements(model)[weight] if weight in WHOLE else 1
     gradient = max(GRADIENT_BYTES, model.element_bytes)
     size, moments, summed = (each * elements for each in (model.element_bytes, MOMENT_BYTES, gradient))

@@ -31,7 +31,7 @@ from zbench.step.operations import GATHER, REDUCE, operation_row
 from zbench.step.template import AT_HOME, COMPLETE
 
 STAGES = ("none", "1", "2", "3")
-LAYER_WEIGHTS, OTHER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd"), ("we", "gl", "wh")
+LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
@@ -41,6 +41,16 @@ MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari
 def layer_weights(model: Model) -> tuple[str, ...]:
     """Returns the names of a layer's parameters."""
     return EXPERT_LAYER_WEIGHTS if model.num_experts > 1 else LAYER_WEIGHTS
+
+
+def head_weights(tied: bool) -> tuple[str, ...]:
+    """Returns the names of the parameters that are used after the layers. tied: the head is the embedding table."""
+    return ("gl", "we") if tied else ("gl", "wh")
+
+
+def outer_weights(tied: bool) -> tuple[str, ...]:
+    """Returns the names of the parameters that are of no layer."""
+    return ("we", "gl") if tied else ("we", "gl", "wh")
 
 
 def axes_of(weight: str) -> tuple[str, ...]:
@@ -97,6 +107,16 @@ class ShardedParameters:
         """The parameters of a layer."""
         return layer_weights(self.model)
 
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The parameters of no layer."""
+        return outer_weights(self.model.tied_embeddings)
+
+    @property
+    def of_head(self) -> tuple[str, ...]:
+        """The parameters that are used after the layers."""
+        return head_weights(self.model.tied_embeddings)
+
     def slices(self, weight: str) -> tuple[str, int]:
         """Returns the index of the slices that a parameter is cut in, and how many there are; "" and 1: it is whole."""
         if weight in WHOLE:
@@ -110,7 +130,7 @@ class ShardedParameters:
         for names in (
             [name for name in self.of_layers if name not in (*WHOLE, *OF_EXPERTS)],
             [name for name in self.of_layers if name in OF_EXPERTS],
-            [name for name in OTHER_WEIGHTS if name not in WHOLE],
+            [name for name in self.outside if name not in WHOLE],
         ):
             sizes = [elements[name] // self.slices(name)[1] for name in names]
             each = max(-(-sum(sizes) * self.slices(name)[1] // self.num_gpus) for name in names) if names else 1
@@ -228,8 +248,30 @@ class ParameterRows:
             ]
         found = []
         for share, members in self.of.members(weight):
-            cells = self._cells(weight, share)
             for gpu in members[counts[members] >= 0].tolist():
-                places = self.lists.number(PLACE, [gpu])
-                found.append([self.layout.number[name], 0, places, *cells, int(counts[gpu]), 0, 0])
+                found.append(self._gradient(weight, gpu, self._cells(weight, share), int(counts[gpu])))
+        return found
+
+    def _gradient(self, weight: str, gpu: int, cells: list[int], count: int) -> list[int]:
+        """Returns the entry of cells of a gradient on a GPU."""
+        return [self.layout.number[f"d{weight}"], 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0]
+
+    def unreduced(self, weight: str, had: Ints, counts: Ints) -> list[list[int]]:
+        """Returns the entries of a gradient within a micro-batch that adds to it more than once: a GPU keeps what it
+        contributes until the last time. had, counts: contributions of every GPU before the micro-batch and so far, -1
+        where it had no part in it."""
+        if self.of.stage in ("none", "1"):
+            return self.gradients(weight, counts, False)
+        found, home = [], self.of.home(weight).reshape(self.of.slices(weight)[1], -1)
+        for (share, members), total in zip(self.of.members(weight), self.totals(weight, had), strict=True):
+            index = self.of.slices(weight)[0]
+            for gpu in members.tolist():
+                mine = int(counts[gpu] - max(had[gpu], 0)) if counts[gpu] >= 0 else 0
+                for shards, count in ((home[share] == gpu, total + mine), (home[share] != gpu, mine)):
+                    if count and shards.any():
+                        cells = [
+                            self.lists.number(index, [share]),
+                            self.lists.number(f"z{weight}", np.flatnonzero(shards)),
+                        ]
+                        found.append(self._gradient(weight, gpu, cells, count))
         return found
