@@ -12,6 +12,7 @@ from zbench.anchors.__main__ import GROUPS, anchors
 from zbench.anchors.anchor import Anchor, published_rows
 from zbench.anchors.presets import cluster, workload, world, worlds
 from zbench.anchors.summary import summary_rows
+from zbench.simulated.executor import WholeStep
 
 # Errors in percent, in the order of the tables. A change of the cost model has to say here what it did to them.
 HELD = {
@@ -285,3 +286,23 @@ def test_anchors_are_of_clusters_in_the_world_that_is_asked_for(monkeypatch: pyt
         monkeypatch.setattr(module, "anchors", lambda described, *_: seen.append(described("h200_4x8")) or [])
     assert anchors("compute_slowed") == []
     assert {(one.device.compute_slowdown, one.nic_channels) for one in seen} == {(1.1256, 2)}
+
+
+def test_training_steps_are_played_as_whole_steps_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for module in (training, long_context, steps):
+        monkeypatch.setattr(module, "anchors", lambda *given: seen.append(given[-1]) or [])
+    for module in (flexsp, nccl, attention, ring_flash_attention):
+        monkeypatch.setattr(module, "anchors", None)
+    assert anchors("nominal", "whole_step") == []
+    assert seen == [WholeStep] * 3
+
+
+def test_a_whole_step_of_local_sequences_takes_as_long_as_by_the_other_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but parameters and gradients is sent, and both clocks hide that behind layers of 16K tokens."""
+    wanted = {"run": "torchtitan", "num_gpus": "8", "kernels": "fused"}
+    (row,) = [one for one in published_rows("training") if wanted.items() <= one.items()]
+    monkeypatch.setattr(training, "published_rows", lambda _: [row])
+    (plans,), (whole,) = training.anchors(cluster), training.anchors(cluster, WholeStep)
+    assert whole.predicted == pytest.approx(plans.predicted, rel=0.01)
+    assert whole.predicted != plans.predicted

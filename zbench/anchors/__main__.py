@@ -1,4 +1,5 @@
-"""python -m zbench.anchors [--world NAME | --rows FILE [--group GROUP]] [--json]: measured and predicted. An edge."""
+"""python -m zbench.anchors [--world NAME] [--clock CLOCK], or --rows FILE [--group GROUP]; [--json]: measured and
+predicted. An edge."""
 
 import sys
 
@@ -22,6 +23,7 @@ with loading(__name__):
     from zbench.describe.units import with_noun
     from zbench.describe.worlds import NOMINAL
 
+CLOCKS = ("simulated", "whole_step")  # names of conf/executor
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
     "nccl": "NCCL's own bus bandwidths",
@@ -35,14 +37,19 @@ GROUPS = {
 }
 
 
-def anchors(name: str = NOMINAL) -> list[Anchor]:
-    """Returns all published numbers that this project predicts, each beside its prediction; name: of the world that
-    clusters are in, if they have it."""
+def anchors(name: str = NOMINAL, clock: str = CLOCKS[0]) -> list[Anchor]:
+    """Returns all published numbers that this project predicts, each beside its prediction. name: of the world that
+    clusters are in, if they have it. clock: of CLOCKS; of whole steps, training steps alone."""
     there = world(name)
 
     def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
         return there.of_cluster(cluster(preset, num_nodes, device))
 
+    if clock != CLOCKS[0]:
+        from zbench.simulated.executor import WholeStep
+
+        found = [anchor for module in (training, long_context) for anchor in module.anchors(described, WholeStep)]
+        return found + steps.anchors(described, workload, WholeStep)
     modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
     found = [anchor for module in modules for anchor in module.anchors(described)]
     return found + attention.anchors(described, "magi") + steps.anchors(described, workload)
@@ -57,14 +64,15 @@ def _anchors() -> int:
     arguments = _asked()
     if arguments.rows == "":
         raise ValueError("--rows is ''; it takes a CSV file of measured rows")
-    if arguments.rows and arguments.world:
-        raise ValueError(f"--world is {arguments.world}; it is of published numbers, so it takes no --rows beside it")
+    for name in ("world", "clock"):
+        if arguments.rows and (value := getattr(arguments, name)):
+            raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
     if arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     elif arguments.group:
         raise ValueError(f"--group is {arguments.group}; it takes a file of rows beside it, --rows FILE")
     else:
-        _published(arguments.world or NOMINAL, arguments.json)
+        _published(arguments.world or NOMINAL, arguments.clock or CLOCKS[0], arguments.json)
     return 0
 
 
@@ -83,12 +91,15 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--world", metavar="WORLD", choices=worlds(), help="a world of conf/world that clusters are in (docs/worlds.md)"
     )
+    parser.add_argument(
+        "--clock", metavar="CLOCK", choices=CLOCKS, help="whole_step: training steps alone, played as whole steps"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
 
 
-def _published(world: str, as_json: bool) -> None:
-    found = anchors(world)
+def _published(world: str, clock: str, as_json: bool) -> None:
+    found = anchors(world, clock)
     if not as_json:
         from zbench.anchors.show import show_groups
 

@@ -1,6 +1,6 @@
 """Predicts whole training steps of dense models, as their frameworks and a paper published them. Pure: no torch.
 
-Each step goes through `Simulated` with every sequence on one rank: data parallelism only, as in all of them.
+Each step has every sequence on one rank: data parallelism only, as in all of them.
 """
 
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
+from zbench.anchors.anchor import Anchor, GetCluster, GetExecutor, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -117,12 +117,12 @@ SETUPS = {
 }
 
 
-def anchors(get_cluster: GetCluster) -> list[Anchor]:
+def anchors(get_cluster: GetCluster, executor: GetExecutor = Simulated) -> list[Anchor]:
     """Returns the published training steps beside their predictions."""
-    return [_anchor(row, get_cluster) for row in published_rows("training")]
+    return [_anchor(row, get_cluster, executor) for row in published_rows("training")]
 
 
-def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
+def _anchor(row: Row, get_cluster: GetCluster, executor: GetExecutor) -> Anchor:
     setup, num_gpus = SETUPS[row["run"]], int(row["num_gpus"])
     cluster = get_cluster(setup.preset, num_nodes=num_gpus // 8, device=setup.device)
     if setup.nics is not None:
@@ -130,7 +130,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     kernels: Literal["fused", "eager"] = "eager" if row["kernels"] == "eager" else "fused"
     model = replace(setup.model, kernels=kernels)
     tokens = setup.length * setup.sequences * setup.micro_batches
-    tokens_per_second = tokens / _step_seconds(replace(setup, model=model), cluster)
+    tokens_per_second = tokens / _step_seconds(replace(setup, model=model), cluster, executor)
     flops = tokens_per_second * megatron_flops(model, setup.length) / 1e12
     predicted = flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
     run = f"{model.name}_{setup.length // 1024}k" if row["run"] != row["framework"] else model.name
@@ -138,13 +138,13 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     return Anchor("training", case, float(row["value"]), predicted, row["source"], is_known(row), row["framework"])
 
 
-def _step_seconds(setup: PublishedRun, cluster: Cluster) -> float:
+def _step_seconds(setup: PublishedRun, cluster: Cluster, executor: GetExecutor) -> float:
     """Returns the simulated seconds of a training step of `setup` on the cluster."""
     in_one = cluster.num_ranks * setup.sequences
     lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)
     cost = Cost(cluster, setup.model)
     plans = tuple(_plan(lengths, seqs, cost) for seqs in np.arange(len(lengths)).reshape(-1, in_one))
-    step = Simulated(cost).step(Batch(lengths, seed=0, step=0), plans)
+    step = executor(cost).step(Batch(lengths, seed=0, step=0), plans)
     if not setup.rerun:
         return step.seconds
     again = cost.linear_seconds(np.array([setup.length * setup.sequences]), setup.rerun)
