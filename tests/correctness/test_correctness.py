@@ -21,7 +21,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.choices import choices
-from zbench.runtime.executor import Diverged
+from zbench.runtime.driver import Diverged
 from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.runtime.kernels.kernels import Matmul, Triple
 from zbench.runtime.processes.fleet import RankFailed

@@ -23,7 +23,8 @@ from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
 from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
-from zbench.runtime.executor import CheckFailed, Diverged, Torch
+from zbench.runtime.driver import CheckFailed, Diverged
+from zbench.runtime.executor import Torch
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.workloads.fixed import Fixed
 

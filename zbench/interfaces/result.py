@@ -12,6 +12,7 @@ from typing import Any
 COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter")
 WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
+NOT_ON_NVLINK = ("compute", "parameters", "gradients")  # queues of zbench.step.operations that nvlink_bytes leaves out
 
 
 @dataclass(frozen=True, slots=True)

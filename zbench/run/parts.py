@@ -26,6 +26,8 @@ from zbench.run.target import Make, expect, from_yaml, make_model, make_part, ma
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
 WHOLE_STEP = "zbench.simulated.executor.WholeStep"
+TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
+WHOLE_STEPS = (WHOLE_STEP, TORCH_WHOLE_STEP)  # executors of whole steps, which all of a strategy is for
 CLOCKS = (SIMULATED, WHOLE_STEP)  # executors that play on a described cluster's clock
 _CLOCKS = "executor=simulated and executor=whole_step"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -117,7 +119,7 @@ class Parts:
         target = config["executor"].get("_target_")
         simulated, pipelines = target in CLOCKS, target == SIMULATED
         strategy = make_strategy(config, make)
-        nominal = _machine(config, settings, make, strategy, simulated)
+        nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
@@ -136,7 +138,7 @@ class Parts:
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        whole = of_whole_step(strategy, target == WHOLE_STEP)
+        whole = of_whole_step(strategy, target in WHOLE_STEPS)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
@@ -223,9 +225,9 @@ class Parts:
 
 
 def _machine(
-    config: Mapping[str, Any], settings: Settings, make: Make, strategy: TrainingStrategy, simulated: bool
+    config: Mapping[str, Any], settings: Settings, make: Make, strategy: TrainingStrategy, parallel: bool
 ) -> Machine:
-    """Returns the cluster and the model as configured.
+    """Returns the cluster and the model as configured. parallel: the executor has tensor and pipeline parallelism.
 
     Raises:
         ValueError: one of them cannot be, or the executor cannot train so.
@@ -241,9 +243,12 @@ def _machine(
         model = replace(model, mask=mask)
     for kind in ("tensor", "pipeline"):
         count = getattr(model, f"{kind}_parallel")
-        if count > 1 and not simulated:
-            raise ValueError(f"parallel.{kind}_parallel is {count}; only {_CLOCKS} have {kind} parallelism")
-    if not (model.overlap_collectives or simulated):
+        if count > 1 and not parallel:
+            raise ValueError(
+                f"parallel.{kind}_parallel is {count}; only executor=simulated, whole_step and torch_whole_step have "
+                f"{kind} parallelism"
+            )
+    if not (model.overlap_collectives or parallel):
         raise ValueError("model.overlap_collectives is False; only executor=simulated has collectives hidden or not")
     return Machine(cluster, model)
 

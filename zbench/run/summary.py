@@ -9,7 +9,7 @@ from zbench.record.rows import label
 from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
 from zbench.run.parts import PRECISIONS, Parts, Settings
-from zbench.runtime.executor import LIMITS
+from zbench.runtime.driver import LIMITS
 
 
 def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:

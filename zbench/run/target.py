@@ -111,7 +111,7 @@ def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Trai
 
 
 def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
-    """Returns the arguments that executor=whole_step alone takes of a strategy. plays: whether it is the executor.
+    """Returns the arguments that executors of whole steps alone take of a strategy. plays: whether it is one.
 
     Raises:
         ValueError: another executor is given one that it does not read.
@@ -126,7 +126,9 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("experts.skew", experts.skew, 0),
     ):
         if value != usual:
-            raise ValueError(f"{name} is {value}; only executor=whole_step plays that, others take {usual}")
+            raise ValueError(
+                f"{name} is {value}; only executor=whole_step and torch_whole_step have that, others take {usual}"
+            )
     return {}
 
 

@@ -4,55 +4,48 @@ The driver's side: imports no torch itself. Plans go to the ranks (zbench.runtim
 come back and become one StepResult.
 """
 
-import json
-import math
-import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from os import environ
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
-from zbench.interfaces.abilities import HasVocabulary
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.driver import (
+    LIMITS,
+    CheckFailed,
+    check_difference,
+    check_loss,
+    check_pickled,
+    check_training,
+    is_one_machine,
+    open_fleet,
+    setup_facts,
+)
 from zbench.runtime.job.footprint import LEVELS, LevelChoice, choose_level
-from zbench.runtime.job.job import DEVICES, PARAMETERS, AdamW, Job, Report
+from zbench.runtime.job.job import PARAMETERS, AdamW, Job, Report
 from zbench.runtime.job.settings import (
     at_least,
-    check_kernel,
-    check_model,
     check_package,
     kind_of,
     one_of,
-    with_known_keys,
 )
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.processes.world import found
 from zbench.runtime.traffic import Sent, expected
 
-LIMITS = {"exact": 1e-12, "float32": 1e-4}  # of the relative difference to the dense model, by check
 LEAST_INTERVAL = 1e-3  # seconds: a look takes a tenth of that
 TARGET = "zbench.runtime.training.trainer:Trainer"
 STATE = {
     "replicated": "whole on every rank; ZeRO-1's split, by which the simulator reckons memory under zero1, is not done",
     "sharded": "1/ranks on each rank",
 }
-
-
-class CheckFailed(Exception):
-    """A step did not come out as it has to; the message is one sentence."""
-
-
-class Diverged(Exception):
-    """The loss is no number any more; the message is one sentence."""
 
 
 @dataclass(slots=True)
@@ -98,15 +91,11 @@ class Torch:
     def __post_init__(self) -> None:
         need("torch", "executor=torch")
         model = self.cost.model
-        check_kernel(self.kernel, model.element_bytes, environ)
+        common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
+        check_training(model, self.workload, {name: getattr(self, name) for name in common})
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
-        one_of("executor.device", self.device, DEVICES)
-        at_least("executor.timeout", self.timeout, 1)
-        check_whole_number("executor.warmup", self.warmup, 0)
         check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
-        AdamW(**with_known_keys("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
-        check_model(model, self.workload.vocab if isinstance(self.workload, HasVocabulary) else None)
         check_boolean("executor.nic_counters", self.nic_counters)
         if self.nic_interval is not None:
             at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
@@ -119,7 +108,6 @@ class Torch:
             raise ValueError(f"executor.compile is {self.compile!r}; it takes true, false or null")
         if self.recompute is not None:
             one_of("executor.recompute", self.recompute, ("auto", *LEVELS))
-        check_whole_number("executor.seed", self.seed, 0)
         if self.checkpoint_every is not None:
             check_free(self.checkpoint)
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
@@ -141,11 +129,7 @@ class Torch:
             zbench.runtime.processes.fleet.RankFailed: a rank could not start.
         """
         job = self.job()
-        try:
-            pickle.dumps(job)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            kind = type(self.workload).__name__
-            raise ValueError(f"workload is a {kind}, which cannot be pickled for the ranks: {error}") from error
+        check_pickled(job, self.workload)
         if self.checkpoint_every is not None:
             self._hold = Hold.of(self.checkpoint)
         self._fleet = self._open(job)
@@ -154,8 +138,7 @@ class Torch:
         self._capacity = min(one.memory_bytes for one in about)
         if self.resume is not None:
             self._fleet.call("load", self.resume)
-        ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        return Ready(self.first_step, {**self.about(job), "ranks": [json.loads(one) for one in ranks]})
+        return Ready(self.first_step, {**self.about(job), "ranks": setup_facts(about)})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -188,15 +171,13 @@ class Torch:
             self._fleet.call("step", batch, plans, False, False, choice.level)
         self._warm = True
         reports: list[Report] = self._fleet.call("step", batch, plans, True, trace is not None, choice.level)
-        if not math.isfinite(reports[0].loss):
-            raise Diverged(f"the loss is {reports[0].loss} in step {batch.step}; the run stops")
+        check_loss(reports[0].loss, batch.step)
         checked = self.checked(batch, plans, reports, choice.level)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
         kind = self.job().parameters
         if trace is not None:
-            world = found(environ)
-            write_measured(trace, self.cost.cluster, reports, world is None or world.is_one_machine)
+            write_measured(trace, self.cost.cluster, reports, is_one_machine())
         return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked, choice)
 
     def stop(self) -> None:
@@ -233,24 +214,12 @@ class Torch:
 
     # -- inside ---------------------------------------------------------------------------------------
     def _open(self, job: Job) -> Fleet:
-        world = found(environ)
         nodes = self.cost.cluster.num_nodes
-        if self.nic_counters and nodes > 1 and (world is None or world.is_one_machine):
+        if self.nic_counters and nodes > 1 and is_one_machine():
             raise ValueError(
                 f"executor.nic_counters is true; one machine plays {nodes} nodes, whose traffic its counters mix"
             )
-        asked = self.cost.cluster.num_ranks
-        if world is None:
-            from zbench.runtime.processes.launch import LocalFleet
-
-            return LocalFleet(asked, TARGET, job, timeout=self.timeout)
-        if world.num_ranks != asked:
-            raise ValueError(
-                f"cluster.num_nodes x cluster.gpus_per_node is {asked}; {world.num_ranks} processes were started"
-            )
-        from zbench.runtime.processes.join import JoinedFleet
-
-        return JoinedFleet(world, TARGET, job, timeout=self.timeout)
+        return open_fleet(self.cost.cluster.num_ranks, TARGET, job, self.timeout)
 
     def _choice(self, plans: tuple[Plan, ...]) -> LevelChoice:
         """Chooses what runs again in this step's backward."""
@@ -262,13 +231,7 @@ class Torch:
         told: dict[str, float] = {}
         for check in (one for one in self.check if one in LIMITS):
             assert reports[0].worst is not None
-            difference, where = reports[0].worst
-            told[check] = difference
-            if not difference <= LIMITS[check]:
-                raise CheckFailed(
-                    f"check={check} failed in step {batch.step}: {where} differs from the dense model's by "
-                    f"{difference:.2g} of its largest value, and {LIMITS[check]:g} is allowed"
-                )
+            told[check] = check_difference(check, reports[0].worst, batch.step)
         if "bytes" in self.check:
             sent = Sent.of(self.cost.cluster, [one.inside for one in reports], [one.across for one in reports])
             model = replace(self.cost.model, recompute="full" if level == "full" else "none")

@@ -9,15 +9,28 @@ Ranks' clocks are one where they are on one machine; elsewhere each counts from 
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from zbench.describe.cluster import Cluster
 from zbench.runtime.clocks.events import Events
-from zbench.runtime.job.job import Report
 from zbench.trace.file import Event, write_events
 from zbench.trace.tracks import names
 
 
-def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[Report], one_clock: bool) -> int:
+class NotedStep(Protocol):
+    """A report of what a rank did in a step (zbench.runtime.job.job.Report has the fields' meaning)."""
+
+    @property
+    def began(self) -> float: ...
+
+    @property
+    def events(self) -> Events | None: ...
+
+    @property
+    def nic_series(self) -> dict[str, Any]: ...
+
+
+def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[NotedStep], one_clock: bool) -> int:
     """Writes the step's events to `path` and returns their number; the file appears only when complete.
 
     one_clock: the ranks are on one machine.
@@ -30,7 +43,7 @@ def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[Report]
     return write_events(path, False, cluster, _events(cluster, reports, starts))
 
 
-def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]) -> Iterator[Event]:
+def _events(cluster: Cluster, reports: Sequence[NotedStep], starts: Sequence[float]) -> Iterator[Event]:
     yield from names(cluster, with_nics=False)
     noted = [report.events for report in reports if report.events is not None]
     assert len(noted) == len(reports), "a step that is traced is noted on every rank"
@@ -76,7 +89,7 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
             yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
 
 
-def _curves(cluster: Cluster, node: int, report: Report, offset: float) -> Iterator[Event]:
+def _curves(cluster: Cluster, node: int, report: NotedStep, offset: float) -> Iterator[Event]:
     interval = report.nic_series["interval"]
     for way, words in (("tx", "sends"), ("rx", "receives")):
         for local, carried in enumerate(report.nic_series[way]):

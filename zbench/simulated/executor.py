@@ -4,7 +4,7 @@ attention's are, proven together and played on the same links.
 zbench.simulator.simulate is the other one, which plays attention and charges the rest by arithmetic beside it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,25 +15,20 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
-from zbench.step.passes.build import whole_step
-from zbench.step.passes.pipeline import stage_starts
+from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.passes.zero import ShardedParameters
-from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
 from zbench.trace.step import MOST_EVENTS
 from zbench.trace.whole_step import track_names, whole_step_events
 
-ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # sharding.strategy: the stage of whole_step
 # Bytes that building, proving and playing take for an operation of attention in one layer, at least: rings and gathers
 # of keys and values on 64 and 128 GPUs took 450 to 500 (python tests/bench/sizes.py).
 OPERATION_OF_LAYER = 400
-_SHARED = ("compute", "parameters", "gradients")  # queues of what StepResult.nvlink_bytes leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +46,14 @@ class WholeStep:
     skew: float = 0.0
 
     def __post_init__(self) -> None:
-        model = self.cost.model
-        if not model.overlap_collectives:
-            raise ValueError(
-                "model.overlap_collectives is False; executor=whole_step plays collectives beside the layers, so it "
-                "takes True (executor=simulated has both)"
-            )
-        if self.skew and model.num_experts == 1:
-            raise ValueError(f"experts.skew is {self.skew}; {model.name} has no experts, so it takes 0")
-        places = self.cost.gpus.cluster.num_ranks // self.cost.pp
-        stage_starts(self.cost.gpus.model, self.cost.pp, places)  # refuses a number of stages, and tied embeddings
-        self._experts.check(model, places)
-        groups, zero = places // self.cost.tp, ZERO[model.sharding]
-        ShardedParameters(model, groups, self.cost.tp, zero, self.window, self.expert_parallel)  # refuses a window
+        _ = self.steps  # refuses what there are no steps of
 
     @property
-    def _experts(self) -> ExpertParallel:
-        return ExpertParallel(self.expert_parallel, skew=self.skew)
+    def steps(self) -> ProvenSteps:
+        """The steps that plans become."""
+        cost = self.cost
+        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
+        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.window, experts)
 
     @property
     def operation_bytes(self) -> int:
@@ -90,16 +76,7 @@ class WholeStep:
         Raises:
             ValueError: plans have pipelines.
         """
-        cost = self.cost
-        if plans[0].pipelines is not None:
-            raise ValueError(
-                "plans have pipelines, whose stages differ; executor=whole_step plays stages that are alike"
-            )
-        model = cost.gpus.model
-        zero = ZERO[model.sharding]
-        step = whole_step(model, plans, cost.tp, zero, self.window, model.recompute, self._experts, cost.pp)
-        prove_step(step)
-        return step
+        return self.steps.of(plans)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
@@ -150,7 +127,7 @@ class WholeStep:
             exposed_nic_seconds=self._mean(played.exposed_nic).tolist(),
             nic_tx_bytes=sent.tolist(),
             nic_rx_bytes=received.tolist(),
-            nvlink_bytes=sum(size for name, size in played.inside.items() if name not in _SHARED),
+            nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
             out_of_memory=bool(peak.max() > capacity),

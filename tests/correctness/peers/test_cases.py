@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from zbench.correctness.peers.cases import LIMITS, PEERS, step_of, training_of
-from zbench.correctness.steps.dense import drawn_weights, network_weights
+from zbench.correctness.steps.dense import drawn_weights
+from zbench.runtime.stepping.weights import network_weights
 from zbench.runtime.training.dense import dense_loss
 
 

@@ -12,9 +12,9 @@ from zbench.correctness import __main__
 from zbench.correctness.peers import command
 from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS, PEERS, Peer, Trained, step_of
 from zbench.correctness.peers.command import PeerVerdict, beside_peers, judged_own, judged_peer
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
 from zbench.runtime.processes.fleet import RankFailed
+from zbench.step.byte_law import stated_bytes
 
 FSDP2_WHOLE = next(peer for peer in PEERS if peer.told("reshard_after_forward"))
 

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from zbench.correctness import __main__
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import CHOICES, StepCombination, covering, every_combination
 from zbench.correctness.steps.command import judged_step
+from zbench.step.byte_law import stated_bytes
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

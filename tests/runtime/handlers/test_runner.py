@@ -10,13 +10,14 @@ import torch
 from tests.helpers.steps import plan_of
 from tests.helpers.variants import FOLDER, Variant
 from tests.runtime.test_conformance import DEVICE
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import EXPERTS, MODEL, StepCombination
 from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.runtime.clocks.step_times import StepTimes
+from zbench.runtime.clocks.times import NoClock
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import GlooMessages
@@ -26,6 +27,7 @@ from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.kernels import Matmul
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
@@ -139,9 +141,9 @@ def test_a_gradient_that_is_not_reduced_is_seen(fleet: LocalFleet) -> None:
 
 
 def prepared(step: Step, tokens: tuple[TokenParts, ...]) -> PreparedStep:
-    machine = StepMachine(
-        MODEL, torch.device("cpu"), Matmul(), GlooMessages([], torch.device("cpu")), AdamWUpdate(AdamW(), 1, 1)
-    )
+    cpu = torch.device("cpu")
+    messages = GlooMessages([], cpu, StepTimes(NoClock()))
+    machine = StepMachine(MODEL, cpu, Matmul(), messages, AdamWUpdate(AdamW(), 1, 1))
     return PreparedStep.of(step, 0, machine, tokens, [TokenWords({}, {})])
 
 

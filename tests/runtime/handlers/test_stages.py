@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.steps import plan_of
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import EXPERTS, MODEL, StepCombination
 from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
+from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import DROP, SEND, Operations
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel

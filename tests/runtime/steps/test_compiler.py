@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers.steps import MODEL, plan_of
 from tests.step.test_small_steps import OFFLOAD
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.runtime.steps.compiler import blocks, compile_step
 from zbench.runtime.steps.instructions import Compute, Exchange, Forget, Programs, TemplateProgram, holders
+from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.reading import read_step

@@ -15,7 +15,8 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.runtime.checkpoints.folder import META, checkpoint_description
 from zbench.runtime.checkpoints.manifest import FILES, entries, sealed
-from zbench.runtime.executor import CheckFailed, Diverged, Torch
+from zbench.runtime.driver import CheckFailed, Diverged
+from zbench.runtime.executor import Torch
 from zbench.runtime.job.job import AdamW, Job, Report
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet

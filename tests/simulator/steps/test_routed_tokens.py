@@ -8,7 +8,6 @@ import pytest
 
 import zbench
 from tests.helpers.steps import EXPERTS, plan_of
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.curve import Curve
@@ -18,6 +17,7 @@ from zbench.simulator.simulate import Simulated
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
+from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel, Routing

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.steps import EXPERTS, MODEL, plan_of
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.play import play_some_layers, play_step
+from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step

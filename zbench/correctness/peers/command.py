@@ -30,12 +30,12 @@ from zbench.correctness.peers.cases import (
     training_of,
 )
 from zbench.correctness.peers.differences import reasons
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import MODEL
 from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
+from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.zero import STAGES
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step

@@ -14,10 +14,11 @@ from zbench.correctness.peers.cases import RATE, STEPS, PeerCase, Trained
 from zbench.correctness.peers.counting import CountedCollectives
 from zbench.correctness.peers.trainers import PeerTrainer, load_deepspeed, open_trainer
 from zbench.correctness.steps.cases import Executed, StepCase
-from zbench.correctness.steps.dense import drawn_weights, network_weights
+from zbench.correctness.steps.dense import drawn_weights
 from zbench.correctness.steps.rank import StepRank
 from zbench.describe.arrays import Ints
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.stepping.weights import network_weights
 from zbench.runtime.training.dense import attention, dense_loss
 from zbench.runtime.training.transformer import COMPUTE, Transformer
 

@@ -8,8 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
-from zbench.runtime.steps.tokens import TokenParts
-from zbench.step.passes.parts import PlanParts
+from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
 
@@ -41,22 +40,7 @@ class StepCase:
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
-        tokens = []
-        for number, plan in enumerate(plans):
-            routing = PlanParts(plan, model, degree, experts, number).routing
-            tokens.append(TokenParts.of(plan, degree, routing.chosen if routing else None))
-        return StepCase(step, model, tuple(tokens), words, seed)
-
-    def routes(self) -> dict[int, Ints]:
-        """Returns the experts of every token of every sequence, by its number; nothing of a model without experts."""
-        found: dict[int, Ints] = {}
-        for one in self.tokens:
-            if one.chosen is not None:
-                sequence, position = one.rows(tuple(range(len(one.sizes))))
-                for number in one.numbers.tolist():
-                    mine = sequence == number
-                    found[number] = one.chosen[mine][np.argsort(position[mine])]
-        return found
+        return StepCase(step, model, tokens_of(plans, model, degree, experts), words, seed)
 
 
 @dataclass(frozen=True)

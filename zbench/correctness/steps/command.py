@@ -14,12 +14,12 @@ from rich.table import Table
 
 from zbench.console.command import Parser
 from zbench.console.meter import Meter
-from zbench.correctness.steps.byte_law import stated_bytes
 from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import StepCombination, covering, every_combination
 from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
+from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import prove_step
 
 LIMIT = 1e-12  # of differences over the largest element, in float64

@@ -1,30 +1,24 @@
-"""The dense reference of executed steps: the network of the torch executor, in one process, by the names of a step.
-
-That of a model with experts, whose choices are given, is zbench.correctness.steps.dense_experts. Loss, gradients and
-updated parameters are those of torch's autograd and torch's fused AdamW.
-"""
+"""The dense reference of executed steps, with its update: loss and gradients as zbench.runtime.stepping.dense has them,
+parameters after one step of torch's fused AdamW."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.correctness.steps.dense_experts import OUTSIDE, expert_step
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.training.dense import dense_loss
+from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
+from zbench.runtime.stepping.weights import OUTSIDE
 
 
 @dataclass(frozen=True)
-class DenseStep:
-    """A step in one process. loss: the sum over all tokens; gradients: of it, by name, of all layers in one tensor;
-    after: parameters after one update."""
+class DenseStep(DenseGradients):
+    """A step in one process. after: parameters after one update, as gradients are."""
 
-    loss: float
-    gradients: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
 
 
@@ -53,24 +47,16 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
 def dense_step(
     model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints], routes: Sequence[Ints]
 ) -> DenseStep:
-    """Returns a step of whole sequences, in float64 whatever the model's dtype; the target of a sequence's last token
-    is token 0. routes: the experts of their tokens, of a model that has some."""
+    """Returns a step of whole sequences; arguments as of zbench.runtime.stepping.dense.dense_gradients."""
     num_tokens = sum(len(one) for one in sequences)
-    if model.num_experts > 1:
-        total, gradients = expert_step(model, weights, sequences, routes)
-        updated = {
-            name: _updated(value, gradients[name] / num_tokens)
-            if name in OUTSIDE
-            else torch.stack([_updated(*one) for one in zip(value, gradients[name] / num_tokens, strict=True)])
-            for name, value in weights.items()
-        }
-        return DenseStep(total, gradients, updated)
-    plain = replace(model, recompute="none", element_bytes=8)
-    named = network_weights(model, weights)
-    loss, gradients = dense_loss(plain, named, sequences)
-    after = {name: _updated(value, gradients[name]) for name, value in named.items()}
-    summed = {name: value * num_tokens for name, value in gradients.items()}
-    return DenseStep(loss * num_tokens, _by_step(model, summed), _by_step(model, after))
+    found = dense_gradients(model, weights, sequences, routes)
+    after = {
+        name: _updated(value, found.gradients[name] / num_tokens)
+        if name in OUTSIDE
+        else torch.stack([_updated(*one) for one in zip(value, found.gradients[name] / num_tokens, strict=True)])
+        for name, value in weights.items()
+    }
+    return DenseStep(found.loss, found.gradients, after)
 
 
 def _updated(value: Tensor, gradient: Tensor) -> Tensor:
@@ -93,40 +79,3 @@ def _updated(value: Tensor, gradient: Tensor) -> Tensor:
         maximize=False,
     )
     return found
-
-
-def network_weights(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a step's parameters by the names of the torch executor's network, copies."""
-    found = {"embedding": weights["we"], "norm": weights["gl"]}
-    if not model.tied_embeddings:
-        found["head"] = weights["wh"]
-    for layer in range(model.num_layers):
-        one = {name: value[layer] for name, value in weights.items() if name not in OUTSIDE}
-        keys, values = one["wkv"].unbind(1)
-        found |= {
-            f"layers.{layer}.attention_norm": one["g1"],
-            f"layers.{layer}.qkv": torch.cat([x.flatten(0, 1) for x in (one["wq"], keys, values)]),
-            f"layers.{layer}.out": one["wo"].flatten(0, 1).T,
-            f"layers.{layer}.ffn_norm": one["g2"],
-            f"layers.{layer}.gate_up": one["wz"].flatten(0, 1),
-            f"layers.{layer}.down": one["wd"].T,
-        }
-    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}
-
-
-def _by_step(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns parameters, or their gradients, by the names of a step."""
-    layers: dict[str, list[Tensor]] = {}
-    h, g, d = model.num_heads, model.num_kv_heads, model.head_dim
-    for layer in range(model.num_layers):
-        of = {name.rpartition(".")[2]: value for name, value in named.items() if name.startswith(f"layers.{layer}.")}
-        q, k, v = (x.unflatten(0, (-1, d)) for x in of["qkv"].split((h * d, g * d, g * d)))
-        one = {
-            "g1": of["attention_norm"], "wq": q, "wkv": torch.stack((k, v), 1), "wo": of["out"].T.unflatten(0, (h, d)),
-            "g2": of["ffn_norm"], "wz": of["gate_up"].unflatten(0, (2, -1)), "wd": of["down"].T,
-        }  # fmt: skip
-        for name, value in one.items():
-            layers.setdefault(name, []).append(value)
-    stacked = {name: torch.stack(values) for name, values in layers.items()}
-    head = {} if model.tied_embeddings else {"wh": named["head"]}
-    return {**stacked, "we": named["embedding"], "gl": named["norm"], **head}

@@ -1,7 +1,7 @@
 """One process of those that execute steps to be checked: it runs its part and compares it with the dense reference."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,33 +13,19 @@ from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
-from zbench.runtime.handlers.formats import Fields
-from zbench.runtime.handlers.machine import StepMachine, is_update
-from zbench.runtime.handlers.messages import BatchedStepMessages, GlooMessages, StepMessages, bytes_by_queue
-from zbench.runtime.handlers.optimizer import AdamWUpdate
+from zbench.runtime.handlers.machine import StepMachine
+from zbench.runtime.handlers.messages import bytes_by_queue, open_messages
+from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
-from zbench.runtime.steps.instructions import Compute, Parts
-from zbench.runtime.steps.tokens import TokenParts
+from zbench.runtime.stepping.comparison import difference, gradient_differences
+from zbench.runtime.stepping.weights import OUTSIDE
+from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import END
-from zbench.runtime.transport.transport import Endpoint
-from zbench.step.operations import QUEUES
-
-
-@dataclass
-class _Noted:
-    """An optimizer that notes the gradients that it is given. found: by name, in the order of updates."""
-
-    of: AdamWUpdate
-    found: list[tuple[str, Tensor]] = field(default_factory=list)
-
-    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
-        self.found.append((name, gradient))
-        return self.of(name, state, gradient)
 
 
 class StepRank:
@@ -61,22 +47,23 @@ class StepRank:
     def run(self, case: StepCase) -> Executed:
         """Runs a step and compares what is here afterwards with one dense process. Collective."""
         weights, wanted = self._reference(case)
-        model, ends = case.model, self._ends()
+        model = case.model
         kernel = choose_kernel("auto", self.device, model.head_dim, DTYPES[model.element_bytes], model.mask)
-        noted = _Noted(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
-        runner = StepRunner(StepMachine(model, self.device, kernel, self._messages(ends), noted), self.board)
+        noted = NotedUpdate(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
+        one_node = np.zeros(self.num_ranks, np.int64)
+        messages = open_messages(self.group, one_node, self.device, self.way == "batched")
+        runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
-        runner.begin(prepared, weights)
+        runner.begin(prepared, lambda name, layer: weights[name] if name in OUTSIDE else weights[name][layer])
         runner.run(prepared)
         parameters, loss = self._parameters(runner, prepared, wanted)
-        return Executed(
-            loss, wanted.loss, self._gradients(noted, runner, prepared, wanted), parameters, bytes_by_queue(ends)
-        )
+        off = [0.0, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
+        return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends))
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same."""
-        routes = case.routes()
+        routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
         same = (case.seed, replace(case.model), data)
         if self.known is None or self.known[0] != same:
@@ -93,15 +80,6 @@ class StepRank:
             self.known = (same, weights, found[0])
         return self.known[1], self.known[2]
 
-    def _ends(self) -> list[Endpoint]:
-        nodes = np.zeros(self.num_ranks, np.int64)
-        return [Endpoint.on(self.group, nodes, self.device) for _ in QUEUES]
-
-    def _messages(self, ends: list[Endpoint]) -> StepMessages:
-        if self.way == "batched" or dist.get_backend(self.group) == "nccl":
-            return BatchedStepMessages(ends, self.device)
-        return GlooMessages(ends, self.device)
-
     def _parameters(self, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> tuple[float, float | None]:
         """Returns the largest difference of parameters after the update, and the loss where it is here."""
         parts, worst, loss = prepared.batches[0], 0.0, None
@@ -115,29 +93,8 @@ class StepRank:
                     continue
                 name = one.name.removeprefix("s")
                 want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
-                worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
+                worst = _larger(worst, difference(parts.slices, name, found, want, (first, second)))
         return worst, loss
-
-    def _gradients(self, noted: _Noted, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> float:
-        """Returns the largest difference of the gradients that updates were given."""
-        updates = [
-            (prepared.batches[program.layout], one, layer)
-            for program, one, layer in prepared.schedule()
-            if isinstance(one, Compute) and is_update(prepared.batches[program.layout], one)
-        ]
-        worst = 0.0
-        for (parts, one, layer), (name, gradient) in zip(updates, noted.found, strict=True):
-            cells = one.writes[0]
-            of_layer = parts.layout.tensors[cells.tensor].layers == "layer"
-            want = wanted.gradients[name][layer + cells.layer] if of_layer else wanted.gradients[name]
-            worst = _larger(worst, self._off(prepared, name, gradient, want, (cells.first, cells.second)))
-        return worst
-
-    def _off(self, prepared: PreparedStep, name: str, found: Tensor, want: Tensor, cells: tuple[Parts, Parts]) -> float:
-        """Returns the largest difference over the largest element of the whole."""
-        part = prepared.batches[0].slices.cells(name, want.contiguous(), *cells)
-        top = float(want.abs().max())
-        return float((found.cpu() - part).abs().max()) / (top or 1.0)
 
 
 def _larger(one: float, other: float) -> float:

@@ -46,4 +46,5 @@ class PostedAhead:
             ]
         )
         self._waiting += len(sizes)
+        self.messages.times.posted(len(sizes))
         return True

@@ -29,10 +29,11 @@ class TokenWords:
 
     def of(self, sequence: Ints, position: Ints) -> tuple[Ints, Ints]:
         """Returns (tokens, targets) at positions of sequences."""
-        rows = list(zip(sequence.tolist(), position.tolist(), strict=True))
-        return tuple(  # type: ignore[return-value]
-            np.array([whole[one][at] for one, at in rows], np.int64) for whole in (self.tokens, self.targets)
-        )
+        tokens, targets = np.zeros((2, len(sequence)), np.int64)
+        for one in np.unique(sequence).tolist():
+            mine = sequence == one
+            tokens[mine], targets[mine] = self.tokens[one][position[mine]], self.targets[one][position[mine]]
+        return tokens, targets
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.steps.instructions import Compute
 from zbench.runtime.steps.routed import RoutedTokens
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
 
 UPDATE = "adam"  # the function of an update, which the machine's optimizer does
@@ -87,6 +88,11 @@ class BatchParts:
         return Formats(self.layout, self.machine.model).all
 
     @cached_property
+    def seconds_for(self) -> tuple[str, ...]:
+        """The part of a step that every formula's seconds are (zbench.interfaces.result.SECONDS_FOR)."""
+        return tuple(_part_of(formula) for formula in self.layout.formulas)
+
+    @cached_property
     def slices(self) -> ParameterSlices:
         """The parameters' slices and shards."""
         model = self.machine.model
@@ -110,6 +116,13 @@ class BatchParts:
             self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed
         )
         return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
+
+
+def _part_of(formula: Formula) -> str:
+    function = formula.terms[0].function
+    if formula.results[0].tensor.endswith("~"):  # made again (zbench.step.passes.recompute)
+        return "recomputation"
+    return {"attend": "attention", "attend_d": "attention", UPDATE: "optimizer"}.get(function, "linear")
 
 
 def is_update(parts: BatchParts, one: Compute) -> bool:

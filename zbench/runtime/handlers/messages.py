@@ -15,13 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zbench.describe.arrays import Ints
+from zbench.runtime.clocks.step_times import WAITS, StepTimes
+from zbench.runtime.clocks.times import clock_on
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
 
 AHEAD = 8  # receives posted beyond the operation under way, as zbench.runtime.transport.gloo has them
 KEPT = 2  # instances after which what was sent is waited for
 NAMES = 1 << 20  # of messages between two processes, then from the start again
-Works = deque[list[tuple[Any, Tensor | None]]]  # by instance: what to wait for, and what it carries
+Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait for, what it carries, its queue
 
 
 @dataclass
@@ -40,9 +43,15 @@ class Arrival:
 
 
 class StepMessages(Protocol):
-    """The messages of a process. ahead: how many receives may be posted before their operation is reached."""
+    """The messages of a process.
 
+    ends: its end for every queue, each with its own count. ahead: how many receives may be posted before their
+    operation is reached. times: what is told where the process waits.
+    """
+
+    ends: Sequence[Endpoint]
     ahead: int
+    times: StepTimes
 
     def receive(self, queue: int, size: int, peer: int) -> Arrival:
         """Posts the receive of a message of `size` bytes."""
@@ -69,6 +78,7 @@ class GlooMessages:
 
     ends: Sequence[Endpoint]
     device: torch.device
+    times: StepTimes
     ahead: int = AHEAD
     _sent: Counter[int] = field(default_factory=Counter)
     _received: Counter[int] = field(default_factory=Counter)
@@ -83,7 +93,7 @@ class GlooMessages:
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         name = self._sent[peer] % NAMES
         self._sent[peer] += 1
-        self._works[-1].append((self.ends[queue].send(data, peer, name), data))
+        self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
@@ -92,10 +102,10 @@ class GlooMessages:
         """Does nothing: messages are under way."""
 
     def turn(self) -> None:
-        _turned(self._works)
+        _turned(self._works, self.times)
 
     def settle(self) -> None:
-        _settled(self._works)
+        _settled(self._works, self.times)
 
 
 @dataclass
@@ -104,8 +114,10 @@ class BatchedStepMessages:
 
     ends: Sequence[Endpoint]
     device: torch.device
+    times: StepTimes
     ahead: int = 0
     _batch: list[dist.P2POp] = field(default_factory=list)
+    _queues: list[int] = field(default_factory=list)  # of the messages of the batch
     _arrivals: dict[int, Arrival] = field(default_factory=dict)  # by their place in the batch
     _works: Works = field(default_factory=lambda: deque([[]]))
 
@@ -114,13 +126,17 @@ class BatchedStepMessages:
         end = self.ends[queue]
         end.traffic.received(end.peers[peer], size)
         self._arrivals[len(self._batch)] = found
-        self._batch.append(dist.P2POp(dist.irecv, found.data, group=end.group, group_peer=peer))
+        self._add(dist.P2POp(dist.irecv, found.data, group=end.group, group_peer=peer), queue)
         return found
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         end = self.ends[queue]
         end.traffic.sent(end.peers[peer], data.numel())
-        self._batch.append(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer))
+        self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
+
+    def _add(self, one: dist.P2POp, queue: int) -> None:
+        self._batch.append(one)
+        self._queues.append(queue)
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
@@ -132,16 +148,16 @@ class BatchedStepMessages:
             for at, one in enumerate(self._batch):
                 mine, arrival = [works[at]] if alone else list(works), self._arrivals.get(at)
                 if arrival is None:
-                    self._works[-1] += [(work, one.tensor) for work in mine]
+                    self._works[-1] += [(work, one.tensor, self._queues[at]) for work in mine]
                 else:
                     arrival.works = mine
-        self._batch, self._arrivals = [], {}
+        self._batch, self._queues, self._arrivals = [], [], {}
 
     def turn(self) -> None:
-        _turned(self._works)
+        _turned(self._works, self.times)
 
     def settle(self) -> None:
-        _settled(self._works)
+        _settled(self._works, self.times)
 
 
 def _copied(end: Endpoint, size: int) -> None:
@@ -149,19 +165,33 @@ def _copied(end: Endpoint, size: int) -> None:
     end.traffic.received(False, size)
 
 
-def _turned(works: Works) -> None:
+def _turned(works: Works, times: StepTimes) -> None:
     """Begins a list of messages for another instance, and waits for those of earlier ones."""
     works.append([])
-    while len(works) > KEPT:
-        for work, _ in works.popleft():
-            work.wait()
+    _wait(works, times, KEPT)
 
 
-def _settled(works: Works) -> None:
-    while works:
-        for work, _ in works.popleft():
-            work.wait()
+def _settled(works: Works, times: StepTimes) -> None:
+    _wait(works, times, 0)
     works.append([])
+
+
+def _wait(works: Works, times: StepTimes, kept: int) -> None:
+    """Waits for the messages of all instances but the last `kept`."""
+    while len(works) > kept:
+        for work, _, queue in works.popleft():
+            before = times.turn_to(WAITS[queue])
+            work.wait()
+            times.turn_to(before)
+
+
+def open_messages(group: dist.ProcessGroup, node_of: Ints, device: torch.device, batched: bool = False) -> StepMessages:
+    """Opens the messages of this process on a group. node_of: the node of every process, int64 [processes]. batched:
+    in batches, as NCCL takes them, over gloo, too."""
+    ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device))
+    if batched or dist.get_backend(group) == "nccl":
+        return BatchedStepMessages(ends, device, times)
+    return GlooMessages(ends, device, times)
 
 
 def bytes_by_queue(ends: Sequence[Endpoint]) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The optimizer of a step: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), on whatever cells a place updates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -37,3 +37,23 @@ class AdamWUpdate:
         decay = of.weight_decay if len(WHOLE[name]) > 1 else 0.0  # only matrices decay, as the setting says
         rate = of.lr / (1 - of.beta1**self.count)
         return (weight * (1 - of.lr * decay)).addcdiv_(first, size, value=-rate), first, second
+
+
+@dataclass(frozen=True)
+class NoUpdate:
+    """The update of a step that trains nothing, as of a warm-up: what was there stays."""
+
+    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
+        return state
+
+
+@dataclass
+class NotedUpdate:
+    """An update that notes the gradients that it is given. found: by name, in the order of updates."""
+
+    of: Update
+    found: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
+        self.found.append((name, gradient))
+        return self.of(name, state, gradient)

@@ -1,6 +1,7 @@
 """Whole parameters and their cells: a slice of tensor parallelism, or of the experts, lies flat, cut into shards where
 the step says."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -55,6 +56,22 @@ class ParameterSlices:
         axis, size = self.axis(name)[0], self.shape(name)
         rows = [whole.narrow(axis, share * size[axis], size[axis]).reshape(-1) for share in first]
         return torch.stack([self._shards(name, row, second) for row in rows])
+
+    def whole(self, name: str, pieces: Sequence[tuple[Parts, Parts, Tensor]]) -> Tensor:
+        """Returns a whole parameter of pieces with all of its cells, (slices, shards, what `cells` gives of them)."""
+        tensor = self.layout.tensors[self.layout.number[name]]
+        if not tensor.axes:
+            return pieces[0][2]
+        ends = [0, *self.layout.index[f"z{name}"].sizes.cumsum().tolist()]
+        flat = pieces[0][2].new_empty(len(self.layout.index[tensor.axes[0]]), ends[-1])
+        for slices, shards, value in pieces:
+            for row, share in enumerate(slices):
+                at = 0
+                for shard in shards:
+                    size = ends[shard + 1] - ends[shard]
+                    flat[share, ends[shard] : ends[shard + 1]] = value[row, at : at + size]
+                    at += size
+        return torch.cat([row.view(self.shape(name)) for row in flat], self.axis(name)[0])
 
     def _shards(self, name: str, flat: Tensor, shards: Parts) -> Tensor:
         sizes = self.layout.index[f"z{name}"].sizes.tolist()

@@ -58,6 +58,13 @@ class PreparedStep:
             self.contexts[key] = parts.context(one)
         return self.contexts[key]
 
+    def make_contexts(self) -> None:
+        """Makes all contexts, which else are made in the step."""
+        for program in self.programs.values():
+            for one in program.instructions:
+                if isinstance(one, Compute):
+                    self.context(self.batches[program.layout], one)
+
     def schedule(self) -> Iterator[tuple[TemplateProgram, Instruction | None, int]]:
         """Yields (template, instruction, layer) in the order of the step, of the instances that the process has a part
         in, with None for an instruction where one ends."""

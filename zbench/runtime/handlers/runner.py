@@ -4,11 +4,12 @@ Receives are posted ahead, and what arrives is waited for where it is read, so t
 The order is the proven one on every process, so the earliest message that is not there can always go on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
 from zbench.runtime.handlers.formats import Fields, Format
@@ -21,25 +22,28 @@ from zbench.runtime.processes.board import Board
 from zbench.runtime.steps.instructions import Cells, Compute, Exchange, Forget, Parcel
 from zbench.step.tensor import NATURES, STATE
 
+Whole = Callable[[str, int], Tensor]  # a parameter's name and layer (0 of one that is of no layer) -> all of it
+
 
 @dataclass
 class StepRunner:
-    """A process that runs steps. stores: what each place that it holds has, which stays from step to step."""
+    """A process that runs steps. stores: what each place that it holds has, which stays from step to step. where: what
+    steps are called on the board, as "step 3, "."""
 
     machine: StepMachine
     board: Board
     stores: dict[int, Store] = field(default_factory=dict)
+    where: str = ""
 
-    def begin(self, prepared: PreparedStep, weights: Mapping[str, Tensor]) -> None:
-        """Puts parameters and optimizer state where a step begins with them. weights: by name, whole; of layers one
-        after another, [layers, ...]."""
+    def begin(self, prepared: PreparedStep, whole: Whole) -> None:
+        """Puts parameters and optimizer state where a step begins with them. whole: gives all of a parameter."""
         self.stores = {place: Store(self.machine.device) for place in prepared.places}
         parts = prepared.batches[0]
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
             one, of = parts.layout.tensors[tensor], parts.formats[tensor]
             name = one.name.removeprefix("s")
-            whole = weights[name][layer] if one.layers == "layer" else weights[name]
-            value = parts.slices.cells(name, whole, first, second).to(of.fields[0][1])
+            value = parts.slices.cells(name, whole(name, layer), first, second)
+            value = value.to(self.machine.device, of.fields[0][1])
             fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)
             slab = Slab.of(of, first, second, fields)
             for place in places:
@@ -47,14 +51,16 @@ class StepRunner:
 
     def run(self, prepared: PreparedStep) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here."""
-        ahead = PostedAhead(self.machine.messages, prepared)
+        ahead, times = PostedAhead(self.machine.messages, prepared), self.machine.messages.times
         for program, one, layer in prepared.schedule():
             parts = prepared.batches[program.layout]
             if one is None:
                 self.machine.messages.turn()
             elif isinstance(one, Compute):
-                self.board.say(f"{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
+                self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
+                before = times.turn_to(parts.seconds_for[one.formula])
                 compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
+                times.turn_to(before)
             elif isinstance(one, Forget):
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
             else:
@@ -65,6 +71,15 @@ class StepRunner:
         self.machine.messages.settle()
         self.board.resume()
 
+    def take(self, prepared: PreparedStep, name: str) -> list[Tensor]:
+        """Returns what places of this process have at the end of a step of a tensor of no layer, and forgets it."""
+        parts, found = prepared.batches[0], []
+        for tensor, layer, places, first, second in items_of(prepared, prepared.step.ends):
+            if parts.layout.tensors[tensor].name == name:
+                key, of = parts.key(tensor, layer), parts.formats[tensor]
+                found += [self.stores[place].take(key, of, first, second)[0] for place in places]
+        return found
+
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
@@ -73,7 +88,7 @@ class StepRunner:
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
             of, cells = parts.formats[parcel.cells.tensor], parcel.cells
-            slab = Slab(of, cells.first, cells.second, _Unpacked(self.board, of, cells, arrival))
+            slab = Slab(of, cells.first, cells.second, _Unpacked(self, one.queue, of, cells, arrival))
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
             of, cells = parts.formats[parcel.cells.tensor], parcel.cells
@@ -101,13 +116,18 @@ class StepRunner:
 class _Unpacked:
     """The fields of a message, once it has arrived."""
 
-    board: Board
+    runner: StepRunner
+    queue: int
     format: Format
     cells: Cells
     arrival: Arrival
 
     def __call__(self) -> Fields:
-        self.board.wait()
+        board, times = self.runner.board, self.runner.machine.messages.times
+        before = times.turn_to(WAITS[self.queue])
+        board.wait()
         message = self.arrival.wait()
-        self.board.resume()
+        board.resume()
+        times.arrived()
+        times.turn_to(before)
         return self.format.unpacked(message, self.cells.first, self.cells.second)

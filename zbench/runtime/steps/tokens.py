@@ -11,10 +11,13 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.mask import Mask
+from zbench.describe.model import Model
 from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import ExpertParallel
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,28 @@ class TokenParts:
         )  # as far as segments look at one
         at = np.arange(len(pairs), dtype=np.int64)
         return segments(plan, 2 * at, 2 * at + 1)
+
+
+def tokens_of(plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel) -> tuple[TokenParts, ...]:
+    """Returns the tokens of every micro-batch, with the experts that a step's passes draw for them.
+
+    degree: of tensor parallelism.
+    """
+    found = []
+    for number, plan in enumerate(plans):
+        routing = PlanParts(plan, model, degree, experts, number).routing
+        found.append(TokenParts.of(plan, degree, routing.chosen if routing else None))
+    return tuple(found)
+
+
+def routes_of(tokens: Sequence[TokenParts]) -> dict[int, Ints]:
+    """Returns the experts of every token of every sequence, by its number in the batch; nothing of a model without
+    experts."""
+    found: dict[int, Ints] = {}
+    for one in tokens:
+        if one.chosen is not None:
+            sequence, position = one.rows(tuple(range(len(one.sizes))))
+            for number in one.numbers.tolist():
+                mine = sequence == number
+                found[number] = one.chosen[mine][np.argsort(position[mine])]
+    return found

@@ -7,7 +7,7 @@ conventions of the torch executor's network (norm, RoPE, SwiGLU), which are writ
 Shapes: t tokens, c hidden, h heads, g kv heads, d their dimension, f columns of the feed-forward, x experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,34 +17,37 @@ from torch import Tensor
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
+from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
 from zbench.runtime.training.transformer import rope
 
-OUTSIDE = ("we", "gl", "wh")
-
 
 def expert_step(
-    model: Model, weights: Mapping[str, Tensor], sequences: Sequence[Ints], routes: Sequence[Ints]
+    model: Model,
+    weights: Mapping[str, Tensor],
+    sequences: Sequence[Ints],
+    routes: Sequence[Ints],
+    tell: Callable[[str], None] = lambda place: None,
 ) -> tuple[float, dict[str, Tensor]]:
     """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
 
     routes: the experts of every token of every sequence, int64 [t, experts a token]. The target of a sequence's last
-    token is token 0.
+    token is token 0. tell: is told of every sequence.
     """
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0.0
     for tokens, chosen in zip(sequences, routes, strict=True):
+        tell(f"a dense sequence of {len(tokens)} tokens")
         x = leaves["we"][torch.from_numpy(tokens)]
         for layer in range(model.num_layers):
             of = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
             x = _layer(model, x, of, torch.from_numpy(chosen))
         targets = torch.from_numpy(np.append(tokens[1:], 0))
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
-        total = total + F.cross_entropy(logits, targets, reduction="sum")
-    total.backward()
-    return float(total.detach()), {
-        name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()
-    }
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        loss.backward()
+        total += loss.item()
+    return total, {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()}
 
 
 def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> Tensor:

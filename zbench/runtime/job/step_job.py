@@ -1,0 +1,61 @@
+"""The job of ranks that train by whole steps, and the reports that they answer with. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.interfaces.protocols import Workload
+from zbench.runtime.clocks.events import Events
+from zbench.runtime.job.job import AdamW
+
+Sizes = tuple[int, int]  # bytes sent, bytes received
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
+    weights. kernel, device: of zbench.runtime.job.job. exact: compare each step with the dense model."""
+
+    cost: Cost
+    workload: Workload
+    seed: int
+    kernel: str
+    optimizer: AdamW
+    exact: bool
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One rank's raw measurements of a whole step.
+
+    loss: of the whole batch, None where it is another rank's. seconds: from the barrier to the end. spent: what they
+    went to, by parts of zbench.interfaces.result.SECONDS_FOR, which sum to them. under_way: in which a message was to
+    come. inside, across: bytes of messages inside the node and between nodes, by queue
+    (zbench.step.operations.QUEUES). compiling: seconds before the step in which it became instructions. worst: the
+    largest relative difference to the dense model and where, where it was asked for. began, events, nic_series: as of
+    zbench.runtime.job.job.Report.
+    """
+
+    loss: float | None
+    seconds: float
+    spent: Mapping[str, float]
+    under_way: float
+    inside: Mapping[str, Sizes]
+    across: Mapping[str, Sizes]
+    peak_bytes: int
+    capacity_bytes: int
+    compiling: float
+    worst: tuple[float, str] | None = None
+    began: float = 0.0
+    events: Events | None = None
+    nic_series: dict[str, Any] = field(default_factory=dict)
+
+    def total(self) -> dict[str, Sizes]:
+        """Returns the bytes (sent, received) by queue, of the queues that had messages."""
+        found = {}
+        for queue in self.inside.keys() | self.across.keys():
+            pair = [self.inside.get(queue, (0, 0)), self.across.get(queue, (0, 0))]
+            found[queue] = (pair[0][0] + pair[1][0], pair[0][1] + pair[1][1])
+        return found

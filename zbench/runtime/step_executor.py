@@ -1,0 +1,174 @@
+"""The executor that trains by whole steps: what executor=whole_step plays runs on processes of this machine or on those
+that torchrun or Slurm started, tensor-parallel groups, stages, experts and sharded parameters included.
+
+The driver's side: imports no torch itself. It builds and proves every step and sends it to the ranks
+(zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from zbench.console.extras import need
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Ready, Workload
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.runtime.driver import (
+    LIMITS,
+    CheckFailed,
+    check_difference,
+    check_loss,
+    check_pickled,
+    check_training,
+    is_one_machine,
+    open_fleet,
+    setup_facts,
+)
+from zbench.runtime.job.job import AdamW
+from zbench.runtime.job.step_job import StepJob, StepReport
+from zbench.runtime.measured_trace import write_measured
+from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.step_measured import step_loss, whole_step_result
+from zbench.runtime.steps.tokens import tokens_of
+from zbench.step.byte_law import stated_bytes
+from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.routing import ExpertParallel
+from zbench.step.template import Step
+
+RANK = "zbench.runtime.stepping.rank:SteppingRank"
+COUNTED = "the size of every message, counted where it is posted, by what it is for"
+
+
+@dataclass(slots=True)
+class TorchWholeStep:
+    """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
+
+    window, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel: of
+    zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
+    "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
+    first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
+
+    Raises:
+        ValueError: a setting cannot be, or there are no such steps; the message names it.
+    """
+
+    cost: Cost
+    workload: Workload
+    seed: int = 0
+    kernel: str = "auto"
+    optimizer: dict[str, float] = field(default_factory=dict)
+    timeout: float = 30.0
+    warmup: int = 1
+    check: Sequence[str] = ()
+    resume: str | None = None
+    device: str = "auto"
+    window: int = 1
+    expert_parallel: int = 1
+    skew: float = 0.0
+    _fleet: Fleet | None = field(default=None, init=False)
+    _warm: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        need("torch", "executor=torch_whole_step")
+        common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
+        check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
+        if self.resume is not None:
+            raise ValueError(
+                f"resume is {self.resume}; executor=torch_whole_step keeps no checkpoints, so it takes null"
+            )
+        _ = self.steps  # refuses what there are no steps of
+
+    @property
+    def steps(self) -> ProvenSteps:
+        """The steps that plans become."""
+        cost = self.cost
+        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
+        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.window, experts)
+
+    @property
+    def first_step(self) -> int:
+        """The first step to run."""
+        return 0
+
+    # -- Executor -------------------------------------------------------------------------------------
+    def start(self) -> Ready:
+        """Starts the ranks, one for every GPU of the cluster.
+
+        Raises:
+            ValueError: other than the cluster's number of GPUs were started.
+            zbench.runtime.processes.fleet.RankFailed: a rank could not start.
+        """
+        job = self.job()
+        check_pickled(job, self.workload)
+        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, RANK, job, self.timeout)
+        self._warm = False
+        return Ready(0, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Runs a step without a trace.
+
+        Raises:
+            as traced_step.
+        """
+        return self.traced_step(batch, plans, None)
+
+    def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        """Runs a step on all ranks. trace: a file that gets what every rank did and when
+        (zbench.runtime.measured_trace).
+
+        Raises:
+            zbench.runtime.driver.Diverged: the loss is not finite. zbench.runtime.driver.CheckFailed: a check did.
+            zbench.runtime.processes.fleet.RankFailed: a rank did. ValueError: a package computes attention, plans have
+            pipelines, or the trace cannot be written.
+        """
+        assert self._fleet is not None
+        for package in sorted({plan.attention for plan in plans} - {""}):
+            raise ValueError(
+                f"system has {package} compute attention in place of its plans; executor=torch_whole_step runs plans "
+                "alone, and executor=torch has both"
+            )
+        of = self.steps
+        step, tokens = of.of(plans), tokens_of(plans, of.model, of.tensor_parallel, of.experts)
+        for _ in range(0 if self._warm else self.warmup):
+            self._fleet.call("step", batch, step, tokens, False)
+        self._warm = True
+        reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None)
+        check_loss(step_loss(reports), batch.step)
+        checked = self.checked(batch, step, reports)
+        if trace is not None:
+            write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
+        return whole_step_result(batch, self.cost, reports, checked)
+
+    def stop(self) -> None:
+        """Ends the ranks."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
+
+    def job(self) -> StepJob:
+        """Returns what every rank is told."""
+        exact = any(check in LIMITS for check in self.check)
+        optimizer = AdamW(**self.optimizer)
+        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device)
+
+    def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
+        """Returns what the checks found, by name.
+
+        Raises:
+            zbench.runtime.driver.CheckFailed: one failed.
+        """
+        told: dict[str, float] = {}
+        found = [one.worst for one in reports if one.worst is not None]
+        for check in (one for one in self.check if one in LIMITS):
+            worst = max(found, key=lambda one: (one[0] != one[0], one[0]))  # NaN first
+            told[check] = check_difference(check, worst, batch.step)
+        if "bytes" in self.check:
+            for rank, (report, stated) in enumerate(zip(reports, stated_bytes(step), strict=True)):
+                if report.total() != stated:
+                    raise CheckFailed(
+                        f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
+                        f"by queue, and the step says {stated}"
+                    )
+            told["bytes"] = float(sum(sent for one in reports for sent, _ in one.total().values()))
+        return told

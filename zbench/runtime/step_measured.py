@@ -1,0 +1,71 @@
+"""Makes one StepResult of what all ranks measured of a whole step. The driver's side: no torch."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from zbench.cost.bound import bound_seconds
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, StepResult
+from zbench.runtime.job.step_job import StepReport
+from zbench.step.operations import QUEUES
+
+_WAITS = tuple(name for name in SECONDS_FOR if name.startswith("waiting_"))
+
+
+def step_loss(reports: Sequence[StepReport]) -> float:
+    """Returns the loss of the whole batch, which one rank has."""
+    (loss,) = [one.loss for one in reports if one.loss is not None]
+    return loss
+
+
+def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], checks: dict[str, float]) -> StepResult:
+    """Makes the result of a step of the reports of all ranks, which are GPUs; lists are of groups of these, as plans
+    have them: means, of memory the most."""
+    cluster, seconds = cost.gpus.cluster, max(one.seconds for one in reports)
+    slowest = max(reports, key=lambda one: one.seconds)
+
+    def mean(value: Callable[[StepReport], float]) -> list[float]:
+        found: Floats = np.array([value(one) for one in reports], np.float64).reshape(-1, cost.tp).mean(axis=1)
+        return found.tolist()
+
+    parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
+    parts["end"] = mean(lambda one: seconds - one.seconds)
+    nic = [{name: _nic_bytes(cluster, reports, name, way) for name in QUEUES[1:]} for way in (0, 1)]
+    peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
+    exposed = mean(_waited)
+    return StepResult(
+        seconds=seconds,
+        bound_seconds=bound_seconds(batch, cost),
+        attention_seconds=parts["attention"],
+        linear_seconds=parts["linear"],
+        communication_seconds=np.maximum(mean(lambda one: one.under_way), exposed).tolist(),
+        exposed_seconds=exposed,
+        nic_tx_bytes=np.sum(list(nic[0].values()), axis=0).tolist(),
+        nic_rx_bytes=np.sum(list(nic[1].values()), axis=0).tolist(),
+        nvlink_bytes=sum(
+            sent for one in reports for name, (sent, _) in one.inside.items() if name not in NOT_ON_NVLINK
+        ),
+        peak_bytes=peak.tolist(),
+        capacity_bytes=min(one.capacity_bytes for one in reports),
+        out_of_memory=False,  # it ran
+        loss=step_loss(reports),
+        phases={"compile": max(one.compiling for one in reports), "optimizer": slowest.spent.get("optimizer", 0.0)},
+        checks=checks,
+        seconds_for={name: values for name, values in parts.items() if any(values)},
+        nic_tx_for={name: sizes.tolist() for name, sizes in nic[0].items() if sizes.any()},
+    )
+
+
+def _waited(one: StepReport) -> float:
+    """Returns the seconds in which a rank waited for messages."""
+    return sum(one.spent.get(name, 0.0) for name in _WAITS)
+
+
+def _nic_bytes(cluster: Cluster, reports: Sequence[StepReport], queue: str, way: int) -> Ints:
+    """Returns the bytes of a queue that went through every NIC, int64 [num_nics]. way: 0 sent, 1 received."""
+    sizes = [one.across.get(queue, (0, 0))[way] for one in reports]
+    return np.bincount(cluster.nic_of, sizes, cluster.num_nics).astype(np.int64)

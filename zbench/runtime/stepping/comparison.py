@@ -1,0 +1,66 @@
+"""The comparison of executed steps with a dense model: whole parameters of the cells that processes have, and how far
+gradients are from where they have to be."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from zbench.runtime.handlers.machine import is_update
+from zbench.runtime.handlers.parameters import ParameterSlices
+from zbench.runtime.handlers.prepared import PreparedStep, items_of
+from zbench.runtime.handlers.store import Store
+from zbench.runtime.steps.instructions import Cells, Compute, Parts
+
+Piece = tuple[str, int, Parts, Parts, Tensor]  # a parameter's name and layer, its cells, and these on the CPU
+
+
+def state_pieces(prepared: PreparedStep, stores: Mapping[int, Store]) -> list[Piece]:
+    """Returns the cells of parameters in the wide dtype that a process updates, as they lie before a step."""
+    parts, found = prepared.batches[0], []
+    for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
+        name = parts.layout.tensors[tensor].name
+        if name[0] == "s":
+            store, of = stores[places[0]], parts.formats[tensor]
+            value = store.read(parts.key(tensor, layer), of, first, second)[0]
+            found.append((name[1:], layer, first, second, value.cpu()))
+    return found
+
+
+def whole_weights(prepared: PreparedStep, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """Returns whole parameters of the pieces of all processes, float64, of all layers in one tensor."""
+    parts = prepared.batches[0]
+    by_name: dict[str, dict[int, list[tuple[Parts, Parts, Tensor]]]] = {}
+    for name, layer, first, second, value in pieces:
+        by_name.setdefault(name, {}).setdefault(layer, []).append((first, second, value.double()))
+    found = {}
+    for name, layers in by_name.items():
+        every = [parts.slices.whole(name, layers[layer]) for layer in sorted(layers)]
+        of_layers = parts.layout.tensors[parts.layout.number[name]].layers == "layer"
+        found[name] = torch.stack(every) if of_layers else every[0]
+    return found
+
+
+def gradient_differences(
+    prepared: PreparedStep, given: Sequence[tuple[str, Tensor]], wanted: Mapping[str, Tensor]
+) -> Iterator[tuple[float, str]]:
+    """Yields of every gradient that an update was given how far it is from the wanted one, over the largest element of
+    the whole, and what it is called. given: by name, in the order of updates. wanted: whole, of all layers in one."""
+    updates = [
+        (program.layout, one, layer)
+        for program, one, layer in prepared.schedule()
+        if isinstance(one, Compute) and is_update(prepared.batches[program.layout], one)
+    ]
+    for (number, one, layer), (name, gradient) in zip(updates, given, strict=True):
+        cells: Cells = one.writes[0]
+        of_layer = prepared.batches[number].layout.tensors[cells.tensor].layers == "layer"
+        whole = wanted[name][layer + cells.layer] if of_layer else wanted[name]
+        off = difference(prepared.batches[0].slices, name, gradient, whole, (cells.first, cells.second))
+        yield off, f"the gradient of {name}{f' in layer {layer + cells.layer}' if of_layer else ''}"
+
+
+def difference(slices: ParameterSlices, name: str, found: Tensor, whole: Tensor, cells: tuple[Parts, Parts]) -> float:
+    """Returns the largest difference of cells from those of a whole parameter, over the largest element of that."""
+    part = slices.cells(name, whole.contiguous(), *cells)
+    top = float(whole.abs().max())
+    return float((found.cpu() - part).abs().max()) / (top or 1.0)

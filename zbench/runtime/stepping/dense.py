@@ -1,0 +1,47 @@
+"""The dense reference of executed steps: the network of the torch executor, in one process, by the names of a step.
+
+That of a model with experts, whose choices are given, is zbench.runtime.stepping.dense_experts. Loss and gradients are
+those of torch's autograd.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.runtime.stepping.dense_experts import expert_step
+from zbench.runtime.stepping.weights import by_step, network_weights
+from zbench.runtime.training.dense import dense_loss
+
+
+@dataclass(frozen=True)
+class DenseGradients:
+    """A batch in one process. loss: the sum over all tokens; gradients: of it, by the names of a step, of all layers in
+    one tensor."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]
+
+
+def dense_gradients(
+    model: Model,
+    weights: Mapping[str, Tensor],
+    sequences: Sequence[Ints],
+    routes: Sequence[Ints],
+    tell: Callable[[str], None] = lambda place: None,
+) -> DenseGradients:
+    """Returns the loss and the gradients of whole sequences, in float64 whatever the model's dtype; the target of a
+    sequence's last token is token 0.
+
+    weights: by the names of a step, float64, of all layers in one tensor. routes: the experts of the sequences' tokens,
+    of a model that has some. tell: is told of progress.
+    """
+    if model.num_experts > 1:
+        return DenseGradients(*expert_step(model, weights, sequences, routes, tell))
+    num_tokens = sum(len(one) for one in sequences)
+    plain = replace(model, recompute="none", element_bytes=8)
+    loss, gradients = dense_loss(plain, network_weights(model, weights), sequences, tell=tell)
+    summed = {name: value * num_tokens for name, value in gradients.items()}
+    return DenseGradients(loss * num_tokens, by_step(model, summed))

@@ -1,0 +1,239 @@
+"""One rank of a run that trains by whole steps: a GPU of the cluster, which is a process. Collective: every rank runs
+its part of the same step.
+
+A step: its instructions are made, parameters stay where the one before left them, all ranks meet at a barrier, and
+the step's seconds are counted from there to its end, updates included.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from zbench.describe.arrays import Ints
+from zbench.describe.batch import Batch
+from zbench.describe.mask import Mask
+from zbench.runtime.clocks.events import Events, Span
+from zbench.runtime.handlers.context import TokenWords
+from zbench.runtime.handlers.machine import StepMachine
+from zbench.runtime.handlers.messages import open_messages
+from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
+from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.job.job import RankSetup
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.kernels.elementwise import Elementwise
+from zbench.runtime.kernels.kernels import choose_kernel
+from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
+from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
+from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
+from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.steps.tokens import TokenParts, routes_of
+from zbench.runtime.training.text import END, is_real, sequences
+from zbench.runtime.transport.transport import Traffic
+from zbench.step.operations import QUEUES
+from zbench.step.template import Step
+
+
+class SteppingRank:
+    """A rank's parameters, messages and runner; made and called by a fleet (zbench.runtime.processes.fleet)."""
+
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: StepJob) -> None:
+        self.rank, self.job, self.board, self.rendezvous = rank, job, rendezvous.board, rendezvous
+        self.board.say("opening torch.distributed")
+        self.device = rendezvous.open(job.device)
+        self.sharing = rendezvous.sharing(self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        gpus = job.cost.gpus
+        self.model = gpus.model
+        self.capacity_bytes = memory_bytes(self.device, gpus.cluster.device.memory_bytes) // self.sharing
+        dtype = DTYPES[self.model.element_bytes]
+        kernel = choose_kernel(job.kernel, self.device, self.model.head_dim, dtype, self.model.mask)
+        self.group = dist.new_group()
+        messages = open_messages(self.group, gpus.cluster.node_of, self.device)
+        machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
+        self.runner, self.updates = StepRunner(machine, self.board), 0
+
+    @staticmethod
+    def prepare() -> None:
+        """Loads, before ranks are forked, what each would load in its first step."""
+        torch.empty_like(torch.empty(1, device="meta"), device="cpu")  # torch's tracing, as the dense network does
+        one = np.zeros(1, np.int64)
+        TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
+
+    def about(self) -> RankSetup:
+        """Returns what the rank found out about how it runs."""
+        cuda = self.device.type == "cuda"
+        machine = self.runner.machine
+        return RankSetup(
+            device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
+            kernel=machine.kernel.name,
+            backend=dist.get_backend(),
+            torch=str(torch.__version__),  # to unpickle its own type, the driver would import torch
+            tokens="text" if is_real(self.job.workload) else "made",
+            elementwise=Elementwise().name,
+            memory_bytes=self.capacity_bytes,
+            packages={},
+            sharing=self.sharing,
+            staged=machine.messages.ends[0].through_host,
+        )
+
+    def step(
+        self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], train: bool, noted: bool = False
+    ) -> StepReport:
+        """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
+        noted: the report has what this rank did, part by part."""
+        where = f"step {batch.step}"
+        update = self._update(batch.num_tokens) if train else NoUpdate()
+        update = NotedUpdate(update) if train and self.job.exact else update
+        self.board.say(f"{where}, making instructions")
+        asked = perf_counter()
+        prepared = self._prepared(batch, step, tokens, update)
+        compiling = perf_counter() - asked
+        wanted = self._wanted(batch, prepared, where) if isinstance(update, NotedUpdate) else None
+        self.runner.where = f"{where}, "
+        began, seconds = self._run(prepared, where)
+        losses = [float(one) / batch.num_tokens for one in self.runner.take(prepared, "loss")]
+        worst = None
+        if wanted is not None and isinstance(update, NotedUpdate):
+            off = [(abs(loss * batch.num_tokens / wanted.loss - 1), "the loss") for loss in losses]
+            off += gradient_differences(prepared, update.found, wanted.gradients)
+            worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
+        return self._report(losses[0] if losses else None, began, seconds, compiling, worst, noted)
+
+    def close(self) -> None:
+        """Ends the group of ranks."""
+        self.rendezvous.close()
+
+    # -- inside ---------------------------------------------------------------------------------------
+    def _update(self, num_tokens: int) -> Update:
+        self.updates += 1
+        return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+
+    def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
+        """Returns this rank's instructions; the first step's parameters are put where it begins with them."""
+        words = _BatchWords(self.job, batch)
+        given = TokenWords(words, _Targets(words))
+        machine = replace(self.runner.machine, update=update)
+        prepared = PreparedStep.of(step, self.rank, machine, tokens, [given] * len(tokens))
+        prepared.make_contexts()
+        if not self.runner.stores:
+            self.board.say("drawing parameters")
+            self.runner.begin(prepared, InitialWeights(self.model, self.job.seed))
+        return prepared
+
+    def _run(self, prepared: PreparedStep, where: str) -> tuple[float, float]:
+        """Runs a step from a barrier on; returns the moment it began and its seconds."""
+        messages = self.runner.machine.messages
+        for end in messages.ends:
+            end.traffic = Traffic()
+        self.board.wait(f"{where}, barrier before it")
+        dist.barrier()
+        self._synchronize()
+        began = perf_counter()
+        messages.times.begin()
+        self.runner.run(prepared)
+        messages.times.end()
+        self._synchronize()
+        return began, perf_counter() - began
+
+    def _synchronize(self) -> None:
+        """Returns once the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _wanted(self, batch: Batch, prepared: PreparedStep, where: str) -> DenseGradients:
+        """Returns what the step has to come to, which rank 0 computes of all parameters as they are before it.
+        Collective."""
+        self.board.wait(f"{where}, gathering parameters")
+        mine = state_pieces(prepared, self.runner.stores)
+        every: list[list[Piece]] | None = [[]] * dist.get_world_size() if self.rank == 0 else None
+        dist.gather_object(mine, every, 0, self.group)
+        found: list[DenseGradients | None] = [None]
+        if every is not None:
+            weights = whole_weights(prepared, [piece for one in every for piece in one])
+            numbers = np.arange(len(batch.lengths))
+            text = sequences(self.job.workload, batch, numbers, self.model.vocab)
+            routes = routes_of([one.tokens for one in prepared.batches])
+            chosen = [routes[number] for number in sorted(routes)]
+            tell = self.board.say
+            found = [dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"))]
+        self.board.wait(f"{where}, the dense reference")
+        dist.broadcast_object_list(found, 0, self.group)
+        self.board.resume()
+        assert found[0] is not None, "rank 0 has told it"
+        return found[0]
+
+    def _report(
+        self,
+        loss: float | None,
+        began: float,
+        seconds: float,
+        compiling: float,
+        worst: tuple[float, str] | None,
+        noted: bool,
+    ) -> StepReport:
+        messages = self.runner.machine.messages
+        times, spent = messages.times, messages.times.seconds
+        rest = seconds - sum(spent.values())  # of two clocks' readings
+        return StepReport(
+            loss,
+            seconds,
+            spent | {"interpreter": max(0.0, spent.get("interpreter", 0.0) + rest)},
+            min(times.under_way, seconds),
+            self._bytes("inside"),
+            self._bytes("across"),
+            measured_peak_bytes(self.device),
+            self.capacity_bytes,
+            compiling,
+            worst,
+            began,
+            Events(True, list(self._spans(began))) if noted else None,
+        )
+
+    def _bytes(self, way: str) -> dict[str, Sizes]:
+        """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
+        found = {}
+        for name, end in zip(QUEUES, self.runner.machine.messages.ends, strict=True):
+            pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
+            found |= {name: pair} if any(pair) else {}
+        return found
+
+    def _spans(self, began: float) -> Iterator[Span]:
+        """Yields what the rank did; on the host's clock, from the step's begin on."""
+        times, at = self.runner.machine.messages.times, began
+        for part, begin, end in times.spans():
+            seconds = times.clock.between(begin, end)
+            yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
+            at += seconds
+
+
+class _BatchWords(dict[int, Ints]):
+    """The token ids of a batch's sequences by their numbers, each read when it is first asked for."""
+
+    def __init__(self, job: StepJob, batch: Batch) -> None:
+        super().__init__()
+        self._job, self._batch = job, batch
+
+    def __missing__(self, number: int) -> Ints:
+        job = self._job
+        (self[number],) = sequences(job.workload, self._batch, np.array([number]), job.cost.gpus.model.vocab)
+        return self[number]
+
+
+class _Targets(dict[int, Ints]):
+    """The targets of a batch's tokens: the next token, of a sequence's last one END."""
+
+    def __init__(self, words: _BatchWords) -> None:
+        super().__init__()
+        self._words = words
+
+    def __missing__(self, number: int) -> Ints:
+        self[number] = np.append(self._words[number][1:], END)
+        return self[number]

@@ -1,0 +1,67 @@
+"""The whole steps of a run: its batches' plans and the strategy that it trains by become steps, and are proven.
+
+Whoever plays steps and whoever executes them build them here, so that both have the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.pipeline import stage_starts
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.zero import ShardedParameters
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+
+ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # sharding.strategy: the stage of whole_step
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenSteps:
+    """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
+    recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; window: layers whose parameters are
+    gathered ahead; experts: how those of a model that has some are laid out and chosen.
+
+    Raises:
+        ValueError: there are no such steps.
+    """
+
+    executor: str
+    model: Model
+    num_gpus: int
+    tensor_parallel: int = 1
+    stages: int = 1
+    window: int = 1
+    experts: ExpertParallel = TOGETHER
+
+    def __post_init__(self) -> None:
+        model, experts = self.model, self.experts
+        if not model.overlap_collectives:
+            raise ValueError(
+                f"model.overlap_collectives is False; executor={self.executor} plays collectives beside the layers, "
+                "so it takes True (executor=simulated has both)"
+            )
+        if experts.skew and model.num_experts == 1:
+            raise ValueError(f"experts.skew is {experts.skew}; {model.name} has no experts, so it takes 0")
+        places, degree = self.num_gpus // self.stages, self.tensor_parallel
+        stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
+        experts.check(model, places)
+        ShardedParameters(model, places // degree, degree, ZERO[model.sharding], self.window, experts.degree)
+
+    def of(self, plans: Sequence[Plan]) -> Step:
+        """Returns the step of a batch's plans, proven.
+
+        Raises:
+            ValueError: plans have pipelines. zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
+        """
+        if plans[0].pipelines is not None:
+            raise ValueError(
+                f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
+            )
+        model = self.model
+        zero, degree = ZERO[model.sharding], self.tensor_parallel
+        step = whole_step(model, plans, degree, zero, self.window, model.recompute, self.experts, self.stages)
+        prove_step(step)
+        return step
