@@ -9,7 +9,7 @@ from os import environ
 from pathlib import Path
 
 from zbench.cost.cost import Cost
-from zbench.cost.loss import chunked_bytes
+from zbench.cost.loss import chunked_bytes, wide_bytes
 from zbench.run.cases import RunCase
 from zbench.run.machine import cores, free_disk, free_memory
 from zbench.run.parts import Parts, Settings
@@ -19,6 +19,7 @@ from zbench.runtime.executor import Torch
 from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_state_bytes, working_bytes
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
+from zbench.runtime.step_executor import TorchWholeStep
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
 #   python -m zbench executor=torch cluster.num_nodes=32 tokens_per_gpu=256 workload=pystdlib baseline=null steps=1
@@ -32,7 +33,7 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
     Raises:
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
-    if isinstance(parts.executor, Torch) and found(environ) is None:
+    if isinstance(parts.executor, (Torch, TorchWholeStep)) and found(environ) is None:
         check_ranks_here(parts, settings.tokens_per_gpu)
     ranks = parts.cluster.num_ranks
     keys = (f"cluster.num_nodes={parts.cluster.num_nodes:,}", f"tokens_per_gpu={settings.tokens_per_gpu:,}")
@@ -50,7 +51,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
         ValueError: there are too many for its cores, or they need more memory than is free.
     """
     executor, cluster, model = parts.executor, parts.cluster, parts.model
-    assert isinstance(executor, Torch)
+    assert isinstance(executor, (Torch, TorchWholeStep))
     ranks, most = cluster.num_ranks, RANKS_PER_CORE * cores()
     now = f"cluster.num_nodes={cluster.num_nodes:,} and cluster.gpus_per_node={cluster.gpus_per_node:,}"
     if ranks > most:
@@ -60,7 +61,10 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
         )
     if executor.device != "cpu" and no_gpu(environ) is None:
         return  # their memory is the GPU's, which a rank asks
-    state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
+    if isinstance(executor, Torch):
+        state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
+    else:
+        state, activations = gpu_bytes(parts.cost, tokens_per_gpu)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
@@ -91,6 +95,20 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
     at_work = max(chunked_bytes(cost.model, tokens), working_bytes(cost.model, level) * tokens)
     activations = cost.model.num_layers * kept_layer_bytes(cost.model, level) * tokens + at_work
     return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
+
+
+def gpu_bytes(cost: Cost, tokens: int) -> tuple[float, float]:
+    """Returns the bytes of a GPU of a whole step, (state, activations of that many tokens): parameters and gradients of
+    its slice of its stage, or its shards of them with ZeRO-3; master copies and moments, or its shards of them; and of
+    a batch's activations as much as it has of the tokens.
+    """
+    model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
+    own = model.total_params / cost.tp / cost.pp
+    wide, shard = wide_bytes(model), own if model.sharding == "none" else own / groups
+    resting = (model.element_bytes + wide) * (shard if model.sharding == "zero3" else own)
+    state = resting + 3 * wide * shard
+    activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
+    return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))
 
 
 def unchosen_words(request: Request, parts: Parts) -> Sequence[str]:

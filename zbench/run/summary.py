@@ -10,6 +10,7 @@ from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
 from zbench.run.parts import PRECISIONS, Parts, Settings
 from zbench.runtime.driver import LIMITS
+from zbench.runtime.step_executor import TorchWholeStep
 
 
 def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
@@ -24,7 +25,8 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
     systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
-    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
+    says = "the step says, by queue" if isinstance(parts.executor, TorchWholeStep) else "the simulator charges"
+    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done, says)), *_invalid(done)]
 
 
 def run_words(own: RunCase, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
@@ -56,8 +58,8 @@ def _invalid(done: Sequence[Run]) -> list[str]:
     ]
 
 
-def _checks(done: Sequence[Run]) -> list[str]:
-    """Says what the checks of every step found, over all runs."""
+def _checks(done: Sequence[Run], says: str) -> list[str]:
+    """Says what the checks of every step found, over all runs. says: who says how many bytes there are to be."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
     for check, limit in LIMITS.items():
@@ -68,7 +70,7 @@ def _checks(done: Sequence[Run]) -> list[str]:
             )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
-            f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "
+            f"check=bytes holds: every rank and NIC sent and received what {says} in {len(sizes)} "
             f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
         )
     return lines

@@ -74,9 +74,7 @@ class TorchWholeStep:
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         if self.resume is not None:
-            raise ValueError(
-                f"resume is {self.resume}; executor=torch_whole_step keeps no checkpoints, so it takes null"
-            )
+            raise ValueError(f"resume is {self.resume}; executor=torch_whole_step has no checkpoints, so it takes null")
         _ = self.steps  # refuses what there are no steps of
 
     @property

@@ -30,13 +30,14 @@ def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], c
 
     def mean(value: Callable[[StepReport], float]) -> list[float]:
         found: Floats = np.array([value(one) for one in reports], np.float64).reshape(-1, cost.tp).mean(axis=1)
-        return found.tolist()
+        return [float(one) for one in found]
 
     parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
     parts["end"] = mean(lambda one: seconds - one.seconds)
     nic = [{name: _nic_bytes(cluster, reports, name, way) for name in QUEUES[1:]} for way in (0, 1)]
     peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
     exposed = mean(_waited)
+    inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(
         seconds=seconds,
         bound_seconds=bound_seconds(batch, cost),
@@ -46,9 +47,7 @@ def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], c
         exposed_seconds=exposed,
         nic_tx_bytes=np.sum(list(nic[0].values()), axis=0).tolist(),
         nic_rx_bytes=np.sum(list(nic[1].values()), axis=0).tolist(),
-        nvlink_bytes=sum(
-            sent for one in reports for name, (sent, _) in one.inside.items() if name not in NOT_ON_NVLINK
-        ),
+        nvlink_bytes=sum(sent for name, sent in inside if name not in NOT_ON_NVLINK),
         peak_bytes=peak.tolist(),
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran

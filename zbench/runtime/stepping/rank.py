@@ -199,7 +199,7 @@ class SteppingRank:
 
     def _bytes(self, way: str) -> dict[str, Sizes]:
         """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
-        found = {}
+        found: dict[str, Sizes] = {}
         for name, end in zip(QUEUES, self.runner.machine.messages.ends, strict=True):
             pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
             found |= {name: pair} if any(pair) else {}
