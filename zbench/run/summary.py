@@ -25,7 +25,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
     systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
-    says = "the step says, by queue" if isinstance(parts.executor, TorchWholeStep) else "the simulator charges"
+    says = "the step says of every queue" if isinstance(parts.executor, TorchWholeStep) else "the simulator charges"
     return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done, says)), *_invalid(done)]
 
 

@@ -1,0 +1,81 @@
+"""The times of a whole step, by a clock that the test turns."""
+
+from zbench.runtime.clocks.step_times import WAITS, StepTimes
+from zbench.step.operations import QUEUES
+
+
+class TurnedClock:
+    """A clock that stands until it is turned."""
+
+    moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def between(self, began: float, ended: float) -> float:
+        return ended - began
+
+
+def test_parts_sum_to_the_step_whatever_is_inside_of_what() -> None:
+    clock = TurnedClock()
+    times = StepTimes(clock)
+
+    def passes(seconds: float) -> None:
+        clock.moment += seconds
+
+    times.turn_to("attention")  # before the step: of no part
+    passes(100)
+    times.begin()
+    passes(1)
+    times.posted(2)
+    before = times.turn_to("attention")
+    passes(2)
+    inner = times.turn_to("waiting_messages")  # an operand that has not come
+    passes(4)
+    times.arrived()
+    times.turn_to(inner)
+    passes(8)
+    times.turn_to(before)
+    passes(16)
+    times.arrived()
+    passes(32)
+    times.end()
+    passes(64)
+    assert times.seconds == {"interpreter": 49, "attention": 10, "waiting_messages": 4}
+    assert sum(times.seconds.values()) == 63
+    assert times.under_way == 30
+    assert [part for part, _, _ in times.spans()] == [
+        "interpreter",
+        "attention",
+        "waiting_messages",
+        "attention",
+        "interpreter",
+    ]
+
+
+def test_a_message_that_never_comes_is_under_way_until_the_end_and_a_step_begins_anew() -> None:
+    clock = TurnedClock()
+    times = StepTimes(clock)
+    times.begin()
+    times.posted(1)
+    clock.moment = 3.0
+    times.end()
+    assert times.under_way == 3
+    times.begin()
+    clock.moment = 4.0
+    times.end()
+    assert times.under_way == 0
+    assert times.seconds == {"interpreter": 1}
+
+
+def test_every_queue_has_a_part_that_waiting_for_it_is() -> None:
+    assert dict(zip(QUEUES, WAITS, strict=True)) == {
+        "compute": "waiting_messages",
+        "attention": "waiting_messages",
+        "tensor_parallel": "waiting_messages",
+        "parameters": "waiting_parameters",
+        "gradients": "waiting_gradients",
+        "experts": "waiting_experts",
+        "stages": "waiting_stages",
+        "host": "waiting_host",
+    }

@@ -1,0 +1,200 @@
+"""executor=torch_whole_step on processes: it trains as executor=torch does, and every step passes both checks."""
+
+import os
+import signal
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.processes import all_gone
+from tests.runtime.test_conformance import DEVICE, MODEL
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.interfaces.dealt import Dealt
+from zbench.interfaces.protocols import Executor, System
+from zbench.interfaces.result import StepResult
+from zbench.runtime import step_executor
+from zbench.runtime.driver import CheckFailed, Diverged
+from zbench.runtime.executor import Torch
+from zbench.runtime.job.step_job import StepReport
+from zbench.runtime.processes.fleet import RankFailed
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.step_executor import TorchWholeStep
+from zbench.simulated.executor import WholeStep
+from zbench.step.text import step_text
+from zbench.systems.local_packing import LocalPacking
+from zbench.systems.zeppelin.planner import Zeppelin
+from zbench.workloads.fixed import Fixed
+
+STEPS = 3
+WORKLOAD = Fixed(seed=0, tokens=120, length=50)
+EXPERTS = replace(MODEL, ffn_hidden=16, num_experts=4, experts_per_token=2)
+CHECKS = ("exact", "bytes")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def cost_of(nodes: int = 2, gpus: int = 1, model: Any = MODEL, **strategy: Any) -> Cost:
+    cluster = Cluster("test", nodes, gpus, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
+    return make_cost(cluster, replace(model, element_bytes=8, lse_bytes=8, **strategy), pipelines=False)
+
+
+def trained(executor: Executor, system: System, steps: int = STEPS) -> list[StepResult]:
+    try:
+        executor.start()
+        batches = [WORKLOAD.batch(step) for step in range(steps)]
+        return [executor.step(batch, system.plan(batch)) for batch in batches]
+    finally:
+        executor.stop()
+
+
+@cache
+def losses_of_torch() -> list[float | None]:
+    cost = cost_of()
+    return [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost))]
+
+
+def systems(cost: Cost) -> System:
+    return Zeppelin(cost) if cost.pp == 1 else Dealt(Zeppelin(cost), 2)
+
+
+CASES = {
+    "replicated": cost_of(),
+    "ZeRO-1, groups": cost_of(2, 2, sharding="zero1", tensor_parallel=2),
+    "ZeRO-3, all again": cost_of(sharding="zero3", recompute="full"),
+    "ZeRO-3, stages": cost_of(2, 2, sharding="zero3", pipeline_parallel=2, micro_batches=2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) -> None:
+    cost = CASES[case]
+    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, check=CHECKS), systems(cost))
+    assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
+    assert found[0].loss != found[-1].loss
+    for one in found:
+        assert one.checks["exact"] < 1e-12
+        assert_account_closes(one, cost)
+    played = WholeStep(cost).step(WORKLOAD.batch(0), systems(cost).plan(WORKLOAD.batch(0)))
+    for queue in ("attention", "tensor_parallel", "stages"):
+        assert found[0].nic_tx_for.get(queue) == played.nic_tx_for.get(queue)
+
+
+def assert_account_closes(one: StepResult, cost: Cost) -> None:
+    ranks = cost.whole.num_ranks
+    spent = {name: np.array(values) for name, values in one.seconds_for.items()}
+    assert {len(values) for values in spent.values()} == {ranks}
+    assert sum(spent.values()) == pytest.approx(np.full(ranks, one.seconds), rel=1e-6)
+    assert min(values.min() for values in spent.values()) >= 0
+    assert min(spent["attention"]) > 0
+    assert spent["attention"].tolist() == one.attention_seconds
+    assert ("recomputation" in spent) == (cost.model.recompute == "full")
+    assert (np.array(one.exposed_seconds) <= np.array(one.communication_seconds)).all()
+    assert np.sum(list(one.nic_tx_for.values()), axis=0).tolist() == one.nic_tx_bytes
+    assert sum(one.nic_tx_bytes) == sum(one.nic_rx_bytes)
+    assert len(one.peak_bytes) == ranks
+    assert min(one.peak_bytes) > 0
+
+
+def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
+    """The dense model is told the experts that the step draws. A short sequence leaves a rank without a token."""
+    cost = cost_of(model=EXPERTS, sharding="zero1")
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, skew=1.0)
+    short = Batch(np.array([9]), seed=0, step=1)
+    try:
+        executor.start()
+        found = [executor.step(one, LocalPacking(cost).plan(one)) for one in (WORKLOAD.batch(0), short)]
+    finally:
+        executor.stop()
+    assert max(one.checks["exact"] for one in found) < 1e-12
+    assert sum(found[0].nic_tx_for["experts"]) > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_step_is_the_one_that_is_played(case: str) -> None:
+    """What executor=whole_step plays of the same plans is what ranks are sent, word by word."""
+    cost = CASES[case]
+    plans = systems(cost).plan(WORKLOAD.batch(0))
+    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(plans), WholeStep(cost).built(plans)
+    assert step_text(sent) == step_text(played)
+
+
+def report(worst: tuple[float, str], sent: int) -> StepReport:
+    return StepReport(1.0, 1.0, {}, 0.0, {}, {"attention": (sent, sent)}, 1, 1, 0.0, worst)
+
+
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (
+            [report((2e-12, "the gradient of wq in layer 1"), 8)],
+            r"^check=exact failed in step 0: the gradient of wq",
+        ),
+        ([report((float("nan"), "the loss"), 8)], r"^check=exact failed in step 0: the loss differs from .* by nan of"),
+        (
+            [report((1e-16, "the loss"), 9)],
+            r"^check=bytes failed in step 0: rank 0 has \(sent, received\) \{'att",
+        ),
+    ],
+)
+def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_executor, "stated_bytes", lambda step: [{"attention": (8, 8)}])
+    cost = cost_of(1, 1)
+    executor = TorchWholeStep(cost, WORKLOAD, check=CHECKS)
+    step = executor.steps.of(Zeppelin(cost).plan(WORKLOAD.batch(0)))
+    with pytest.raises(CheckFailed, match=told):
+        executor.checked(WORKLOAD.batch(0), step, reports)
+
+
+def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
+    cost = cost_of()
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, optimizer={"lr": 1e200}, timeout=20)
+    batches = [WORKLOAD.batch(step) for step in range(3)]
+    executor.start()
+    try:
+        fleet = executor._fleet
+        assert isinstance(fleet, LocalFleet)
+        pids = [fleet.launcher_pid, *fleet.pids]
+        executor.step(batches[0], Zeppelin(cost).plan(batches[0]))
+        with pytest.raises(Diverged, match=r"^the loss is nan in step 1; the run stops$"):
+            executor.step(batches[1], Zeppelin(cost).plan(batches[1]))
+        os.kill(fleet.pids[1], signal.SIGKILL)
+        with pytest.raises(RankFailed, match=r"^rank 1 was killed by signal 9"):
+            executor.step(batches[2], Zeppelin(cost).plan(batches[2]))
+    finally:
+        executor.stop()
+    assert all_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"resume": "x"}, "resume is x; executor=torch_whole_step has no checkpoints, so it takes null"),
+        ({"warmup": -1}, "executor.warmup is -1; it takes a whole number of at least 0"),
+        ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
+        ({"kernel": "x"}, "executor.kernel is 'x'; it takes auto"),
+        ({"optimizer": {"lr": -1}}, "executor.optimizer.lr is -1; it takes"),
+        ({"expert_parallel": 2}, "the expert-parallel degree is 2; it has to divide model.num_experts, 1"),
+        ({"skew": 1.0}, "experts.skew is 1.0; mini has no experts, so it takes 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_a_sentence(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        TorchWholeStep(cost_of(), WORKLOAD, **settings)
+
+
+def test_plans_that_do_not_run_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = cost_of()
+    (plan,) = Zeppelin(cost).plan(WORKLOAD.batch(0))
+    executor = TorchWholeStep(cost, WORKLOAD)
+    monkeypatch.setattr(executor, "_fleet", object())
+    with pytest.raises(ValueError, match=r"^system has deepspeed compute attention in place of its plans; executor="):
+        executor.step(WORKLOAD.batch(0), (replace(plan, attention="deepspeed"),))
