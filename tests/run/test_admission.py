@@ -29,7 +29,11 @@ def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("executor", "cluster", "model", "ranks"),
-    [("torch", "local_2x2", "tiny", 4), ("desk", "desk_2x4_a800", "desk", 8)],
+    [
+        ("torch", "local_2x2", "tiny", 4),
+        ("torch_whole_step", "local_2x2", "tiny", 4),
+        ("desk", "desk_2x4_a800", "desk", 8),
+    ],
 )
 @pytest.mark.usefixtures("laptop")
 def test_executors_that_train_choose_what_fits_a_laptop(executor: str, cluster: str, model: str, ranks: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.processes import until
 from zbench.record.record import read
+from zbench.run.replay import Replay
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -48,6 +49,30 @@ def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
     ring, zeppelin = ([step["loss"] for step in steps[at : at + 2]] for at in (0, 2))
     assert ring == pytest.approx(zeppelin, rel=1e-12)
     assert ring[0] != ring[1]
+
+
+def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
+    """The record has every account of the step, and the table shows them; the run is made again as it is played."""
+    out, trace = tmp_path / "runs.jsonl", tmp_path / "step.json"
+    words = ("executor=torch_whole_step", "parallel.tensor_parallel=2", "sharding=zero3", "sharding.window=0")
+    done = command(
+        *words, *SMALL[1:], "baseline=null", "check=[exact,bytes]", f"out={out}", f"trace={trace}",
+        before=("-X", "importtime"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)  # the driver never imports it
+    for told in ("check=exact holds", "what the step says of every queue", "2 ranks of 2 GPUs each", "NICs send for"):
+        assert told in done.stdout
+    ((run,), problems) = read(str(out))
+    assert not problems
+    for step in run.steps:
+        assert {"parameters", "gradients"} <= step["nic_tx_for"].keys()
+        assert {"attention", "linear", "waiting_messages", "waiting_parameters"} <= step["seconds_for"].keys()
+        assert [len(step[name]) for name in ("attention_seconds", "peak_bytes", "nic_tx_bytes")] == [2, 2, 2]
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {one["pid"] for one in events if one["name"] == "attention"} == {0, 1}
+    batch, plans = Replay.of(run).step(run.steps[0])
+    assert Replay.of(run).parts.executor.step(batch, plans).nic_tx_for.keys() == run.steps[0]["nic_tx_for"].keys()
 
 
 TORCHRUN = (

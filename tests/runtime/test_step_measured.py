@@ -1,0 +1,74 @@
+"""What ranks measured of a whole step as its result."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.helpers.oracles import small
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.result import StepResult
+from zbench.runtime.job.step_job import StepReport
+from zbench.runtime.step_measured import whole_step_result
+
+SPENT = {"attention": 4.0, "linear": 2.0, "waiting_gradients": 1.0, "interpreter": 1.0}
+SLOW = StepReport(
+    None,
+    8.0,
+    SPENT,
+    3.0,
+    {"attention": (10, 20), "parameters": (1, 1)},
+    {"gradients": (100, 200), "attention": (3, 4)},
+    7,
+    9,
+    0.5,
+)
+FAST = replace(SLOW, loss=1.5, seconds=6.0, spent=SPENT | {"attention": 2.0}, peak_bytes=8, compiling=0.25, across={})
+
+
+OTHER = replace(FAST, loss=None)
+
+
+def result(tensor_parallel: int) -> StepResult:
+    one = small(2, 2)
+    model = replace(one.model, tensor_parallel=tensor_parallel)
+    cost = make_cost(one.cluster, model, pipelines=False)
+    return whole_step_result(Batch(np.array([64]), 0, 0), cost, [SLOW, FAST, OTHER, OTHER], {})
+
+
+def test_gpus_are_ranks() -> None:
+    reports = result(1)
+    assert reports.seconds == 8
+    assert reports.seconds_for == {
+        "attention": [4, 2, 2, 2],
+        "linear": [2, 2, 2, 2],
+        "interpreter": [1, 1, 1, 1],
+        "waiting_gradients": [1, 1, 1, 1],
+        "end": [0, 2, 2, 2],
+    }
+    assert reports.exposed_seconds == [1, 1, 1, 1]
+    assert reports.communication_seconds == [3, 3, 3, 3]
+    assert reports.peak_bytes == [7, 8, 8, 8]
+    assert reports.phases["compile"] == 0.5
+
+
+def test_groups_are_ranks_and_have_their_gpus_means() -> None:
+    found = result(2)
+    assert found.seconds_for["attention"] == [3, 2]
+    assert found.seconds_for["end"] == [1, 2]
+    assert found.peak_bytes == [8, 8]
+    assert np.sum(list(found.seconds_for.values()), axis=0).tolist() == [8, 8]
+
+
+def test_nics_have_what_goes_between_nodes_by_what_it_is_for() -> None:
+    found = result(1)
+    assert found.nic_tx_bytes == [103, 0]
+    assert found.nic_rx_bytes == [204, 0]
+    assert found.nic_tx_for == {"attention": [3, 0], "gradients": [100, 0]}
+    assert found.nvlink_bytes == 40  # parameters inside nodes are left out, as of what is simulated
+
+
+def test_the_loss_is_that_of_the_one_rank_that_has_it() -> None:
+    one = small(1, 2)
+    found = whole_step_result(Batch(np.array([64]), 0, 0), one, [SLOW, FAST], {})
+    assert found.loss == 1.5
