@@ -101,7 +101,12 @@ def test_no_yaml_of_a_group_sets_what_another_group_has() -> None:
             keys = OmegaConf.load(path).keys() - {"defaults", path.parent.name}
             assert not keys & {*GROUPS, "tracker"}, path
     models = ("desk", "llama_13b_tp2", "llama_30b_tp4", "llama_7b_pp4", "moe_8x550m", "tiny")
-    assert sorted(outside) == ["executor/desk", "executor/torch", *(f"model/{name}" for name in models)]
+    assert sorted(outside) == [
+        "executor/desk",
+        "executor/torch",
+        "executor/torch_whole_step",
+        *(f"model/{name}" for name in models),
+    ]
 
 
 def test_choices_are_composed_alone_where_hydra_searches_a_users_folder(tmp_path: Path) -> None:

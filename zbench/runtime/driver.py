@@ -1,5 +1,5 @@
-"""What executors that run on ranks have in common, on the driver's side: ranks are started where there are any, and
-what they report is checked. Imports no torch.
+"""The driver's side of executors that run on ranks: settings that all of them take are checked, ranks are started or
+joined, and what they report is held to what it has to be. Imports no torch.
 """
 
 import json
