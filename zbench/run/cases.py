@@ -123,7 +123,8 @@ def reusable(case: RunCase, settings: Settings, parts: Parts, earlier: Iterable[
 
 def _is_same(theirs: Line, ours: Line) -> bool:
     """Returns whether two start lines are of the same system, settings, sources and packages."""
-    same, config = ("system", "steps", "check", *SAME), with_all_keys(ours["config"])  # as records are read
-    return all(theirs["config"].get(key) == config.get(key) for key in same) and all(
+    same = ("system", "steps", "check", *SAME)
+    one, other = (with_all_keys(start["config"]) for start in (theirs, ours))  # as records are read
+    return all(one.get(key) == other.get(key) for key in same) and all(
         theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")
     )
