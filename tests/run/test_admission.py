@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from zbench import CONF
 from zbench.run import admission
-from zbench.run.admission import RANKS_PER_CORE, check_ranks_here, rank_bytes
+from zbench.run.admission import RANKS_PER_CORE, check_ranks_here, gpu_bytes, rank_bytes
 from zbench.run.parts import Parts, Settings
 from zbench.runtime.executor import Torch
 
@@ -99,3 +99,24 @@ def test_a_rank_is_priced_by_its_parameters_and_tokens() -> None:
     assert priced(100_000, "executor.recompute=full")[1] < large
     device = found.cluster.device.memory_bytes
     assert sum(priced(10**9)) == pytest.approx(device)  # systems divide a batch that does not fit
+
+
+@pytest.mark.usefixtures("laptop")
+def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
+    """In float32 a parameter is 4 bytes, its gradient, master copy and moments 16 more."""
+    words = ("executor=torch_whole_step", "cluster.gpus_per_node=4", "workload=pystdlib")
+    whole, tokens = parts(*words, "sharding=none")
+    state, activations = gpu_bytes(whole.cost, tokens)
+    params = whole.model.total_params
+    assert state == 20 * params
+    for strategy, share in (
+        (("sharding=zero1",), 8 + 12 / 8),
+        (("sharding=zero3",), 20 / 8),
+        (("sharding=zero1", "parallel.tensor_parallel=2"), 4 + 12 / 8),
+        (("sharding=none", "parallel.pipeline_parallel=2"), 10),
+    ):
+        found, _ = parts(*words, *strategy)
+        assert gpu_bytes(found.cost, tokens) == (pytest.approx(share * params), activations)
+    large, tokens = parts("executor=torch_whole_step", "cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024")
+    with pytest.raises(ValueError, match=r"^model is llama_7b with tokens_per_gpu=1,024 on 32 ranks, which are proc"):
+        check_ranks_here(large, tokens)
