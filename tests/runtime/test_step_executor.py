@@ -44,7 +44,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cost_of(nodes: int = 2, gpus: int = 1, model: Any = MODEL, **strategy: Any) -> Cost:
     cluster = Cluster("test", nodes, gpus, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
-    return make_cost(cluster, replace(model, element_bytes=8, lse_bytes=8, **strategy), pipelines=False)
+    return make_cost(cluster, replace(model, **strategy), pipelines=False)
 
 
 def trained(executor: Executor, system: System, steps: int = STEPS) -> list[StepResult]:
@@ -86,6 +86,14 @@ def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) 
     played = WholeStep(cost).step(WORKLOAD.batch(0), systems(cost).plan(WORKLOAD.batch(0)))
     for queue in ("attention", "tensor_parallel", "stages"):
         assert found[0].nic_tx_for.get(queue) == played.nic_tx_for.get(queue)
+
+
+def test_bfloat16_sends_what_the_step_says() -> None:
+    """Gradients are computed in two bytes a number, summed and sent in four; losses are as near as its 8 bits are."""
+    cost = cost_of(sharding="zero1", element_bytes=2, lse_bytes=4)
+    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",)), Zeppelin(cost))
+    assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=2**-8)
+    assert found[0].loss != losses_of_torch()[0]
 
 
 def assert_account_closes(one: StepResult, cost: Cost) -> None:

@@ -74,6 +74,8 @@ def _write(
         (axis,) = ref.axes
         name = base_name(tensor.name)
         value = (parts.slices.written(name, value[0], cells.first, slots[axis.slot]),)
+    # A parameter's gradient is computed in the activations' dtype and summed, and sent, in the wide one.
+    value = tuple(one.to(dtype) for one, (_, dtype) in zip(value, parts.formats[cells.tensor].fields, strict=True))
     slab = Slab.of(parts.formats[cells.tensor], cells.first, cells.second, value)
     if formula.action == "=":
         store.put(key, slab)
