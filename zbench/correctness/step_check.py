@@ -11,7 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
-from zbench.plans.plan import COLUMNS, Plan
+from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulator.simulate import Simulated
 
@@ -99,7 +99,7 @@ def _is_plain(value: object) -> bool:
 
 def same_plan(one: Plan, other: Plan) -> bool:
     """Says whether two plans are equal in every array."""
-    for name in ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention"):
+    for name in ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "attention"):
         if getattr(one, name) != getattr(other, name):
             return False
     if (one.pipelines and one.pipelines.layout) != (other.pipelines and other.pipelines.layout):

@@ -31,7 +31,21 @@ if TYPE_CHECKING:
     from zbench.plans.pairs import Pairs
 
 ATTENTIONS = ("", "deepspeed")  # values of Plan.attention
-__all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints", "Lists", "Ops", "Plan", "Transfer"]
+WAITS = ("serial_legs", "in_rounds", "until_sent")  # fields that say what else than data is waited for
+__all__ = [
+    "ATTEND",
+    "COLUMNS",
+    "TRANSFER",
+    "WAITS",
+    "Attend",
+    "Blocks",
+    "Column",
+    "Ints",
+    "Lists",
+    "Ops",
+    "Plan",
+    "Transfer",
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,11 @@ class Plan:
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.passes.reverse); "" while the plan has no backward.
     serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else hops of
-    successive
-        ones overlap.
+        successive ones overlap.
+    in_rounds: a rank goes from round to round of its list, messages and the attends beside them, and waits for all
+        messages of one before it begins the next (zbench.simulator.rounds); else it waits for data alone.
+    until_sent: a rank goes on to what follows attention when what it sends has arrived, too; else it leaves its last
+        messages under way.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
         package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
     pipelines: groups of ranks that work as one; None: every rank by itself. Tokens and attends are at their leads.
@@ -66,6 +83,8 @@ class Plan:
     mask: Mask = CAUSAL
     backward_mode: str = ""
     serial_legs: bool = False
+    in_rounds: bool = False
+    until_sent: bool = False
     attention: str = ""
     pipelines: Pipelines | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)

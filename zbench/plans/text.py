@@ -28,10 +28,11 @@ from zbench.describe.mask import Mask
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Lists, Ops
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import Plan
+from zbench.plans.plan import WAITS, Plan
 
 _HEAD = re.compile(r"plan of (\d+) sequences on (\d+) ranks, (\d+) heads, mask (\S+)")
 _WORDS = {"backward": "backward_mode", "attention": "attention"}
+_FLAGS = {name.replace("_", " "): name for name in WAITS}
 _SEQUENCE = re.compile(r"sequence (\d+) of (\d+) tokens")
 _BLOCK = re.compile(r"block at (\d+):((?: \d+\[\d+:\d+\])*)")
 _PIECE = re.compile(r"(\d+)\[(\d+):(\d+)\]")
@@ -90,8 +91,7 @@ def to_text(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     yield f"plan of {len(plan.lengths)} sequences on {plan.num_ranks} ranks, {plan.num_heads} heads, mask {plan.mask}"
     yield from (f"{word} {value}" for word, name in _WORDS.items() if (value := getattr(plan, name)))
-    if plan.serial_legs:
-        yield "serial legs"
+    yield from (word for word, name in _FLAGS.items() if getattr(plan, name))
     yield from (f"note {json.dumps([name, value])}" for name, value in plan.notes.items())
     for number, length in zip(plan.sequences.tolist(), plan.lengths.tolist(), strict=True):
         yield f"sequence {number} of {length} tokens"
@@ -154,8 +154,8 @@ class _Reader:
                 raise ValueError(f"a plan has one {line}")
             self.ops[line] = []
             return True
-        if line == "serial legs":
-            self.plain["serial_legs"] = True
+        if line in _FLAGS:
+            self.plain[_FLAGS[line]] = True
             return True
         if line.startswith("note "):
             name, value = json.loads(line[5:])

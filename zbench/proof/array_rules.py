@@ -17,7 +17,7 @@ from zbench.describe.mask import Mask
 from zbench.passes.reverse import MODES
 from zbench.plans.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import ATTENTIONS, Plan
+from zbench.plans.plan import ATTENTIONS, WAITS, Plan
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
 _LIMIT = 2.0**63
@@ -113,8 +113,9 @@ def _value_faults(plan: Plan) -> Iterator[str]:
         yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
     if not isinstance(plan.mask, Mask):
         yield f"plan.mask is {_told(plan.mask)}; it takes a zbench.describe.mask.Mask"
-    if not isinstance(plan.serial_legs, bool):
-        yield f"plan.serial_legs is {plan.serial_legs!r}; it takes True or False"
+    for name in WAITS:
+        if not isinstance(getattr(plan, name), bool):
+            yield f"plan.{name} is {getattr(plan, name)!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
         yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str) or plan.attention not in ATTENTIONS:

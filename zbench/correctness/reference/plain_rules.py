@@ -69,7 +69,8 @@ def check_plan(plan: Plan, cost: Cost) -> None:
     _need(type(plan.num_ranks) in (int, np.int64) and plan.num_ranks == cost.cluster.num_ranks, "ranks")
     _need(type(plan.num_heads) in (int, np.int64) and plan.num_heads == cost.model.num_heads, "heads")
     _need(isinstance(plan.backward_mode, str) and plan.backward_mode in _MODES, "the backward mode is known")
-    _need(isinstance(plan.serial_legs, bool), "hops are serial or not")
+    for waits in (plan.serial_legs, plan.in_rounds, plan.until_sent):
+        _need(isinstance(waits, bool), "a kind of waits is there or not")
     _need(isinstance(plan.attention, str), "attention is a name")
     _need(
         isinstance(plan.notes, Mapping) and all(_is_note(*note) for note in plan.notes.items()),
