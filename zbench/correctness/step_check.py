@@ -39,7 +39,7 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     faults = []
     if len(plans) != len(again) or not all(same_plan(one, other) for one, other in zip(plans, again, strict=True)):
         faults.append("another plan of the same batch is not the same")
-    planned = sum(int(plan.tokens_per_rank.sum()) for plan in plans)
+    planned = sum(int(plan.own_lengths.sum()) for plan in plans)
     if planned != batch.num_tokens:
         faults.append(f"the plans have {planned} tokens of {batch.num_tokens}")
     memory = ""
@@ -104,7 +104,7 @@ def same_plan(one: Plan, other: Plan) -> bool:
             return False
     if (one.pipelines and one.pipelines.layout) != (other.pipelines and other.pipelines.layout):
         return False
-    pairs = [(one.lengths, other.lengths), (one.sequences, other.sequences)]
+    pairs = [(one.lengths, other.lengths), (one.sequences, other.sequences), (one.own_lengths, other.own_lengths)]
     for name in ("seq", "start", "stop", "block", "home"):
         pairs.append((getattr(one.blocks, name), getattr(other.blocks, name)))
     for name in ("lists", "lanes"):

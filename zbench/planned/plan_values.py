@@ -26,10 +26,8 @@ _PLAIN = {
     "notes": dict,
 }
 KEYS = (*_PLAIN, "lengths", "sequences", *_TABLES, "pipelines")
-ALSO = {
-    "in_rounds": bool,
-    "until_sent": bool,
-}  # written where they are true: most plans are as older versions read them
+# Written where they are not as usual, so that older versions read all other plans.
+ALSO = {"in_rounds": bool, "until_sent": bool, "padding": list}
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -51,7 +49,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "lengths": plan.lengths.tolist(),
         "sequences": plan.sequences.tolist(),
     }
-    values |= {name: True for name in ALSO if getattr(plan, name)}
+    values |= {name: True for name, kind in ALSO.items() if kind is bool and getattr(plan, name)}
+    values |= {} if plan.padding is None else {"padding": plan.padding.tolist()}
     values |= {name: _columns(getattr(plan, name), columns) for name, columns in _TABLES.items()}
     return values | {"pipelines": None if plan.pipelines is None else _columns(plan.pipelines, PIPELINES)}
 
@@ -65,7 +64,7 @@ def plan_of(values: Any, where: str) -> Plan:
         ValueError: something is missing, or of another type than it has to be.
     """
     check_plan_keys(values, KEYS, where, tuple(ALSO))
-    kinds = {**_PLAIN, **{name: kind for name, kind in ALSO.items() if name in values}}
+    kinds = {**_PLAIN, **{name: kind for name, kind in ALSO.items() if kind is bool and name in values}}
     plain = {name: _plain(values[name], kind, f"{where}.{name}") for name, kind in kinds.items()}
     tables = {
         name: {column: ints(part, f"{where}.{name}.{column}") for column, part in _table(values, name, columns, where)}
@@ -85,6 +84,7 @@ def plan_of(values: Any, where: str) -> Plan:
         forward=Ops(**tables["forward"]),
         backward=Ops(**tables["backward"]),
         pipelines=pipelines,
+        padding=ints(values["padding"], f"{where}.padding") if "padding" in values else None,
     )
 
 

@@ -60,6 +60,8 @@ class Plan:
         "regather", see zbench.passes.reverse); "" while the plan has no backward.
     serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else hops of
         successive ones overlap.
+    padding: int64 [num_sequences], how many of each sequence's last tokens are none of the batch's: they are computed
+        and sent as all others are, no token of the batch sees them, and no loss counts them. None: there are none.
     in_rounds: a rank goes from round to round of its list, messages and the attends beside them, and waits for all
         messages of one before it begins the next (zbench.simulator.rounds); else it waits for data alone.
     until_sent: a rank goes on to what follows attention when what it sends has arrived, too; else it leaves its last
@@ -85,6 +87,7 @@ class Plan:
     serial_legs: bool = False
     in_rounds: bool = False
     until_sent: bool = False
+    padding: Ints | None = None
     attention: str = ""
     pipelines: Pipelines | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)
@@ -92,6 +95,11 @@ class Plan:
     def with_(self, **changes: object) -> "Plan":
         """Returns a copy with these fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def own_lengths(self) -> Ints:
+        """The tokens of the batch that each sequence has, int64 [num_sequences]."""
+        return self.lengths if self.padding is None else self.lengths - self.padding
 
     @cached_property
     def tokens_per_rank(self) -> Ints:

@@ -90,6 +90,7 @@ _OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "mask": (FULL, Mask(window=1), Mask(window=3), None, "causal"),
         "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
         **dict.fromkeys(WAITS, (True, 1, 0, None, "serial")),
+        "padding": (None, 1, [], np.zeros(1, np.int32), np.ones(1, np.int64), np.full(2, -1, np.int64)),
         "attention": (None, 1, ("deepspeed",)),
         "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}, {"gap": 10**400}),
     }

@@ -8,7 +8,7 @@ from zbench.correctness.mutations.paths import PATHS, array
 from zbench.plans.columns import is_array
 from zbench.plans.plan import WAITS, Plan
 
-_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "attention", "notes")
+_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "padding", "attention", "notes")
 
 
 def changes(before: Sequence[Plan], after: Sequence[Plan], most: int = 4) -> str:

@@ -51,9 +51,11 @@ def check_sequences(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
             _sound(getattr(plan, name))
         _need(len(plan.sequences) == len(plan.lengths), "sequences have lengths")
         _need(type(plan.mask) is Mask and plan.mask == mask, "the mask is the model's")
-        for sequence, length in zip(plan.sequences.tolist(), plan.lengths.tolist(), strict=True):
+        _padding(plan)
+        padding = [0] * len(plan.lengths) if plan.padding is None else plan.padding.tolist()
+        for sequence, length, less in zip(plan.sequences.tolist(), plan.lengths.tolist(), padding, strict=True):
             _need(0 <= sequence < len(batch.lengths), "a sequence is one of the batch")
-            _need(batch.lengths[sequence] == length, "a sequence has its length")
+            _need(batch.lengths[sequence] == length - less, "a sequence has its length")
             found.append(sequence)
     _need(sorted(found) == list(range(len(batch.lengths))), "every sequence is in one micro-batch")
     layouts = [_layout(plan) for plan in plans]
@@ -82,6 +84,7 @@ def check_plan(plan: Plan, cost: Cost) -> None:
         _sound(getattr(plan, name))
     _need(len(plan.lengths) == len(plan.sequences) > 0, "there is a sequence")
     _need(min(plan.lengths) > 0, "a sequence has a token")
+    _padding(plan)
     _blocks(plan)
     _lists(plan.lists, len(plan.blocks.home))
     _lists(plan.lanes, cost.cluster.nics_per_node)
@@ -91,6 +94,15 @@ def check_plan(plan: Plan, cost: Cost) -> None:
         _operations(plan, name, cost)
     if plan.pipelines is not None:
         _pipelines(plan, cost)
+
+
+def _padding(plan: Plan) -> None:
+    if plan.padding is not None:
+        _sound(plan.padding)
+        _need(len(plan.padding) == len(plan.lengths), "sequences have padding")
+        _need(str(plan.mask) != "full", "no token of the batch sees padding")
+        for less, length in zip(plan.padding.tolist(), plan.lengths.tolist(), strict=True):
+            _need(0 <= less < length, "a sequence has a token of its own")
 
 
 def _need(holds: object, rule: str) -> None:
