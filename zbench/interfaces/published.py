@@ -1,4 +1,4 @@
-"""What a system's authors published, as values of its keys: a key a cause.
+"""The values that keys of a system have in what its authors published: a key a cause.
 
 A system that has such values has them as its class's `PUBLISHED`. On the command line each of these keys takes the word
 `published`, and `variant=published` sets all of them but those that are given beside it (zbench.run.request).
