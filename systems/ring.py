@@ -18,7 +18,7 @@ from zbench.interfaces.protocols import Size
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
-from zbench.passes.rounds import in_rounds
+from zbench.passes.rounds import into_rounds
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
@@ -79,4 +79,4 @@ class Ring:
         ring(builder, np.arange(count), np.zeros(count, np.int64), np.arange(ranks).reshape(1, -1))
         plan = reverse(builder.build(), self.received_kv)
         plan = plan.with_(until_sent=self.run_ahead == "published", padding=padding)
-        return (in_rounds(plan) if self.wait == "published" else plan,)
+        return (into_rounds(plan) if self.wait == "published" else plan,)

@@ -1,14 +1,12 @@
 """Lists in rounds: what Transformer Engine's loop sends in which step."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from zbench.describe.mask import CAUSAL
 from zbench.describe.model import DKV, KV
 from zbench.passes.reverse import MODES, Mode, reverse
-from zbench.passes.rounds import in_rounds
+from zbench.passes.rounds import into_rounds
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring, ulysses_ring
 from zbench.plans.plan import ATTEND, COLUMNS, Ops, Plan
@@ -39,7 +37,7 @@ def rounds_of(ops: Ops, rank: int) -> list[tuple[list[int], list[int]]]:
 def test_the_backward_sends_as_transformer_engine_does(ranks: int) -> None:
     """kv in the first step, kv and the gradient of the block before in each, only a gradient in the last. It sends each
     rank its own keys home with them, which the rank has."""
-    plan = in_rounds(laid(ranks, "carry"))
+    plan = into_rounds(laid(ranks, "carry"))
     verify(plan)
     for rank in range(ranks):
         found = rounds_of(plan.backward, rank)
@@ -53,7 +51,7 @@ def test_the_backward_sends_as_transformer_engine_does(ranks: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_order_changes(mode: Mode) -> None:
     plan = laid(5, mode)
-    found = in_rounds(plan)
+    found = into_rounds(plan)
     assert found.in_rounds
     verify(found)
     for name in ("forward", "backward"):
@@ -68,11 +66,11 @@ def test_only_the_order_changes(mode: Mode) -> None:
 def test_plans_of_other_schemes_are_put_in_rounds_too() -> None:
     builder = Builder(np.array([900, 70, 3]), 6, 4, CAUSAL)
     ulysses_ring(builder, np.arange(3), np.zeros(3, np.int64), np.arange(6).reshape(1, 3, 2))
-    verify(in_rounds(reverse(builder.build(), "carry")))
+    verify(into_rounds(reverse(builder.build(), "carry")))
 
 
 def test_a_list_that_uses_what_is_not_there_is_refused() -> None:
     plan = laid(3, "keep")
     wrong = plan.with_(forward=plan.forward.take(np.flatnonzero(plan.forward.kind == ATTEND)))
     with pytest.raises(ValueError, match=r"^forward operation \d+ uses kv of block \d+ on rank \d+ before an earlier"):
-        in_rounds(replace(wrong))
+        into_rounds(wrong)

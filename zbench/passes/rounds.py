@@ -15,7 +15,7 @@ from zbench.plans.plan import ATTEND, Ints, Ops, Plan
 from zbench.simulator.direct import by_consumer
 
 
-def in_rounds(plan: Plan) -> Plan:
+def into_rounds(plan: Plan) -> Plan:
     """Returns `plan` with both lists in rounds, whose ranks wait for each of them (Plan.in_rounds).
 
     Raises:
