@@ -43,7 +43,7 @@ class Ring:
     PUBLISHED: ClassVar[Published] = {
         "wait": PublishedValue("published", f"{SOURCE}: both requests are waited for before the next step"),
         "run_ahead": PublishedValue("published", f"{SOURCE}: the last step's requests are waited for inside of it"),
-        "padding": PublishedValue("published", f"{SOURCE}, pad_thd_sequences_for_cp: to a multiple of chunks"),
+        "padding": PublishedValue("published", f"{SOURCE}: cu_seqlens are divided by two chunks a rank"),
         "received_kv": PublishedValue("carry", f"{SOURCE}, backward: kv is sent beside its gradient in every step"),
     }
 
