@@ -16,9 +16,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.mask import FULL
 from zbench.interfaces.protocols import Size
 from zbench.interfaces.published import Published, PublishedValue
-from zbench.passes import reverse
+from zbench.passes import into_rounds, reverse
 from zbench.passes.reverse import Mode, check_mode
-from zbench.passes.rounds import into_rounds
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
@@ -66,7 +65,8 @@ class Ring:
     def size(self, lengths: Ints, count: int) -> Size:
         """Estimates the size of a step's plans: every rank attends to and passes on every chunk of keys; a sequence is
         cut in as many pieces as it can be."""
-        chunks = np.minimum(lengths, 2 * self.cost.cluster.num_ranks)
+        most = 2 * self.cost.cluster.num_ranks
+        chunks = np.minimum(lengths, most) if self.padding == "none" else np.full(len(lengths), most)
         ranks = min(self.cost.cluster.num_ranks, count * int(chunks.max()))
         return Size(operations=4 * ranks**2, pieces=int(count * float(chunks.mean())))
 

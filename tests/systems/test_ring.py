@@ -68,6 +68,13 @@ def test_padding_is_charged_and_no_part_of_the_bound(uneven: Cost) -> None:
     assert max(more.peak_bytes) > max(plain.peak_bytes)
 
 
+def test_the_price_of_a_step_has_all_chunks_of_padded_sequences(uneven: Cost) -> None:
+    for keys in ({}, {"padding": "published"}):
+        system = Ring(uneven, **keys)  # type: ignore[arg-type]
+        (plan,) = system.plan(BATCH)
+        assert system.size(BATCH.lengths, len(BATCH.lengths)).pieces == len(plan.blocks.seq)
+
+
 def test_a_batch_that_needs_none_is_charged_as_without(uneven: Cost) -> None:
     batch = Batch(np.array([2 * RANKS, 20 * RANKS]), 0, 0)
     plan = padded(uneven, batch)
