@@ -9,6 +9,7 @@ what is derived here is told apart in docs/systems/fcp.md.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.model import KV, O, Q
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import remap
 from zbench.passes.remap import flows
 from zbench.passes.reverse import Mode, check_mode
@@ -46,6 +48,11 @@ class FCP:
         ValueError: block_tokens or rounds_per_attend is not a whole number of at least 1, reshuffle_tolerance not one
             of at least 0.
     """
+
+    PUBLISHED: ClassVar[Published] = {
+        "block_tokens": PublishedValue(4096, "arXiv 2605.08524: blocks of 4,096 tokens"),
+        "rounds_per_attend": PublishedValue(16, "arXiv 2605.08524: 16 blocks are attended to at a time"),
+    }
 
     cost: Cost
     block_tokens: int | None = None

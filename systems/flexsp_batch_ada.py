@@ -8,13 +8,14 @@ Source: Wang et al. 2024 (arXiv 2412.01523, section 6).
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.flexsp.batches import MicroBatch, split_batch, total_seconds
@@ -36,6 +37,12 @@ class FlexSPBatchAda:
         ValueError: degree is none that FlexSP offers on the cluster, packing is neither, or tried_micro_batch_counts
             is not a whole number of at least 1.
     """
+
+    PUBLISHED: ClassVar[Published] = {
+        "packing": PublishedValue(
+            "published", "PKU-DAIR/Hetu-Galvatron, branch flexsp (b4666892), flexsp_solver/solver.py"
+        )
+    }
 
     cost: Cost
     degree: int | None = None

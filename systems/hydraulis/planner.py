@@ -11,6 +11,7 @@ Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/H
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from zbench.cost.stage import held, refusal
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number, is_whole
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -64,6 +66,13 @@ class Hydraulis:
         ValueError: dispatch_orders or pack_tokens is not a whole number of at least 1, compare_whole_steps not true or
             false, batching none of these, or tp_pp_pairs not a list of pairs that can be.
     """
+
+    PUBLISHED: ClassVar[Published] = {
+        "batching": PublishedValue("published", "lhy101/Hydraulis (4489487e), examples/strategy/dynamic_pulp.py"),
+        "compare_whole_steps": PublishedValue(
+            False, "arXiv 2412.07894: strategies are compared by the slowest pipeline"
+        ),
+    }
 
     cost: Cost
     tp_pp_pairs: Sequence[Sequence[int]] | None = None

@@ -9,13 +9,14 @@ derived here is told apart in docs/systems/zeppelin.md.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import remap, reverse, route
 from zbench.passes.order import scheduled
 from zbench.passes.reverse import Mode, check_mode
@@ -28,6 +29,7 @@ from zbench.systems.zeppelin.published import published_partition
 from zbench.systems.zeppelin.timed import Timed
 from zbench.systems.zeppelin.zones import ring_bound
 
+SOURCE = "Zeppelin, arXiv 2509.21841"
 KV_MOVES = {"keep": 2, "carry": 3, "regather": 3}  # how often kv, or its gradient, travels
 CHOICES = {"partitioner": ("search", "published"), "routed_transfers": ("overlapped", "serial")}
 MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
@@ -48,6 +50,16 @@ class Zeppelin:
     Raises:
         ValueError: a switch has none of its values, or remap_tolerance is not a whole number of at least 0.
     """
+
+    PUBLISHED: ClassVar[Published] = {
+        "partitioner": PublishedValue("published", f"{SOURCE}, algorithms 1 and 2; what they leave open is derived"),
+        "routed_transfers": PublishedValue(
+            "serial", f"{SOURCE}: seconds of three hops are added up; derived from that"
+        ),
+        "list_schedule": PublishedValue(
+            False, f"{SOURCE}: three queues, widest rings first; none is mixed with another"
+        ),
+    }
 
     cost: Cost
     partition: bool = True

@@ -117,6 +117,9 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
         ({"num_heads": True}, "plan.num_heads is True; it takes a whole number"),
         ({"mask": 1}, "plan.mask is of type int; it takes a zbench.describe.mask.Mask"),
         ({"serial_legs": "yes"}, "plan.serial_legs is 'yes'; it takes True or False"),
+        ({"in_rounds": 1}, "plan.in_rounds is 1; it takes True or False"),
+        ({"until_sent": None}, "plan.until_sent is None; it takes True or False"),
+        ({"padding": [0]}, "plan.padding is of type list; it takes a contiguous int64 array of one dimension"),
         ({"backward_mode": "kept"}, "plan.backward_mode is 'kept'; it takes keep, carry, regather"),
         ({"backward_mode": ""}, "plan.backward_mode is ''; it takes keep, carry, regather"),
         (

@@ -48,7 +48,7 @@ def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.Dat
     plans = system.plan(batch)
     assert isinstance(plans, tuple)
     verify_step(batch, plans, cost)
-    assert sum(int(plan.tokens_per_rank.sum()) for plan in plans) == batch.num_tokens
+    assert sum(int(plan.own_lengths.sum()) for plan in plans) == batch.num_tokens
     for plan in plans:
         assert plan.num_ranks == cost.cluster.num_ranks
         assert plan.num_heads == cost.model.num_heads

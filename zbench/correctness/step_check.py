@@ -11,7 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
-from zbench.plans.plan import COLUMNS, Plan
+from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulator.simulate import Simulated
 
@@ -39,7 +39,7 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     faults = []
     if len(plans) != len(again) or not all(same_plan(one, other) for one, other in zip(plans, again, strict=True)):
         faults.append("another plan of the same batch is not the same")
-    planned = sum(int(plan.tokens_per_rank.sum()) for plan in plans)
+    planned = sum(int(plan.own_lengths.sum()) for plan in plans)
     if planned != batch.num_tokens:
         faults.append(f"the plans have {planned} tokens of {batch.num_tokens}")
     memory = ""
@@ -99,12 +99,12 @@ def _is_plain(value: object) -> bool:
 
 def same_plan(one: Plan, other: Plan) -> bool:
     """Says whether two plans are equal in every array."""
-    for name in ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention"):
+    for name in ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "attention"):
         if getattr(one, name) != getattr(other, name):
             return False
     if (one.pipelines and one.pipelines.layout) != (other.pipelines and other.pipelines.layout):
         return False
-    pairs = [(one.lengths, other.lengths), (one.sequences, other.sequences)]
+    pairs = [(one.lengths, other.lengths), (one.sequences, other.sequences), (one.own_lengths, other.own_lengths)]
     for name in ("seq", "start", "stop", "block", "home"):
         pairs.append((getattr(one.blocks, name), getattr(other.blocks, name)))
     for name in ("lists", "lanes"):

@@ -26,6 +26,8 @@ _PLAIN = {
     "notes": dict,
 }
 KEYS = (*_PLAIN, "lengths", "sequences", *_TABLES, "pipelines")
+# Written where they are not as usual, so that older versions read all other plans.
+ALSO = {"in_rounds": bool, "until_sent": bool, "padding": list}
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -47,6 +49,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "lengths": plan.lengths.tolist(),
         "sequences": plan.sequences.tolist(),
     }
+    values |= {name: True for name, kind in ALSO.items() if kind is bool and getattr(plan, name)}
+    values |= {} if plan.padding is None else {"padding": plan.padding.tolist()}
     values |= {name: _columns(getattr(plan, name), columns) for name, columns in _TABLES.items()}
     return values | {"pipelines": None if plan.pipelines is None else _columns(plan.pipelines, PIPELINES)}
 
@@ -59,8 +63,9 @@ def plan_of(values: Any, where: str) -> Plan:
     Raises:
         ValueError: something is missing, or of another type than it has to be.
     """
-    check_plan_keys(values, KEYS, where)
-    plain = {name: _plain(values[name], kind, f"{where}.{name}") for name, kind in _PLAIN.items()}
+    check_plan_keys(values, KEYS, where, tuple(ALSO))
+    kinds = {**_PLAIN, **{name: kind for name, kind in ALSO.items() if kind is bool and name in values}}
+    plain = {name: _plain(values[name], kind, f"{where}.{name}") for name, kind in kinds.items()}
     tables = {
         name: {column: ints(part, f"{where}.{name}.{column}") for column, part in _table(values, name, columns, where)}
         for name, columns in _TABLES.items()
@@ -79,11 +84,12 @@ def plan_of(values: Any, where: str) -> Plan:
         forward=Ops(**tables["forward"]),
         backward=Ops(**tables["backward"]),
         pipelines=pipelines,
+        padding=ints(values["padding"], f"{where}.padding") if "padding" in values else None,
     )
 
 
-def check_plan_keys(values: Any, keys: Sequence[str], where: str) -> None:
-    """Refuses what is no mapping with exactly these keys.
+def check_plan_keys(values: Any, keys: Sequence[str], where: str, also: Sequence[str] = ()) -> None:
+    """Refuses what is no mapping with exactly these keys. also: keys that may be there.
 
     Raises:
         ValueError: the message names the place and the key.
@@ -94,7 +100,7 @@ def check_plan_keys(values: Any, keys: Sequence[str], where: str) -> None:
         if key not in values:
             raise ValueError(f"{where} has no {key}; it has to have {', '.join(keys)}")
     for key in values:
-        if key not in keys:
+        if key not in keys and key not in also:
             raise ValueError(f"{where} has {shown(key)}, which this version does not know; it has {', '.join(keys)}")
 
 

@@ -31,7 +31,21 @@ if TYPE_CHECKING:
     from zbench.plans.pairs import Pairs
 
 ATTENTIONS = ("", "deepspeed")  # values of Plan.attention
-__all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints", "Lists", "Ops", "Plan", "Transfer"]
+WAITS = ("serial_legs", "in_rounds", "until_sent")  # fields that say what else than data is waited for
+__all__ = [
+    "ATTEND",
+    "COLUMNS",
+    "TRANSFER",
+    "WAITS",
+    "Attend",
+    "Blocks",
+    "Column",
+    "Ints",
+    "Lists",
+    "Ops",
+    "Plan",
+    "Transfer",
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,13 @@ class Plan:
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.passes.reverse); "" while the plan has no backward.
     serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else hops of
-    successive
-        ones overlap.
+        successive ones overlap.
+    padding: int64 [num_sequences], how many of each sequence's last tokens are none of the batch's: they are computed
+        and sent as all others are, no token of the batch sees them, and no loss counts them. None: there are none.
+    in_rounds: a rank goes from round to round of its list, messages and the attends beside them, and waits for all
+        messages of one before it begins the next (zbench.simulator.rounds); else it waits for data alone.
+    until_sent: a rank goes on to what follows attention when what it sends has arrived, too; else it leaves its last
+        messages under way.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
         package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
     pipelines: groups of ranks that work as one; None: every rank by itself. Tokens and attends are at their leads.
@@ -66,6 +85,9 @@ class Plan:
     mask: Mask = CAUSAL
     backward_mode: str = ""
     serial_legs: bool = False
+    in_rounds: bool = False
+    until_sent: bool = False
+    padding: Ints | None = None
     attention: str = ""
     pipelines: Pipelines | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)
@@ -73,6 +95,11 @@ class Plan:
     def with_(self, **changes: object) -> "Plan":
         """Returns a copy with these fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def own_lengths(self) -> Ints:
+        """The tokens of the batch that each sequence has, int64 [num_sequences]."""
+        return self.lengths if self.padding is None else self.lengths - self.padding
 
     @cached_property
     def tokens_per_rank(self) -> Ints:

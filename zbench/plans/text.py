@@ -28,11 +28,12 @@ from zbench.describe.mask import Mask
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Lists, Ops
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import Plan
+from zbench.plans.plan import WAITS, Plan
 
 _HEAD = re.compile(r"plan of (\d+) sequences on (\d+) ranks, (\d+) heads, mask (\S+)")
 _WORDS = {"backward": "backward_mode", "attention": "attention"}
-_SEQUENCE = re.compile(r"sequence (\d+) of (\d+) tokens")
+_FLAGS = {name.replace("_", " "): name for name in WAITS}
+_SEQUENCE = re.compile(r"sequence (\d+) of (\d+) tokens(?:, (\d+) of padding)?")
 _BLOCK = re.compile(r"block at (\d+):((?: \d+\[\d+:\d+\])*)")
 _PIECE = re.compile(r"(\d+)\[(\d+):(\d+)\]")
 _LIST = re.compile(r"(list|lanes)((?: \d+)*)")
@@ -43,7 +44,7 @@ _TRANSFER = re.compile(
 _ATTEND = re.compile(r"attend rank (\d+) q list (\d+) kv list (\d+) heads (\d+):(\d+)")
 _FORMS = (
     "plan of N sequences on N ranks, N heads, mask MASK",
-    "sequence N of N tokens",
+    "sequence N of N tokens, N of padding",
     "block at N: N[N:N] ...",
     "list N ...",
     "lanes N ...",
@@ -90,11 +91,13 @@ def to_text(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     yield f"plan of {len(plan.lengths)} sequences on {plan.num_ranks} ranks, {plan.num_heads} heads, mask {plan.mask}"
     yield from (f"{word} {value}" for word, name in _WORDS.items() if (value := getattr(plan, name)))
-    if plan.serial_legs:
-        yield "serial legs"
+    yield from (word for word, name in _FLAGS.items() if getattr(plan, name))
     yield from (f"note {json.dumps([name, value])}" for name, value in plan.notes.items())
-    for number, length in zip(plan.sequences.tolist(), plan.lengths.tolist(), strict=True):
-        yield f"sequence {number} of {length} tokens"
+    for number, length, own in zip(
+        *(x.tolist() for x in (plan.sequences, plan.lengths, plan.own_lengths)), strict=True
+    ):
+        less = "" if plan.padding is None else f", {length - own} of padding"
+        yield f"sequence {number} of {length} tokens{less}"
     blocks = plan.blocks
     for block, home in enumerate(blocks.home.tolist()):
         pieces = (f" {blocks.seq[at]}[{blocks.start[at]}:{blocks.stop[at]}]" for at in blocks.pieces[block])
@@ -141,6 +144,7 @@ class _Reader:
         self.plain: dict[str, Any] = {}
         self.notes: dict[str, float | str] = {}
         self.sequences: list[list[int]] = []
+        self.is_padded = False
         self.pieces: list[list[int]] = []  # seq, start, stop, block
         self.homes: list[int] = []
         self.lists: dict[str, list[list[int]]] = {"list": [], "lanes": []}
@@ -154,8 +158,8 @@ class _Reader:
                 raise ValueError(f"a plan has one {line}")
             self.ops[line] = []
             return True
-        if line == "serial legs":
-            self.plain["serial_legs"] = True
+        if line in _FLAGS:
+            self.plain[_FLAGS[line]] = True
             return True
         if line.startswith("note "):
             name, value = json.loads(line[5:])
@@ -183,7 +187,8 @@ class _Reader:
         return True
 
     def _sequence(self, found: re.Match[str]) -> None:
-        self.sequences.append([int(found[1]), int(found[2])])
+        self.is_padded |= found[3] is not None
+        self.sequences.append([int(found[1]), int(found[2]), int(found[3] or 0)])
 
     def _block(self, found: re.Match[str]) -> None:
         self.pieces += [[*map(int, piece), len(self.homes)] for piece in _PIECE.findall(found[2])]
@@ -220,7 +225,7 @@ class _Reader:
         """
         if "num_ranks" not in self.plain:
             raise ValueError(f"the text has no line such as {_FORMS[0]!r}, with which a plan begins")
-        sequences = np.array(self.sequences, np.int64).reshape(-1, 2)
+        sequences = np.array(self.sequences, np.int64).reshape(-1, 3)
         seq, start, stop, block = np.array(sorted(self.pieces), np.int64).reshape(-1, 4).T.copy()
         part = Pipelines(*np.array(self.pipelines, np.int64).T.copy()) if self.pipelines else None
         return Plan(
@@ -233,6 +238,7 @@ class _Reader:
             forward=_ops(self.ops.get("forward", [])),
             backward=_ops(self.ops.get("backward", [])),
             pipelines=part,
+            padding=sequences[:, 2].copy() if self.is_padded else None,
             notes=self.notes,
         )
 

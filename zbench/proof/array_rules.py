@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from zbench.describe.cluster import MOST_RANKS
-from zbench.describe.mask import Mask
+from zbench.describe.mask import FULL, Mask
 from zbench.passes.reverse import MODES
 from zbench.plans.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import ATTENTIONS, Plan
+from zbench.plans.plan import ATTENTIONS, WAITS, Plan
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
 _LIMIT = 2.0**63
@@ -44,7 +44,7 @@ def _faults(plan: Plan) -> Iterator[str]:
 
 def _tables(plan: Plan) -> Iterator[tuple[str, object, Sequence[str]]]:
     """Yields (where, what holds them, names) of the arrays that have to be of one length."""
-    yield "plan", plan, ("lengths", "sequences")
+    yield "plan", plan, ("lengths", "sequences", *(() if plan.padding is None else ("padding",)))
     yield "plan.blocks", plan.blocks, ("seq", "start", "stop", "block")
     yield "plan.blocks", plan.blocks, ("home",)
     for name in ("lists", "lanes"):
@@ -113,8 +113,9 @@ def _value_faults(plan: Plan) -> Iterator[str]:
         yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
     if not isinstance(plan.mask, Mask):
         yield f"plan.mask is {_told(plan.mask)}; it takes a zbench.describe.mask.Mask"
-    if not isinstance(plan.serial_legs, bool):
-        yield f"plan.serial_legs is {plan.serial_legs!r}; it takes True or False"
+    for name in WAITS:
+        if not isinstance(getattr(plan, name), bool):
+            yield f"plan.{name} is {getattr(plan, name)!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
         yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str) or plan.attention not in ATTENTIONS:
@@ -145,6 +146,16 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     if lengths.min() < 1:
         at = int(np.argmin(lengths))
         yield f"plan.lengths[{at}] is {lengths[at]}; a sequence has at least one token"
+    if plan.padding is not None:
+        wrong = (plan.padding < 0) | (plan.padding >= lengths)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            yield (
+                f"plan.padding[{at}] is {plan.padding[at]}; of {lengths[at]} tokens it takes 0 to {lengths[at] - 1}, "
+                "as one at least is the batch's"
+            )
+        if plan.mask == FULL:
+            yield "plan.padding is given under the mask full, where all tokens would see it; it takes a causal one"
     if sequences.min() < 0:
         at = int(np.argmin(sequences))
         yield f"plan.sequences[{at}] is {sequences[at]}; sequences of a batch are numbered from 0"

@@ -3,7 +3,8 @@
 Proven, for the forward and the backward list, each before what relies on it:
 
 1. arrays have the types, lengths and offsets that whoever reads them takes for granted (zbench.proof.array_rules);
-2. every token of every sequence belongs to exactly one block, and no block is empty (zbench.proof.block_rules);
+2. every token of every sequence, its padding too, belongs to exactly one block, and no block is empty
+   (zbench.proof.block_rules);
 3. every operation names ranks, heads, blocks and tensors that exist, and no transfer goes to its own rank
    (zbench.proof.operation_rules);
 4. ranks and heads are as many as the cluster and the model have; transfers are routed between nodes only, over
@@ -139,12 +140,14 @@ def _step_fault(batch: Batch, plans: tuple[Plan, ...], mask: Mask) -> str:
                 f"micro-batch {index} names sequences that the batch does not have: "
                 f"plan.sequences[{at}] is {plan.sequences[at]}, and there are {len(times)}"
             )
-        other = batch.lengths[plan.sequences] != plan.lengths
+        other = batch.lengths[plan.sequences] != plan.own_lengths
         if other.any():
             at = int(np.argmax(other))
+            less = "" if plan.padding is None else f", of which {plan.padding[at]} are padding"
             return (
                 f"micro-batch {index} has sequences of other lengths than the batch: plan.lengths[{at}] is "
-                f"{plan.lengths[at]}, and sequence {plan.sequences[at]} has {batch.lengths[plan.sequences[at]]} tokens"
+                f"{plan.lengths[at]}{less}, and sequence {plan.sequences[at]} has "
+                f"{batch.lengths[plan.sequences[at]]} tokens"
             )
         if plan.mask != mask:
             return (

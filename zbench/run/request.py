@@ -13,12 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
 from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
+from zbench.interfaces.published import PUBLISHED, Published, published_keys, published_of, told_changes
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
 from zbench.run.presets import Presets, plain_strategy
+from zbench.run.target import found_object
 from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
+
+VARIANT = "variant"  # the key of a run by which its system's keys are as they were published
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Request:
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
     baseline_changes: keys of the baseline's system that differ from its yaml.
     group: what trackers know all runs of the command by, or of the experiment.
+    unpublished: why a variant was asked for that the system has not; "" where it has.
     chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
     """
 
@@ -44,6 +49,7 @@ class Request:
     chooses_tracker: bool = False
     unchosen: Sequence[str] = ()
     baseline_changes: Mapping[str, Any] = field(default_factory=dict)
+    unpublished: str = ""
 
 
 def request(config: DictConfig, command: str, command_id: str, presets: Presets) -> Request:
@@ -65,11 +71,14 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     name = str(told.job.config_name)
     changes = {}
     presets.compose_together(name, choices)
+    usual_system, _ = presets.plain(name, "system", choices)
+    config, unpublished = _with_published(config, given, usual_system, str(choices.get("system")))
     for group in GROUPS:
         plain, inner = presets.plain(name, group, choices)
         # another cluster/device: one word instead of all its constants
         words = {one.partition("/")[2]: choice for one, choice in inner.items()}
         changes[group] = {**_differences(config.get(group), plain), **words}
+    changes["system"] = _told(changes["system"], config["system"])
     changes["model"] = _with_strategy(changes["model"], config, presets.strategy(name, choices.get("model")))
     chooses_tracker = choices.get("tracker") == "auto"
     if chooses_tracker:
@@ -83,7 +92,17 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
         else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
     )
     return Request(
-        settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen, baseline_changes
+        settings,
+        config,
+        choices,
+        changes,
+        baseline,
+        command,
+        shared,
+        chooses_tracker,
+        unchosen,
+        baseline_changes,
+        unpublished,
     )
 
 
@@ -96,7 +115,7 @@ def _check_keys(config: DictConfig, given: Sequence[str], chosen: Mapping[str, A
     for key in config:
         if told := old_key(str(key), None):
             raise ValueError(told)
-    known = (*GROUPS, *STRATEGY_GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
+    known = (*GROUPS, *STRATEGY_GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS, VARIANT)
     for word in given:
         key = re.split(r"[=.@/]", word.lstrip("+"))[0]
         if word.startswith("+") and key not in known and key not in chosen:
@@ -106,6 +125,45 @@ def _check_keys(config: DictConfig, given: Sequence[str], chosen: Mapping[str, A
 def _chosen(told: Any) -> dict[str, Any]:
     """Returns the chosen option of every group but hydra's own."""
     return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _with_published(config: DictConfig, given: Sequence[str], usual: Any, name: str) -> tuple[DictConfig, str]:
+    """Returns (`config` with the system's keys as they were published, where it is asked for; why a variant cannot be,
+    "" if it can).
+
+    A key that the command line or an experiment gives stays as it is. usual: the system as its yaml has it.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    variant = config.get(VARIANT)
+    if variant not in (None, PUBLISHED):
+        raise ValueError(f"{VARIANT} is {variant!r}; it takes {PUBLISHED} or null")
+    keys, published = _published(config["system"])
+    if variant and not published:
+        return config, f"{VARIANT} is {PUBLISHED}; {name} has no published values (docs/systems/index.md has who has)"
+    typed = {word.lstrip("+").partition("=")[0] for word in given}
+    own = {*_differences(config["system"], usual), *(key for key in published if f"system.{key}" in typed)}
+    found = published_keys(keys, published, own if variant else None)
+    if not found:
+        return config, ""
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    for key, value in found.items():
+        config["system"][key] = value
+    OmegaConf.set_struct(config, True)
+    return config, ""
+
+
+def _published(system: Any) -> tuple[dict[str, Any], Published]:
+    """Returns the keys of a system's configuration, and the published values of its class."""
+    keys: Any = OmegaConf.to_container(system) if OmegaConf.is_dict(system) else {}
+    return keys, published_of(found_object(keys.get("_target_")))
+
+
+def _told(changes: Mapping[str, Any], system: Any) -> dict[str, Any]:
+    """Returns what is changed of a system, as tables name it."""
+    return told_changes(changes, *_published(system))
 
 
 def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
@@ -147,7 +205,9 @@ def _baseline(
     for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
         OmegaConf.set_struct(one, False)
         one["system"] = system
-    return baseline, _differences(baseline["system"], usual["system"])
+    for key, value in published_keys(*_published(baseline["system"])).items():
+        baseline["system"][key] = value
+    return baseline, _told(_differences(baseline["system"], usual["system"]), baseline["system"])
 
 
 def _system(presets: Presets, config_name: str, name: str) -> Any:

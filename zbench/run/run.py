@@ -103,17 +103,19 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
 
 
 def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
-    """Returns whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
+    """Returns whether a sweep goes on without this job, as its machine has no such world, or its system no such
+    variant; the sweep is told.
 
     Raises:
         ValueError: it is no job of a sweep.
     """
-    reason = parts.world.missing(parts.nominal)
-    if reason is None:
+    reason, told, usual = parts.world.missing(parts.nominal), request.unpublished, "variant=null"
+    if reason is not None:
+        told, usual = f"world is {request.choices.get('world')}; {reason}", "world=nominal"
+    if not told:
         return False
-    told = f"world is {request.choices.get('world')}; {reason}"
     if sweep is None:
-        raise ValueError(f"{told}: use world=nominal")
+        raise ValueError(f"{told}: use {usual}")
     sweep.said |= {f"Left out: {told}.": None}
     return True
 

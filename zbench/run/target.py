@@ -144,7 +144,7 @@ def _check_moved(node: Any, group: str) -> None:
     if isinstance(node, Mapping):
         target = node.get("_target_")
         today = renamed({"_target_": target})["_target_"]
-        if today != target and not _is_found(str(target)):
+        if today != target and found_object(target) is None:
             raise ValueError(f"{group}._target_ is {target}; that is {today} now")
         for key in sorted(old_keys(target) & set(node)):
             raise ValueError(old_key(f"{group}.{key}", target, node[key]))
@@ -156,12 +156,12 @@ def _check_moved(node: Any, group: str) -> None:
             _check_moved(value, name)
 
 
-def _is_found(target: str) -> bool:
+def found_object(target: object) -> Any:
+    """Returns what a `_target_` names; None where nothing can be found by that name."""
     try:
-        get_object(target)
+        return get_object(str(target))
     except Exception:  # whatever a module does while it is imported
-        return False
-    return True
+        return None
 
 
 def expect(group: str, made: Any, name: str, is_method: bool = True) -> None:

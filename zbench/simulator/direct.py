@@ -64,7 +64,8 @@ class Direct:
     latency: seconds, by `where`. channels: int64, of queues and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
     rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.hops.ports.
-    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise. until_sent: a
+        rank goes on when what it sends has arrived (Plan.until_sent).
     """
 
     src: Column
@@ -80,6 +81,7 @@ class Direct:
     port: Ints
     sent: Ints
     received: Ints
+    until_sent: bool = False
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, Floats]:
         """Plays the list: returns (seconds at which each operation starts; at which each rank has all it attended and
@@ -92,6 +94,8 @@ class Direct:
         history = QueueHistory(np.zeros(len(free.queues)), np.full(free.queues.shape, -1, np.int32))
         links = LinkRows(self.latency, self.channels, self.port)
         _run(self._rows_of_ops, links, ready, start, ended, free.queues, free.links, history)
+        if self.until_sent:
+            np.maximum.at(ended, self.src, start + self.busy + self.latency[self.where])
         return start, ended
 
     @property
@@ -137,6 +141,7 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
         ports(cluster),
         sent,
         received,
+        plan.until_sent,
     )
 
 

@@ -42,7 +42,8 @@ class HopGraph:
 
     busy, latency: seconds [num_hops]. next_a, next_b: the next hop in each queue, -1 if none. pair: which of the pairs
     of queues with several channels a hop is between, -1 if none; next_pair: the next hop between the same two.
-    offsets, followers: hops that need a hop's data, compressed rows; waits: edges into each hop.
+    offsets, followers: hops that need a hop's data, compressed rows; waits: edges into each hop. until_sent: a rank
+    goes on when what it sends has arrived (Plan.until_sent).
     """
 
     hops: Hops
@@ -55,6 +56,7 @@ class HopGraph:
     offsets: Ints
     followers: Ints
     waits: Ints
+    until_sent: bool = False
 
     @property
     def slot(self) -> Ints:

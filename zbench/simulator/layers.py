@@ -118,9 +118,13 @@ def _equal(a: Floats, b: Floats) -> bool:
 
 
 def finished(of: HopGraph, timeline: Timeline, ready: Floats) -> Floats:
-    """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
+    """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]; where it stays
+    until what it sends has arrived, that too."""
     out = ready.copy()
     _finished(of.hops.queue_a, of.hops.queue_b, of.hops.last, timeline.done, of.hops.queues, out)
+    if of.until_sent:
+        parts = of.hops
+        np.maximum.at(out, parts.rank[parts.first[parts.op]], timeline.done)  # of the rank that it starts at
     return out
 
 

@@ -9,7 +9,7 @@ every forward and every backward gathers parameters from all ranks, so there the
 played by zbench.simulator.pipelined, jobs with stages by zbench.simulator.staged.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
 from zbench.simulator.hop_graph import HopGraph, hop_graph
 from zbench.simulator.hops import hops
 from zbench.simulator.layers import ClockState, Layers
+from zbench.simulator.rounds import in_rounds
 from zbench.simulator.serial import in_turn
 from zbench.simulator.totals import Carried, Totals
 
@@ -50,7 +51,13 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> H
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return hop_graph(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
+    return replace(hop_graph(parts, busy, latency, _waits(plan, ops, found)), until_sent=plan.until_sent)
+
+
+def _waits(plan: Plan, ops: Ops, found: Edges) -> Edges:
+    """Returns a list's data edges with what else the plan has it wait for."""
+    found = in_turn(found, ops) if plan.serial_legs else found
+    return in_rounds(found, ops) if plan.in_rounds else found
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
@@ -72,7 +79,7 @@ def playable(plan: Plan, cost: Cost) -> tuple[HopGraph | Direct, HopGraph | Dire
     """
     lists = (plan.forward, False), (plan.backward, True)
     forward, backward = (
-        direct(plan, ops, by_consumer(len(ops), _edges(plan, ops, back)), cost, back)
+        direct(plan, ops, by_consumer(len(ops), _waits(plan, ops, _edges(plan, ops, back))), cost, back)
         if cost.cluster.device.compute_slowdown == 1 and is_direct(ops, cost.cluster)
         else prepare(plan, ops, _edges(plan, ops, back), cost, back)
         for ops, back in lists

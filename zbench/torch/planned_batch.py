@@ -36,7 +36,15 @@ class TokenRows:
     @staticmethod
     def of(plan: Plan, rank: int, lengths: Ints, sequences: Ints) -> "TokenRows":
         """Returns a rank's tokens under a plan. lengths: of the batch, [num_sequences]. sequences: which of them the
-        plan's are."""
+        plan's are.
+
+        Raises:
+            ValueError: the plan pads sequences.
+        """
+        if plan.padding is not None:
+            raise ValueError(
+                "plan.padding is given; zbench.torch has the batch's tokens alone, and takes a plan without"
+            )
         seq, start, stop = home_pieces(plan, rank)
         count = stop - start
         ends = np.cumsum(count)

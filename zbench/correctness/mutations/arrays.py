@@ -16,7 +16,7 @@ from zbench.correctness.reference.judge import CorrectStep
 from zbench.cost.cost import Cost
 from zbench.describe.mask import FULL, Mask
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import Plan
+from zbench.plans.plan import WAITS, Plan
 
 _PARTS = ("lengths", "sequences", "blocks", "lists", "lanes", "forward", "backward")
 
@@ -89,7 +89,8 @@ _OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "mask": (FULL, Mask(window=1), Mask(window=3), None, "causal"),
         "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
-        "serial_legs": (True, 1, 0, None, "serial"),
+        **dict.fromkeys(WAITS, (True, 1, 0, None, "serial")),
+        "padding": (None, 1, [], np.zeros(1, np.int32), np.ones(1, np.int64), np.full(2, -1, np.int64)),
         "attention": (None, 1, ("deepspeed",)),
         "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}, {"gap": 10**400}),
     }

@@ -9,9 +9,9 @@ from zbench.correctness.mutations import arrays, operations, tokens
 from zbench.correctness.mutations.paths import Mutation, entry
 from zbench.correctness.mutations.words import changes
 from zbench.correctness.reference.judge import CorrectStep
-from zbench.plans.plan import COLUMNS, Plan
+from zbench.plans.plan import COLUMNS, WAITS, Plan
 
-_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
+_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "padding", "attention", "notes")
 MICRO_BATCHES = "micro-batches"
 OF_PLANS: Mapping[str, Mutation] = MappingProxyType(
     {

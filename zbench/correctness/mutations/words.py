@@ -6,9 +6,9 @@ import numpy as np
 
 from zbench.correctness.mutations.paths import PATHS, array
 from zbench.plans.columns import is_array
-from zbench.plans.plan import Plan
+from zbench.plans.plan import WAITS, Plan
 
-_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
+_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", *WAITS, "padding", "attention", "notes")
 
 
 def changes(before: Sequence[Plan], after: Sequence[Plan], most: int = 4) -> str:

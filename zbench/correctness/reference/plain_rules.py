@@ -51,9 +51,11 @@ def check_sequences(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
             _sound(getattr(plan, name))
         _need(len(plan.sequences) == len(plan.lengths), "sequences have lengths")
         _need(type(plan.mask) is Mask and plan.mask == mask, "the mask is the model's")
-        for sequence, length in zip(plan.sequences.tolist(), plan.lengths.tolist(), strict=True):
+        _padding(plan)
+        padding = [0] * len(plan.lengths) if plan.padding is None else plan.padding.tolist()
+        for sequence, length, less in zip(plan.sequences.tolist(), plan.lengths.tolist(), padding, strict=True):
             _need(0 <= sequence < len(batch.lengths), "a sequence is one of the batch")
-            _need(batch.lengths[sequence] == length, "a sequence has its length")
+            _need(batch.lengths[sequence] == length - less, "a sequence has its length")
             found.append(sequence)
     _need(sorted(found) == list(range(len(batch.lengths))), "every sequence is in one micro-batch")
     layouts = [_layout(plan) for plan in plans]
@@ -69,7 +71,8 @@ def check_plan(plan: Plan, cost: Cost) -> None:
     _need(type(plan.num_ranks) in (int, np.int64) and plan.num_ranks == cost.cluster.num_ranks, "ranks")
     _need(type(plan.num_heads) in (int, np.int64) and plan.num_heads == cost.model.num_heads, "heads")
     _need(isinstance(plan.backward_mode, str) and plan.backward_mode in _MODES, "the backward mode is known")
-    _need(isinstance(plan.serial_legs, bool), "hops are serial or not")
+    for waits in (plan.serial_legs, plan.in_rounds, plan.until_sent):
+        _need(isinstance(waits, bool), "a kind of waits is there or not")
     _need(isinstance(plan.attention, str), "attention is a name")
     _need(
         isinstance(plan.notes, Mapping) and all(_is_note(*note) for note in plan.notes.items()),
@@ -81,6 +84,7 @@ def check_plan(plan: Plan, cost: Cost) -> None:
         _sound(getattr(plan, name))
     _need(len(plan.lengths) == len(plan.sequences) > 0, "there is a sequence")
     _need(min(plan.lengths) > 0, "a sequence has a token")
+    _padding(plan)
     _blocks(plan)
     _lists(plan.lists, len(plan.blocks.home))
     _lists(plan.lanes, cost.cluster.nics_per_node)
@@ -90,6 +94,15 @@ def check_plan(plan: Plan, cost: Cost) -> None:
         _operations(plan, name, cost)
     if plan.pipelines is not None:
         _pipelines(plan, cost)
+
+
+def _padding(plan: Plan) -> None:
+    if plan.padding is not None:
+        _sound(plan.padding)
+        _need(len(plan.padding) == len(plan.lengths), "sequences have padding")
+        _need(str(plan.mask) != "full", "no token of the batch sees padding")
+        for less, length in zip(plan.padding.tolist(), plan.lengths.tolist(), strict=True):
+            _need(0 <= less < length, "a sequence has a token of its own")
 
 
 def _need(holds: object, rule: str) -> None:

@@ -44,7 +44,13 @@ class TokenParts:
     def of(plan: Plan, degree: int, chosen: Ints | None = None) -> "TokenParts":
         """Returns the parts of a plan's blocks for groups of `degree` GPUs, as zbench.step.passes.parts numbers them:
         each block in `degree` shares of its tokens in order, the first ones larger by one, none of them empty. chosen:
-        the experts of its tokens."""
+        the experts of its tokens.
+
+        Raises:
+            ValueError: sequences are padded.
+        """
+        if plan.padding is not None:
+            raise ValueError("plan.padding is given; steps that are executed have no words for padding, and take none")
         blocks, rows, part = plan.blocks, [], -1
         for block in range(len(blocks)):
             total = int(blocks.tokens[block])

@@ -90,5 +90,6 @@ class Passes:
             return o
 
         board.say(where)
-        part: Tensor = network(tokens, positions, targets, attend, num_tokens)
+        counted = None if one.counted is None else torch.from_numpy(one.counted).to(self.device)
+        part: Tensor = network(tokens, positions, targets, attend, num_tokens, counted)
         return part

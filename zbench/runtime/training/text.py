@@ -21,11 +21,12 @@ _SURPRISES = 0.25  # share of made tokens that do not follow from the one before
 @dataclass(frozen=True, slots=True)
 class Text:
     """The tokens of a rank: tokens, positions (inside the sequence), targets (the next token): int64 [T], in the rank's
-    order of rows."""
+    order of rows. counted: int64, the rows of the batch's own tokens, which the loss counts; None: all."""
 
     tokens: Ints
     positions: Ints
     targets: Ints
+    counted: Ints | None = None
 
 
 def is_real(workload: Workload) -> bool:
@@ -54,13 +55,18 @@ def rank_tokens(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: 
     seq, start, stop = home_pieces(plan, rank)
     which, place = np.unique(seq, return_inverse=True)
     found = sequences(workload, batch, plan.sequences[which], vocab)
+    if plan.padding is not None:
+        padding = plan.padding[which].tolist()
+        found = [np.append(tokens, np.full(more, END)) for tokens, more in zip(found, padding, strict=True)]
     follows = [np.append(tokens[1:], END) for tokens in found]
     spans = list(zip(place.tolist(), start.tolist(), stop.tolist(), strict=True))
     nothing = [np.zeros(0, np.int64)]
+    own = [np.arange(begin, end) < plan.own_lengths[at] for at, begin, end in zip(seq, start, stop, strict=True)]
     return Text(
         np.concatenate(nothing + [found[at][start:stop] for at, start, stop in spans]),
         np.concatenate(nothing + [np.arange(start, stop) for _, start, stop in spans]),
         np.concatenate(nothing + [follows[at][start:stop] for at, start, stop in spans]),
+        None if plan.padding is None else np.flatnonzero(np.concatenate([np.zeros(0, bool), *own])),
     )
 
 

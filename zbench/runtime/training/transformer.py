@@ -81,11 +81,20 @@ class Transformer(nn.Module):
         rng = np.random.default_rng([self.seed, *name.encode()])
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).mul_(std)
 
-    def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor, attend: Attend, num_tokens: int) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        attend: Attend,
+        num_tokens: int,
+        counted: Tensor | None = None,
+    ) -> Tensor:
         """Returns the sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global
         batch.
 
-        tokens, positions (inside the sequence), targets: int64 [T]. Returns a scalar, float32 or float64.
+        tokens, positions (inside the sequence), targets: int64 [T]. counted: int64, the rows whose loss counts; None:
+        all. Returns a scalar, float32 or float64.
         `attend` is called once a layer, in order, and its backward runs once a layer, in reverse order,
         whatever T: with T = 0 the loss is 0 and every parameter gets a gradient of zeros.
         """
@@ -94,6 +103,8 @@ class Transformer(nn.Module):
         x = F.embedding(tokens, self.embedding.to(wide(self.dtype))).to(self.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, turns, partial(attend, index), self.fused, self.recompute)
+        if counted is not None:
+            x, targets = x[counted], targets[counted]
         head = self.embedding if self.head is None else self.head
         total: Tensor = CrossEntropy.apply(Norm.apply(x, self.norm, self.fused), head, targets, self.fused)
         return total / num_tokens

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.plans.plan import Plan
+from zbench.plans.dataflow import Edges
+from zbench.plans.plan import WAITS, Plan
+from zbench.simulator.rounds import later_computes, round_waits
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.messages import leaders
@@ -48,9 +50,9 @@ class PlayedTemplate:
         size = np.bincount(lead, weights=sizes.moved(step.encodings), minlength=len(ops)).astype(np.int64)
         size[lead != np.arange(len(ops))] = -1
         producer, consumer = lead[flow.producer], lead[flow.consumer]
-        if plan is not None and plan.serial_legs:
-            more = _in_turn(ops, size)
-            producer, consumer = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
+        if plan is not None and any(getattr(plan, name) for name in WAITS):
+            more = _planned_waits(plan, layout, ops, size, Edges(producer, consumer))
+            producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
         edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
         edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
         rows = flow.rows.copy()
@@ -121,6 +123,28 @@ def pair_codes(tensor: NDArray[Any], offset: NDArray[Any]) -> Ints:
 def decoded_pairs(codes: Ints) -> Ints:
     """Returns the (tensor, layer offset) of the numbers of pairs, int64 [n, 2]."""
     return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
+
+
+def _planned_waits(plan: Plan, layout: StepLayout, ops: Ints, size: Ints, found: Edges) -> list[tuple[Ints, Ints]]:
+    """Returns the edges of what a plan has attention wait for besides its data (zbench.plans.plan.WAITS). found: the
+    data edges."""
+    visible = [one.relation is not None and one.relation[0] == "visible" for one in layout.formulas]
+    compute, message = ops[:, 0] == COMPUTE, (ops[:, 8] == _ATTENTION) & (size >= 0)
+    attend = compute & np.array([*visible, False])[np.where(compute, ops[:, 1], -1)]
+    edges = [_in_turn(ops, size)] if plan.serial_legs else []
+    if plan.in_rounds:
+        index = np.flatnonzero(attend | message)
+        place = np.full(len(ops), -1, np.int64)
+        place[index] = np.arange(len(index))
+        inside = (place[found.producer] >= 0) & (place[found.consumer] >= 0)
+        inner = Edges(place[found.producer[inside]], place[found.consumer[inside]])
+        part = np.cumsum(compute & ~attend)[index]  # another pass of attention has other computes before it
+        producer, consumer = round_waits(attend[index], (ops[index, 2], ops[index, 3]), part, inner)
+        edges.append((index[producer], index[consumer]))
+    if plan.until_sent:
+        sent, later = np.flatnonzero(message), np.flatnonzero(compute & ~attend)
+        edges.append(later_computes((sent, ops[sent, 2]), (later, ops[later, 2])))
+    return edges
 
 
 def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:

@@ -1,0 +1,47 @@
+"""The values that keys of a system have in what its authors published: a key a cause.
+
+A system that has such values has them as its class's `PUBLISHED`. On the command line each of these keys takes the word
+`published`, and `variant=published` sets all of them but those that are given beside it (zbench.run.request).
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
+
+PUBLISHED = "published"
+
+
+class PublishedValue(NamedTuple):
+    """The value that a key has in what was published, and where that is said."""
+
+    value: Any
+    source: str
+
+
+Published = Mapping[str, PublishedValue]  # by key
+
+
+def published_of(kind: object) -> Published:
+    """Returns the published values of a system's class; none of one without any."""
+    found = getattr(kind, "PUBLISHED", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def published_keys(
+    keys: Mapping[str, Any], published: Published, given: Container[str] | None = None
+) -> dict[str, Any]:
+    """Returns the values that a system's keys are to have: those for the word `published`, and for a variant all that
+    are not `given`; None: of no variant."""
+    return {
+        key: one.value
+        for key, one in published.items()
+        if keys.get(key) == PUBLISHED or (given is not None and key not in given)
+    }
+
+
+def told_changes(changes: Mapping[str, Any], keys: Mapping[str, Any], published: Published) -> dict[str, Any]:
+    """Returns what is changed of a system's yaml, as tables name it: where several keys are, and all are as published,
+    `variant=published` in place of them. keys: all of the system."""
+    ours = [key for key in changes if key in published]
+    if len(ours) < 2 or any(keys.get(key) != one.value for key, one in published.items()):
+        return dict(changes)
+    return {"variant": PUBLISHED, **{key: value for key, value in changes.items() if key not in published}}
