@@ -88,15 +88,17 @@ def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: fl
     """Makes the number of rounds a multiple of the contract's: the longest ones are cut in two as long as one has two
     samples, else those with the fewest tokens are joined on all ranks. Returns None where neither can be."""
     rounds = list(rounds)
+    seconds = [rounds_seconds([one], rates) for one in rounds] if len(rounds) % contract.multiple else []
     while len(rounds) % contract.multiple:
         several = [number for number, groups in enumerate(rounds) if sum(len(group.seqs) for group in groups) > 1]
         if not several:
             return _joined(rounds, rates, contract)
-        longest = max(several, key=lambda number: rounds_seconds([rounds[number]], rates))
+        longest = max(several, key=seconds.__getitem__)
         seqs = sorted((seq for group in rounds[longest] for seq in group.seqs), key=lambda seq: -rates.length[seq])
         halves = [np.array(seqs[half::2], np.int64) for half in (0, 1)]
         cut = [_as_rounds(rounds_under(rates, half, np.inf, cap, contract.ranks), half) for half in halves]
         rounds[longest : longest + 1] = [one for half in cut for one in half]
+        seconds[longest : longest + 1] = [rounds_seconds([one], rates) for half in cut for one in half]
     return rounds
 
 
