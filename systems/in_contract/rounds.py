@@ -16,8 +16,8 @@ TIMES = 8  # halvings of the interval of a time that several rounds have in comm
 
 
 class Placed(NamedTuple):
-    """Where every sample is: its round and its group in that, int64 [S], -1 of one that was not to be placed; the ranks
-    of every group, int64, those of round r at [first[r], first[r + 1]); the rounds are len(first) - 1."""
+    """The place of every sample: its round and its group in that, int64 [S], -1 of one that was not to be placed; the
+    ranks of every group, int64, those of round r at [first[r], first[r + 1]); the rounds are len(first) - 1."""
 
     round: Ints
     group: Ints

@@ -30,8 +30,8 @@ def check_whole(lengths: Ints, contract: WholeOnDP) -> None:
     count, ranks, longest = len(lengths), contract.ranks, int(np.argmax(lengths))
     if count < ranks * contract.multiple:
         raise ContractError(
-            f"the batch has {count} samples; {ranks} data-parallel ranks with {contract.multiple} micro-batches take "
-            f"at least {ranks * contract.multiple}, as each has one"
+            f"the batch has {count} samples; {ranks} data-parallel ranks with {contract.multiple} "
+            f"micro-batch{'es' * (contract.multiple > 1)} take at least {ranks * contract.multiple}, as each has one"
         )
     if contract.equal_size and count % ranks:
         raise ContractError(f"the batch has {count} samples, of which {ranks} data-parallel ranks cannot have as many")

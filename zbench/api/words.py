@@ -58,7 +58,7 @@ def simulate_words(words: Sequence[str]) -> int:
     parser = Parser(prog="zbench simulate", description="Plays the step of a plan file on its cluster's clock.")
     parser.add_argument("file", metavar="FILE", help="a plan file, as written by zbench plan")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="world=NAME, world.KEY=VALUE (docs/worlds.md)")
-    given = parser.parse_intermixed_args(list(words))
+    given = parser.parse_args(list(words))
     with told():
         chosen, keys = _settings(given.settings, ("world",), "zbench simulate")
         world = world_named(chosen.get("world"), keys["world"])
