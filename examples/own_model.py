@@ -1,61 +1,51 @@
 """Trains a torch model of one's own, sharded by FSDP2, with attention of zbench's plans: any lengths, no padding.
 
-    torchrun --nproc-per-node=4 examples/own_model.py
-
-On GPUs it is the same with "nccl", and a cluster and a model that describe what it runs on.
+torchrun --nproc-per-node=4 examples/own_model.py    # on GPUs the same with "nccl", their cluster and your model
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
-import zbench
 import zbench.torch
 from zbench.describe.model import Model
 
-MODEL = Model(
-    "own", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=128, vocab=256, element_bytes=4
-)
+H, K, D, HIDDEN = 4, 2, 16, 64  # heads of queries and of keys, their size, the model's
+MODEL = Model("own", 2, HIDDEN, H, K, D, ffn_hidden=128, vocab=256, element_bytes=4)  # 2 layers, in float32
 LENGTHS = ([700, 3, 41, 1, 200], [90, 90, 500, 7], [1, 1024])  # of every step's batch
+
+
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Returns x [T, heads, D] with RoPE, of tokens at these positions of their own sequences, [T]."""
+    angles = positions[:, None, None] * 10_000.0 ** -torch.arange(0, 1, 2 / D, device=x.device)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
 
 class ModelLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(MODEL.hidden, (MODEL.num_heads + 2 * MODEL.num_kv_heads) * MODEL.head_dim, bias=False)
-        self.out = nn.Linear(MODEL.num_heads * MODEL.head_dim, MODEL.hidden, bias=False)
-        self.up, self.down = (
-            nn.Linear(*size) for size in ((MODEL.hidden, MODEL.ffn_hidden), (MODEL.ffn_hidden, MODEL.hidden))
-        )
+        self.qkv, self.out = nn.Linear(HIDDEN, (H + 2 * K) * D), nn.Linear(H * D, HIDDEN)
+        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 128), nn.SiLU(), nn.Linear(128, HIDDEN))
 
-    def forward(self, x: Tensor, batch: zbench.torch.PlannedBatch, turn: Tensor) -> Tensor:
-        qkv = self.qkv(rms_norm(x, x.shape[-1:])).unflatten(1, (-1, MODEL.head_dim))  # [T, heads, D]
-        q, k, v = qkv.split((MODEL.num_heads, MODEL.num_kv_heads, MODEL.num_kv_heads), 1)
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
-            for y in (q, k)
-        )
-        x = x + self.out(batch.attention(q, k, v).flatten(1))
-        return x + self.down(silu(self.up(rms_norm(x, x.shape[-1:]))))
+    def forward(self, x: Tensor, batch: zbench.torch.PlannedBatch) -> Tensor:
+        q, k, v = self.qkv(rms_norm(x, (HIDDEN,))).unflatten(1, (-1, D)).split((H, K, K), 1)  # [T, heads, D]
+        x = x + self.out(batch.attention(rotated(q, batch.positions), rotated(k, batch.positions), v).flatten(1))
+        return x + self.mlp(rms_norm(x, (HIDDEN,)))
 
 
 class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = (
-            nn.Embedding(MODEL.vocab, MODEL.hidden),
-            nn.Linear(MODEL.hidden, MODEL.vocab, bias=False),
-        )
-        self.layers = nn.ModuleList(ModelLayer() for _ in range(MODEL.num_layers))
+        self.embedding, self.head = nn.Embedding(256, HIDDEN), nn.Linear(HIDDEN, 256)
+        self.layers = nn.ModuleList(ModelLayer() for _ in range(2))
 
     def forward(self, tokens: Tensor, batch: zbench.torch.PlannedBatch) -> Tensor:
-        rates = 10_000.0 ** -torch.arange(0, 1, 2 / MODEL.head_dim, device=tokens.device)
-        angles = batch.positions[:, None, None] * rates  # of a token in its own sequence
-        x, turn = self.embedding(tokens), torch.polar(torch.ones_like(angles), angles)  # [T, hidden], [T, 1, D/2]
+        x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x, batch, turn)
+            x = layer(x, batch)
         return self.head(x)
 
 

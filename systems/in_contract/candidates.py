@@ -5,6 +5,7 @@ contract; which is the fastest is for the clock to say (zbench.systems.in_contra
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -14,12 +15,12 @@ from zbench.plans.plan import Ints
 from zbench.systems.dynamic_cp import dynamic_rounds
 from zbench.systems.hybrid_dp import Group
 from zbench.systems.in_contract.rates import RingRates
-from zbench.systems.in_contract.ring_seconds import seconds_of_group
+from zbench.systems.in_contract.ring_seconds import seconds_of_groups
 from zbench.systems.in_contract.rings import least_round
+from zbench.systems.in_contract.rounds import Placed, rounds_in_common, rounds_under
 
 SHIPPED = (1, 2, 4, 8)  # times an even share of the batch: limits of the shipped scheduler that are tried
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # longest samples that have a round of their own
-HALVINGS = 8  # of the interval of a time that several rounds have in common
 Rounds = list[list[Group]]
 
 
@@ -47,15 +48,15 @@ def candidate_rounds(rates: RingRates, contract: RingContract, cap: float) -> It
     """Yields rounds by the estimate, each candidate once or more. cap: tokens of a rank at most."""
     order = np.argsort(-rates.length, kind="stable")
     for part in _narrower(rates, contract, cap):
-        rounds = _under(part, order, contract, cap, np.inf)
+        rounds = _as_rounds(rounds_under(part, order, np.inf, cap, contract.ranks), order)
         yield rounds
         for count in range(len(rounds) if len(rounds) > 1 else 2, len(rounds) + 2):
-            yield _in_common(part, order, contract, cap, count)
+            yield _as_rounds(rounds_in_common(part, order, cap, contract.ranks, count), order)
         for long in SPLITS:
             if long < len(order):
                 most = least_round(part, order[:long], np.inf, cap, contract.ranks).seconds
                 if np.isfinite(most):
-                    yield _under(part, order, contract, cap, most, once=True)
+                    yield _as_rounds(rounds_under(part, order, most, cap, contract.ranks, once=True), order)
 
 
 def shipped_rounds(lengths: Ints, contract: RingContract) -> Iterator[Rounds]:
@@ -71,11 +72,10 @@ def shipped_rounds(lengths: Ints, contract: RingContract) -> Iterator[Rounds]:
 def rounds_seconds(rounds: Rounds, rates: RingRates) -> float:
     """Estimates the seconds of a layer of all rounds; a round takes no less than what it gathers and reduces."""
     place = {int(size): k for k, size in enumerate(rates.sizes)}
-    total = 0.0
-    for groups in rounds:
-        each = (seconds_of_group(rates, place[group.size], np.array(group.seqs)) for group in groups)
-        total += max(max(each), rates.collective)
-    return total
+    groups = [group for one in rounds for group in one]
+    seconds = seconds_of_groups(rates, [place[group.size] for group in groups], [group.seqs for group in groups])
+    ends = accumulate((len(one) for one in rounds), initial=0)
+    return sum(max(float(seconds[a:b].max()), rates.collective) for a, b in pairwise(ends))
 
 
 def operations(rounds: Rounds) -> int:
@@ -88,14 +88,17 @@ def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: fl
     """Makes the number of rounds a multiple of the contract's: the longest ones are cut in two as long as one has two
     samples, else those with the fewest tokens are joined on all ranks. Returns None where neither can be."""
     rounds = list(rounds)
+    seconds = [rounds_seconds([one], rates) for one in rounds] if len(rounds) % contract.multiple else []
     while len(rounds) % contract.multiple:
         several = [number for number, groups in enumerate(rounds) if sum(len(group.seqs) for group in groups) > 1]
         if not several:
             return _joined(rounds, rates, contract)
-        longest = max(several, key=lambda number: rounds_seconds([rounds[number]], rates))
+        longest = max(several, key=seconds.__getitem__)
         seqs = sorted((seq for group in rounds[longest] for seq in group.seqs), key=lambda seq: -rates.length[seq])
-        halves = [_under(rates, np.array(seqs[half::2]), contract, cap, np.inf) for half in (0, 1)]
-        rounds[longest : longest + 1] = [one for half in halves for one in half]
+        halves = [np.array(seqs[half::2], np.int64) for half in (0, 1)]
+        cut = [_as_rounds(rounds_under(rates, half, np.inf, cap, contract.ranks), half) for half in halves]
+        rounds[longest : longest + 1] = [one for half in cut for one in half]
+        seconds[longest : longest + 1] = [rounds_seconds([one], rates) for half in cut for one in half]
     return rounds
 
 
@@ -132,54 +135,15 @@ def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[
             )
 
 
-def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float, count: int) -> Rounds:
-    """Returns rounds under the least time at which there are at most `count`, the last one evened by itself."""
-    low, high = 0.0, least_round(rates, order, np.inf, cap, contract.ranks).seconds
-    if not np.isfinite(high):
-        return _under(rates, order, contract, cap, np.inf)
-    best = _under(rates, order, contract, cap, high)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        rounds = _under(rates, order, contract, cap, middle)
-        if len(rounds) <= count:
-            high, best = middle, rounds
-        else:
-            low = middle
-    return best
-
-
-def _under(
-    rates: RingRates, order: Ints, contract: RingContract, cap: float, most: float, once: bool = False
-) -> Rounds:
-    """Returns rounds whose groups end by `most` seconds, each with what the ones before left; with `once` the others
-    have as long as they need."""
-    rounds: Rounds = []
-    left = order
-    while len(left):
-        found = least_round(rates, left, most, cap, contract.ranks)
-        if not len(found.size):
-            rounds.append([_on_all(rates.length, left, contract.ranks, cap)])
-        else:
-            groups = [Group(int(rates.sizes[k])) for k in found.size]
-            for seq in left:
-                if found.group[seq] >= 0:
-                    groups[found.group[seq]].seqs.append(int(seq))
-            rounds.append(sorted(groups, key=lambda group: -group.size))
-        placed = {seq for group in rounds[-1] for seq in group.seqs}
-        left = np.array([seq for seq in left if seq not in placed], np.int64)
-        most = np.inf if once else most
-    return rounds
-
-
-def _on_all(lengths: Ints, order: Ints, ranks: int, cap: float) -> Group:
-    """Returns a group of all ranks with the samples, longest first, that fit."""
-    group, tokens = Group(ranks), 0.0
-    for seq in order.tolist():
-        share = float(lengths[seq]) / ranks
-        if not group.seqs or tokens + share <= cap:
-            group.seqs.append(seq)
-            tokens += share
-    return group
+def _as_rounds(placed: Placed, order: Ints) -> Rounds:
+    """Returns rounds of groups, the widest first, each with its samples in their order."""
+    first = placed.first.tolist()
+    rounds = [[Group(ranks) for ranks in placed.ranks[a:b].tolist()] for a, b in pairwise(first)]
+    for seq, turn, group in zip(
+        order.tolist(), placed.round[order].tolist(), placed.group[order].tolist(), strict=True
+    ):
+        rounds[turn][group].seqs.append(seq)
+    return [sorted(groups, key=lambda group: -group.size) for groups in rounds]
 
 
 def arranged(groups: Sequence[Group], contract: RingContract, per_node: int) -> list[tuple[int, Group]]:

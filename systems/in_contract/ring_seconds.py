@@ -4,11 +4,12 @@ What a group is is said by arrays that rings fills in: order, the samples, longe
 group's ring in RingRates.sizes; group, of every sample; state, float64 [3, groups], tokens of a rank and hop seconds.
 """
 
+from collections.abc import Sequence
+
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.plans.plan import Ints
 from zbench.systems.in_contract.rates import RingRates
 
 
@@ -80,11 +81,24 @@ def with_exchanged(rates, state, g, k, added, taken):  # type: ignore[no-untyped
     return tokens, ring_layer_seconds(rates, k, tokens, ahead, back)
 
 
-def seconds_of_group(rates: RingRates, size: int, samples: Ints) -> float:
-    """Returns the seconds of a layer of samples in one ring of the k-th size, k = `size`."""
-    sums: list[Floats] = [
-        rates.length[samples] / rates.sizes[size],
-        rates.ahead[samples, size],
-        rates.back[samples, size],
-    ]
-    return float(ring_layer_seconds(rates, size, *(float(one.sum()) for one in sums)))
+@nb.njit(cache=True)
+def _layers(rates, sizes, sums):  # type: ignore[no-untyped-def]
+    """Returns the seconds of groups, float64 [G], of sums [G, 3] as ring_layer_seconds takes them."""
+    out = np.empty(len(sizes))
+    for g in range(len(sizes)):
+        out[g] = ring_layer_seconds(rates, sizes[g], sums[g, 0], sums[g, 1], sums[g, 2])
+    return out
+
+
+def seconds_of_groups(rates: RingRates, sizes: Sequence[int], samples: Sequence[Sequence[int]]) -> Floats:
+    """Returns the seconds of a layer of every group's samples in a ring of the k-th size, k of `sizes`: float64 [G]."""
+    sums = np.zeros((len(sizes), 3))
+    for g, (size, seqs) in enumerate(zip(sizes, samples, strict=True)):
+        mine = np.asarray(seqs, np.int64)
+        sums[g] = (
+            (rates.length[mine] / rates.sizes[size]).sum(),
+            rates.ahead[mine, size].sum(),
+            rates.back[mine, size].sum(),
+        )
+    found: Floats = _layers(rates, np.asarray(sizes, np.int64), sums)
+    return found

@@ -224,7 +224,7 @@ def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[
 
 
 @nb.njit(cache=True)
-def _round(rates, order, most, cap, num_ranks, halvings, moves):  # type: ignore[no-untyped-def]
+def form_round(rates, order, most, cap, num_ranks, halvings, moves):  # type: ignore[no-untyped-def]
     """Forms a round under `most` seconds, or, where that is infinite, under the least at which it holds all samples.
     Returns (size, group, seconds); no group where ranks are left that none can have."""
     size, group = np.zeros(num_ranks, np.int64), np.full(len(rates.length), -1, np.int64)
@@ -257,5 +257,5 @@ def least_round(rates: RingRates, order: Ints, most: float, cap: float, num_rank
     most: seconds of a layer that groups end by; infinite: the least at which all samples have a place, if any. cap:
     tokens of a rank at most.
     """
-    size, group, seconds = _round(rates, order, most, cap, num_ranks, HALVINGS, MOVES)
+    size, group, seconds = form_round(rates, order, most, cap, num_ranks, HALVINGS, MOVES)
     return Round(size, group, float(seconds))

@@ -11,7 +11,7 @@ from zbench.plans.plan import Ints
 from zbench.systems.common.bins import bins
 from zbench.systems.common.differencing import balanced_sets
 from zbench.systems.in_contract.rates import ring_rates
-from zbench.systems.in_contract.ring_seconds import seconds_of_group
+from zbench.systems.in_contract.ring_seconds import seconds_of_groups
 from zbench.systems.slime_schedule import forward_flops, slime_packs
 from zbench.systems.verl_balance import group_sequences, pack_shares
 
@@ -30,8 +30,8 @@ def check_whole(lengths: Ints, contract: WholeOnDP) -> None:
     count, ranks, longest = len(lengths), contract.ranks, int(np.argmax(lengths))
     if count < ranks * contract.multiple:
         raise ContractError(
-            f"the batch has {count} samples; {ranks} data-parallel ranks with {contract.multiple} micro-batches take "
-            f"at least {ranks * contract.multiple}, as each has one"
+            f"the batch has {count} samples; {ranks} data-parallel ranks with {contract.multiple} "
+            f"micro-batch{'es' * (contract.multiple > 1)} take at least {ranks * contract.multiple}, as each has one"
         )
     if contract.equal_size and count % ranks:
         raise ContractError(f"the batch has {count} samples, of which {ranks} data-parallel ranks cannot have as many")
@@ -67,8 +67,8 @@ def whole_schedules(lengths: Ints, contract: WholeOnDP, cost: Cost, cap: int) ->
 def sample_seconds(lengths: Ints, degree: int, cost: Cost) -> np.ndarray:
     """Returns float64 [num_samples]: the seconds of a layer that each sample adds to a rank of `degree` GPUs."""
     rates = ring_rates(lengths, np.array([degree]), True, cost, "carry")
-    nothing = seconds_of_group(rates, 0, np.zeros(0, np.int64))
-    return np.array([seconds_of_group(rates, 0, np.array([one])) - nothing for one in range(len(lengths))])
+    seconds = seconds_of_groups(rates, [0] * (len(lengths) + 1), [*([one] for one in range(len(lengths))), []])
+    return np.asarray(seconds[:-1] - seconds[-1])
 
 
 def _in_equal_numbers(seconds: np.ndarray, ranks: int, count: int) -> Packs:

@@ -20,6 +20,7 @@ from tests.helpers import api_page
 from zbench import __main__
 from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
+from zbench.describe.worlds import World
 from zbench.proof.verify import OutOfMemory
 from zbench.run.target import make_model
 from zbench.systems.ring import Ring
@@ -65,6 +66,19 @@ def test_a_strategy_is_of_a_model_by_name() -> None:
     assert zbench.bound([600, 50], strategy={"recompute": "full"}, **SMALL) > zbench.bound([600, 50], **SMALL)
 
 
+def test_a_world_is_a_name_keys_or_an_object() -> None:
+    """A plan for a world is for its machine; one of the nominal machine may be played in it."""
+    lengths: Any = [600, 50, 3]
+    named = zbench.plan(lengths, world="latency_3", system="ring", **SMALL)
+    nominal = zbench.plan(lengths, system="ring", **SMALL)
+    assert named.cluster == World(latency=3).of_cluster(cluster_named("local_2x2")) != nominal.cluster
+    for world in ("latency_3", ROOT / "conf" / "world" / "latency_3.yaml", {"latency": 3}, World(latency=3)):
+        assert zbench.simulate(nominal, world=world) == zbench.simulate(named)
+    assert zbench.simulate(named).seconds > zbench.simulate(nominal).seconds
+    assert zbench.bound(lengths, world={"matmul_rate": 0.5}, **SMALL) > zbench.bound(lengths, **SMALL)
+    assert zbench.bound(lengths, world="nominal", **SMALL) == zbench.bound(lengths, **SMALL)
+
+
 def test_every_cluster_and_model_of_conf_has_a_name() -> None:
     for path in (ROOT / "conf" / "cluster").glob("*.yaml"):
         assert cluster_named(path.stem).name == path.stem or path.stem.startswith("desk")
@@ -107,6 +121,13 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"system": "ring", "degre": 2}, "system.degre is not a key of system=ring"),
         ({"system": "zeppelin", "legs": "serial"}, "system.legs is called system.routed_transfers today"),
         ({"mask": "odd"}, "mask is 'odd'"),
+        ({"world": "latency"}, "world is 'latency'; it takes one of"),
+        ({"world": {"latencies": 3}}, "world.latencies is not a key of world; did you mean latency?"),
+        ({"world": {"latency": 0}}, "world.latency is 0; it takes how many times"),
+        ({"world": {"nics_above": 400}}, "world.nics_above is 400, which has no unit"),
+        ({"world": 3}, "world is of type int; it takes a name of conf/world, a yaml's path, its keys or a World"),
+        ({"world": "nvlink_1"}, "world is nvlink_1; it changes nothing on local_2x2"),
+        ({"world": {"nvlink_channels": 1}}, "world is NVLink channels 1; it changes nothing on local_2x2"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(changes: dict[str, Any], told: str) -> None:
@@ -185,7 +206,10 @@ def test_the_commands_plan_and_simulate(
     ]
     monkeypatch.setattr(sys, "argv", ["zbench", "plan", str(tmp_path / "l.txt"), *words])
     assert __main__.main() == 0
-    monkeypatch.setattr(sys, "argv", ["zbench", "simulate", str(tmp_path / "p")])
-    assert __main__.main() == 0
+    for world in ([], ["world=latency_3", "world.matmul_rate=0.5"]):
+        monkeypatch.setattr(sys, "argv", ["zbench", "simulate", str(tmp_path / "p"), *world])
+        assert __main__.main() == 0
     seconds = zbench.simulate(zbench.plan([600, 50, 3], system="nodewise", played_placements=2, **SMALL)).seconds
-    assert f"simulated: {seconds:.4g} s a step" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"simulated: {seconds:.4g} s a step" in told
+    assert "played with latencies x 3, matmul rate x 0.5" in told

@@ -1,17 +1,20 @@
-"""Numbers of docs/contracts.md: `python tests/bench/contracts.py fuzz [BATCHES]` and `... costs [NODES]` (simulated).
+"""Numbers of docs/contracts.md: `python tests/bench/contracts.py fuzz [END] [--from BEGIN]` and `... costs [NODES]`
+(simulated).
 
-fuzz: random lengths, limits and 2 to 64 ranks (whole samples: 1 to 8), any number of them; every candidate of the
-planners of all four contracts is held to its contract, the schedules that frameworks' own rules would make included,
-which may break it and are then not played.
+fuzz: batches BEGIN to END - 1, each of its own seed: random lengths, limits and 2 to 64 ranks (whole samples: 1 to 8),
+any number of them; every candidate of the planners of all four contracts is held to its contract, the schedules that
+frameworks' own rules would make included, which may break it and are then not played. Which of whole samples'
+candidates is the fastest is played in every tenth batch. Counts are printed as it goes, and on Ctrl-C.
 
 costs: in every cell of docs/standing.md of so many nodes, how near the bound
 of any plan the bound of Megatron-LM's contract is, the planner in it, the shipped scheduler and nodewise; three batches
 a cell.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -57,49 +60,76 @@ WORKLOADS = (
 )
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
 BATCHES = 3
+TOLD, PLAYED = 1000, 10  # batches of the fuzz between two lines; of whole samples one in so many is played
 GPU = Device("a100", 312e12, 40e9, 1.24e12, 2e11, 230e12, 217e12, 196e12, 5e-6, 6e-5)
 MODEL = Model("m", 4, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
 
 
-def fuzz(batches: int) -> None:
+@dataclass
+class Counts:
+    """What was found so far. outside: schedules of frameworks' rules that broke their contract; none: candidates that
+    had no multiple of micro-batches."""
+
+    begin: int
+    batches: int = 0
+    refused: int = 0
+    schedules: int = 0
+    micro_batches: int = 0
+    outside: int = 0
+    none: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"batches {self.begin:,} to {self.begin + self.batches - 1:,}: {self.batches:,}, {self.refused:,} of them "
+            f"refused in a sentence; {self.schedules:,} schedules of {self.micro_batches:,} micro-batches kept to "
+            f"their contracts, {self.outside:,} of other schedulers' did not and are not played, {self.none:,} "
+            f"candidates had no multiple of micro-batches; {time.process_time():.0f} s of the processor"
+        )
+
+
+def fuzz(begin: int, end: int) -> None:
     """Prints how many batches and schedules kept to their contracts; the first that does not ends it."""
-    begin, refused, none, outside, schedules, micro_batches = time.time(), 0, 0, 0, 0, 0
-    for number in range(batches):
-        rng = np.random.default_rng([number])
-        contract, lengths = _contract(rng), _lengths(rng)
-        divisors = [n for n in range(1, 9) if contract.ranks % n == 0]
-        per_node = int(rng.choice(divisors))
-        cluster = Cluster("c", contract.ranks // per_node, per_node, per_node, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, GPU)
-        cost = Cost(cluster, MODEL)
-        cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
-        try:
-            for made, is_own in _candidates(lengths, contract, cost, cap):
-                if made is None:
-                    none += 1
-                    continue
-                try:
-                    check_schedule(made, contract)
-                except ContractError:
-                    if is_own:
-                        raise AssertionError(f"batch {number}: {contract}") from None
-                    outside += 1
-                    continue
-                schedules += 1
-                micro_batches += len(made.micro_batches) if isinstance(made, SampleSchedule) else 1
-        except ContractError:
-            refused += 1
-    print(
-        f"{batches:,} batches, {refused:,} of them refused in a sentence; {schedules:,} schedules of {micro_batches:,} "
-        f"micro-batches kept to their contracts, {outside:,} of other schedulers' did not and are not played, {none:,} "
-        f"candidates had no multiple of micro-batches; {time.time() - begin:.0f} s"
-    )
+    counts = Counts(begin)
+    try:
+        for number in range(begin, end):
+            _fuzz_batch(number, counts)
+            counts.batches += 1
+            if counts.batches % TOLD == 0:
+                print(counts, flush=True)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+    print(counts, flush=True)
+
+
+def _fuzz_batch(number: int, counts: Counts) -> None:
+    rng = np.random.default_rng([number])
+    contract, lengths = _contract(rng), _lengths(rng)
+    per_node = int(rng.choice([n for n in range(1, 9) if contract.ranks % n == 0]))
+    cluster = Cluster("c", contract.ranks // per_node, per_node, per_node, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, GPU)
+    cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
+    try:
+        for made, is_own in _candidates(lengths, contract, Cost(cluster, MODEL), cap, number % PLAYED == 0):
+            if made is None:
+                counts.none += 1
+                continue
+            try:
+                check_schedule(made, contract)
+            except ContractError:
+                if is_own:
+                    raise AssertionError(f"batch {number}: {contract}") from None
+                counts.outside += 1
+                continue
+            counts.schedules += 1
+            counts.micro_batches += len(made.micro_batches) if isinstance(made, SampleSchedule) else 1
+    except ContractError:
+        counts.refused += 1
 
 
 def _candidates(
-    lengths: np.ndarray, contract: Contract, cost: Cost, cap: float
+    lengths: np.ndarray, contract: Contract, cost: Cost, cap: float, is_played: bool
 ) -> Iterator[tuple[Schedule | None, bool]]:
     """Yields (candidate of the planner, None where none has the multiple; whether it is the planner's own, and none
-    that a framework's scheduler would make).
+    that a framework's scheduler would make). is_played: the choice among whole samples' candidates, too.
 
     Raises:
         ContractError: no schedule of the contract holds the lengths.
@@ -112,7 +142,8 @@ def _candidates(
     if isinstance(contract, WholeOnDP):
         check_whole(lengths, contract)
         yield from ((one, False) for one in whole_schedules(lengths, contract, cost, max(1, int(capped))))
-        yield fastest_whole(lengths, contract, cost), True
+        if is_played:
+            yield fastest_whole(lengths, contract, cost), True
         return
     check_holds(lengths, contract)
     rates = ring_rates(lengths, ring_sizes(contract), isinstance(contract, AlignedPow2Rings), cost, "carry")
@@ -212,6 +243,19 @@ def _seconds(batch: Batch, plans: tuple, cost: Cost) -> float:
     return float("inf") if result.out_of_memory else result.seconds
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    fuzzed = ways.add_parser("fuzz")
+    fuzzed.add_argument("end", type=int, nargs="?", default=100_000)
+    fuzzed.add_argument("--from", type=int, dest="begin", default=0)
+    ways.add_parser("costs").add_argument("nodes", type=int, nargs="?", default=4)
+    given = parser.parse_args()
+    if given.way == "fuzz":
+        fuzz(given.begin, given.end)
+    else:
+        costs(given.nodes)
+
+
 if __name__ == "__main__":
-    which, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    {"fuzz": lambda: fuzz(count or 100_000), "costs": lambda: costs(count or 4)}[which]()
+    main()

@@ -3,15 +3,16 @@
     python tests/bench/torch_attention.py [rounds] [ranks, 1 or 4; both]
 
 Forward and backward of a layer, interleaved in one run, a barrier before each. Medians over rounds: the seconds of the
-slowest rank; the processor's seconds of all ranks together, in which other programs do not count; and the rounds'
-ratios of each, with quartiles.
+slowest rank; the processor's seconds of all ranks together, in which other programs do not count; the rounds' ratios of
+each, with quartiles; and of the processor's seconds those outside the kernel's calls, where all of a difference is that
+is not the kernel's own noise.
 """
 
 import os
 import sys
 from collections.abc import Callable
 from statistics import median, quantiles
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import zbench.torch
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
 from zbench.plans.segments import whole_sequences
+from zbench.runtime.kernels import cpu
 from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.runtime.kernels.memory import Shape, keep_freed_memory
 from zbench.runtime.processes.launch import LocalFleet
@@ -48,14 +50,33 @@ class Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: Any) -> Tensor:
         ctx.cuts = cuts
-        o, lse = FlashCPU().forward(q, k, v, cuts)
+        o, lse = CountedKernel().forward(q, k, v, cuts)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
-        return *FlashCPU().backward(do.contiguous(), q, k, v, o, lse, ctx.cuts), None
+        return *CountedKernel().backward(do.contiguous(), q, k, v, o, lse, ctx.cuts), None
+
+
+class CountedKernel(FlashCPU):
+    """The kernel, and the seconds of the processor that its calls took."""
+
+    spent = 0.0
+
+    def forward(self, *given: Any) -> Any:
+        return self._counted(super().forward, *given)
+
+    def backward(self, *given: Any) -> Any:
+        return self._counted(super().backward, *given)
+
+    @staticmethod
+    def _counted(call: Callable[..., Any], *given: Any) -> Any:
+        began = thread_time()
+        found = call(*given)
+        CountedKernel.spent += thread_time() - began
+        return found
 
 
 class Rivals:
@@ -64,13 +85,14 @@ class Rivals:
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, steps: dict[str, zbench.StepPlans]) -> None:
         rendezvous.open("cpu")
         keep_freed_memory()
+        cpu.FlashCPU = CountedKernel  # type: ignore[misc]  # which the runtime takes
         runtime = zbench.torch.Runtime()
         group, device = dist.new_group(), torch.device("cpu")
         self.ways: dict[tuple[str, str], tuple[int, Callable[..., Tensor]]] = {}
         for name, step in steps.items():
             (batch,), (plan,) = runtime.micro_batches(step), step.plans
             post = Endpoint.on(group, step.cost.cluster.node_of, device)
-            engine = Engine(Shape(MODEL, device), FlashCPU(), post, transport_of(group), rendezvous.board)
+            engine = Engine(Shape(MODEL, device), CountedKernel(), post, transport_of(group), rendezvous.board)
             self.ways[name, "zbench.torch"] = batch.num_tokens, batch.attention
             self.ways[name, "executor"] = (
                 batch.num_tokens,
@@ -80,17 +102,19 @@ class Rivals:
                 cuts = FlashCPU().cut(*whole_sequences(plan.lengths, plan.mask))
                 self.ways[name, "kernel"] = batch.num_tokens, lambda q, k, v, cuts=cuts: Alone.apply(q, k, v, cuts)
 
-    def run(self, name: str, way: str) -> tuple[float, float]:
-        """Returns (seconds, seconds of the processor)."""
+    def run(self, name: str, way: str) -> tuple[float, float, float]:
+        """Returns (seconds, seconds of the processor, those of them in the kernel's calls)."""
         tokens, attend = self.ways[name, way]
         torch.manual_seed(0)
         heads = (MODEL.num_heads, MODEL.num_kv_heads, MODEL.num_kv_heads, MODEL.num_heads)
         *inputs, do = (torch.randn(tokens, count, MODEL.head_dim) for count in heads)
         inputs = [x.requires_grad_() for x in inputs]
         dist.barrier()
-        began = perf_counter(), process_time()
+        began = perf_counter(), process_time(), CountedKernel.spent
         attend(*inputs).backward(do)
-        return perf_counter() - began[0], process_time() - began[1]
+        ended = perf_counter(), process_time(), CountedKernel.spent
+        seconds, processor, kernel = (b - a for a, b in zip(began, ended, strict=True))
+        return seconds, processor, kernel
 
 
 def _executor(engine: Engine, programs: Any) -> Callable[..., Tensor]:
@@ -105,19 +129,27 @@ def _executor(engine: Engine, programs: Any) -> Callable[..., Tensor]:
 def measured(ranks: int, steps: dict[str, zbench.StepPlans], ways: tuple[str, ...], rounds: int) -> None:
     with LocalFleet(ranks, "torch_attention:Rivals", steps, timeout=300) as fleet:
         for name in steps:
-            found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in ways}
+            found: dict[str, list[list[tuple[float, float, float]]]] = {way: [] for way in ways}
             for turn in range(rounds + 1):
                 first = turn % len(ways)  # nobody always runs first
                 for way in ways[first:] + ways[:first]:
                     seen = fleet.call("run", name, way)
                     if turn:
                         found[way].append(seen)
-            clock = {way: [max(one for one, _ in seen) for seen in some] for way, some in found.items()}
-            processor = {way: [sum(one for _, one in seen) for seen in some] for way, some in found.items()}
-            print(f"{ranks} rank{'s' if ranks > 1 else ''}, {name}", flush=True)
-            print(
-                f"    seconds: {compared(clock, ways)}\n    of the processor: {compared(processor, ways)}", flush=True
-            )
+            told(f"{ranks} rank{'s' if ranks > 1 else ''}, {name}", found, ways)
+
+
+def told(name: str, found: dict[str, list[list[tuple[float, float, float]]]], ways: tuple[str, ...]) -> None:
+    """Prints what was found. found: [round][rank] of every way."""
+    clock = {way: [max(one[0] for one in seen) for seen in some] for way, some in found.items()}
+    processor = {way: [sum(one[1] for one in seen) for seen in some] for way, some in found.items()}
+    outside = {way: median(sum(one[1] - one[2] for one in seen) for seen in some) for way, some in found.items()}
+    kernel = median(sum(one[2] for one in seen) for some in found.values() for seen in some)
+    words = ", ".join(f"{way} {seconds * 1e3:.2f} ms" for way, seconds in outside.items())
+    for rival in ways[1:]:
+        words += f"; {ways[0]} - {rival} {(outside[ways[0]] - outside[rival]) / kernel:+.2%} of the kernel's"
+    print(f"{name}\n    seconds: {compared(clock, ways)}\n    of the processor: {compared(processor, ways)}")
+    print(f"    outside the kernel's {kernel * 1e3:.1f} ms: {words}", flush=True)
 
 
 def compared(seconds: dict[str, list[float]], ways: tuple[str, ...]) -> str:

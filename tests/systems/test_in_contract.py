@@ -144,7 +144,7 @@ def test_a_permutation_balances_attention_and_tokens() -> None:
     [
         ([10, 900], AlignedPow2Rings(8, max_tokens=100), "sample 1 has 900 tokens; 8 ranks of at most 100"),
         ([10], AnyRings(8, multiple=2), "the batch has 1 samples; with a multiple of 2 micro-batches"),
-        ([10] * 7, WholeOnDP(8), "the batch has 7 samples; 8 data-parallel ranks with 1 micro-batches take at least 8"),
+        ([10] * 7, WholeOnDP(8), "the batch has 7 samples; 8 data-parallel ranks with 1 micro-batch take at least 8"),
         ([10] * 9, WholeOnDP(8, equal_size=True), "9 samples, of which 8 data-parallel ranks cannot have as many"),
         ([10] * 8 + [99], WholeOnDP(8, max_tokens=50), "sample 8 has 99 tokens; a pack has at most 50"),
         ([50] * 9, WholeOnDP(8, max_tokens=50), "no schedule was found that gives 8 data-parallel ranks a sample"),

@@ -21,6 +21,7 @@ from examples import hugging_face, own_model, planned_ahead
 from tests.torch import slow_planner
 from zbench.describe.mask import Mask
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.torch import runtime as torch_runtime
 from zbench.torch.hugging_face import planned_attention
 
 PATIENCE = 3.0  # seconds that ranks wait for one that does not come
@@ -112,6 +113,18 @@ class Ranks:
         runtime.close()
         calls = (partial(batch.attention, **inputs), partial(batch.gather, inputs["q"]))
         return [_sentence(call) for call in (*calls, partial(runtime.micro_batches, step))]
+
+    def late(self, step: zbench.StepPlans) -> str:
+        """The sentence, if any, where rank 3 takes longer than PATIENCE for its first programs."""
+        runtime = self.runtime(timeout=PATIENCE)
+        compiled, patched = runtime._compiled, torch_runtime.has_compiled
+        runtime._compiled = lambda *given: (sleep(2 * PATIENCE if self.rank == 3 else 0), compiled(*given))[1]  # type: ignore[method-assign]
+        torch_runtime.has_compiled = lambda: True  # type: ignore[assignment]
+        try:
+            (batch,) = runtime.micro_batches(step)
+            return _sentence(lambda: batch.attention(**_inputs(batch, step)))
+        finally:
+            torch_runtime.has_compiled = patched
 
     def absent_at_first(self) -> str:
         """The sentence where rank 3 makes no Runtime."""

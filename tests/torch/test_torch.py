@@ -180,6 +180,11 @@ def test_a_rank_that_never_calls_is_named(ranks: LocalFleet) -> None:
         assert sentence["after"].startswith("RuntimeError: the group cannot be used any more: rank ")
 
 
+def test_ranks_that_compile_are_waited_for(ranks: LocalFleet) -> None:
+    """Longer than the timeout, once: what is compiled on all ranks at once ends at moments seconds apart."""
+    assert ranks.call("late", planned("ring")) == [""] * 4
+
+
 def test_ranks_that_are_not_at_fault_are_not_blamed(ranks: LocalFleet) -> None:
     """In a ring every rank waits for the one before; those whose part is done, or that give up, are not to blame."""
     told = ranks.call("apart", planned("ring"))

@@ -19,7 +19,7 @@ from typing import Any
 
 from zbench.adapters.frameworks import framework_module
 from zbench.adapters.planning import Planning
-from zbench.api.parts import Named
+from zbench.api.yamls import Named
 from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import AlignedPow2Rings
 from zbench.contracts.schedule import SampleId, SampleSchedule

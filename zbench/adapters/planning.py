@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.api.parts import Named, cluster_named, model_named, told
+from zbench.api.parts import cluster_named, model_named, told
+from zbench.api.yamls import Named
 from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import Contract, EqualTokenPermutation
 from zbench.contracts.schedule import ContractError, SampleId, SampleSchedule, Schedule, TokenPermutation

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from zbench.adapters.frameworks import framework_module, replace_function
 from zbench.adapters.planning import Planning
-from zbench.api.parts import Named
+from zbench.api.yamls import Named
 from zbench.contracts.contract import WholeOnDP
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model

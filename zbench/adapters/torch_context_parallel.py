@@ -16,7 +16,7 @@ import numpy as np
 
 from zbench.adapters.frameworks import framework_module
 from zbench.adapters.planning import Planning
-from zbench.api.parts import Named
+from zbench.api.yamls import Named
 from zbench.contracts.schedule import TokenPermutation
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster

@@ -23,7 +23,7 @@ from zbench.adapters.frameworks import framework_module, replace_function
 from zbench.adapters.partitions import balanced_partitions, fewest_sets
 from zbench.adapters.planning import Planning
 from zbench.adapters.sequence_work import SequenceWork, fit_sequence_work
-from zbench.api.parts import Named
+from zbench.api.yamls import Named
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 

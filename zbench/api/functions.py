@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from zbench.api.compiling import compiling_told
-from zbench.api.parts import Named, cluster_named, model_named, strategy_choices, system_named, told
+from zbench.api.parts import (
+    Worlds,
+    cluster_named,
+    machine_in,
+    model_named,
+    strategy_choices,
+    system_named,
+    told,
+)
+from zbench.api.yamls import Named
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
@@ -37,6 +46,7 @@ def plan(
     system: Named | System = SYSTEM,
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
+    world: Worlds = None,
     **keys: Any,
 ) -> StepPlans:
     """Plans a training step: which GPU gets which tokens, and what is sent and attended to in what order.
@@ -50,7 +60,9 @@ def plan(
     a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml, as
     in played_placements=2. strategy: how a model by name is trained, by group (sharding, recompute, parallel, experts)
     a name of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the
-    model's yaml chooses. Systems that choose from a workload before a run (static_best) plan nothing here.
+    model's yaml chooses. world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in
+    {"nvlink_channels": 3}; plans are for the cluster in that world. Systems that choose from a workload before a run
+    (static_best) plan nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
@@ -61,7 +73,8 @@ def plan(
     numbers = checked_lengths(lengths)
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
-        return planned(numbers, cluster_named(cluster), made, system, keys)
+        machine = machine_in(world, cluster_named(cluster), made)
+        return planned(numbers, machine.cluster, machine.model, system, keys)
 
 
 def planned(
@@ -96,18 +109,22 @@ def verify(step: StepPlans, memory: bool = True) -> None:
         _step(step).verify(memory)
 
 
-def simulate(step: StepPlans | Named) -> StepResult:
+def simulate(step: StepPlans | Named, *, world: Worlds = None) -> StepResult:
     """Plays a step on its cluster's clock; the seconds are simulated. step: plans, or the path of a plan file.
 
         step = zbench.plan([600, 50, 3], cluster="local_2x2", model="tiny")
         print(zbench.simulate(step).seconds)
+        print(zbench.simulate(step, world="latency_3").seconds)  # as planned, where latencies are not as described
+
+    world: what is otherwise on the machine than the planner was told, as of `plan`.
 
     Raises:
-        ValueError: the file is no plan file (StepPlans.load).
+        ValueError: the file is no plan file (StepPlans.load), or its machine has no such world.
     """
-    with compiling_told():
+    with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
-        return Simulated(found.cost).step(found.batch, found.plans)
+        cost = make_cost(*machine_in(world, found.cluster, found.model))
+        return Simulated(cost).step(found.batch, found.plans)
 
 
 def bound(
@@ -117,6 +134,7 @@ def bound(
     model: Named | Model = MODEL,
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
+    world: Worlds = None,
 ) -> float:
     """Returns the seconds of a step that no plan of these lengths can beat under the same cost model.
 
@@ -130,8 +148,8 @@ def bound(
     numbers = checked_lengths(lengths)
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
-        step = StepPlans((), numbers, cluster_named(cluster), made)
-        return bound_seconds(step.batch, make_cost(step.cluster, step.model))
+        machine = machine_in(world, cluster_named(cluster), made)
+        return bound_seconds(StepPlans((), numbers, *machine).batch, make_cost(*machine))
 
 
 def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | Model | None = None) -> StepPlans:

@@ -1,33 +1,31 @@
-"""Clusters, models and systems by name, by yaml or as objects. An edge: yaml is read here, without hydra's state.
-
-A program of the user's own may itself be one of hydra's, so nothing here composes a configuration: a yaml of conf/ is
-read with the device, or the model and the groups of a strategy, that its `defaults` name.
-"""
+"""Clusters, models, systems and worlds by name, by yaml (zbench.api.yamls) or as objects."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.console.sentence import no_key, not_among, sentence
+from zbench.api.yamls import Named, changed_node, defaults_of, loaded_model, node_of
+from zbench.console.sentence import no_key, sentence
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import Mask
 from zbench.describe.model import Model
 from zbench.describe.strategy import STRATEGY_GROUPS
+from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
-from zbench.run.choices import CHOOSES, missing_package
+from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import from_yaml, make_model, make_part, make_strategy, of_whole_step
 from zbench.run.yaml_units import check_units
 
-Named = str | os.PathLike[str]
+Worlds = Named | World | Mapping[str, Any] | None
 Strategies = Mapping[str, tuple[str | None, Mapping[str, Any]]]  # by group of a strategy: its choice, changed keys
 
 
@@ -61,7 +59,7 @@ def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None)
         return given
     _check_named("cluster", given, keys or {})
     assert not isinstance(given, Cluster)
-    node = _node("cluster", given, keys or {})
+    node = node_of("cluster", given, keys or {})
     check_units(node)
     made = make_part(from_yaml, OmegaConf.create({"cluster": node}), "cluster")
     if not isinstance(made, Cluster):
@@ -135,7 +133,7 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
     name = str(given)
     if package := missing_package(name):
         raise ValueError(f"system is {name!r}, which needs the package {package}; it is in zbench's extra peers")
-    node = _node("system", given, keys)
+    node = node_of("system", given, keys)
     found = make_system(OmegaConf.create({"system": node}), cost, from_yaml)
     if isinstance(found, Chooses):
         raise ValueError(
@@ -143,6 +141,43 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
             "batch by itself, as mesh or nodewise"
         )
     return found, Path(name).stem
+
+
+def world_named(given: Worlds, keys: Mapping[str, Any] | None = None) -> World:
+    """Returns a world. given: a name of conf/world, the path of a yaml, what it changes by key, or a world; None: the
+    nominal one. keys: changed or added.
+
+    Raises:
+        ValueError: there is none of that name, or it cannot be.
+    """
+    if isinstance(given, World) and not keys:
+        return given
+    if isinstance(given, Mapping):
+        changes = dict(given)
+    elif given is None or isinstance(given, str | os.PathLike):
+        changes = {str(key): value for key, value in node_of("world", given or NOMINAL, {}).items()}
+    else:
+        kind = type(given).__name__
+        raise ValueError(f"world is of type {kind}; it takes a name of conf/world, a yaml's path, its keys or a World")
+    changes = {key: value for key, value in {**changes, **(keys or {})}.items() if key != "_target_"}
+    known = [field.name for field in fields(World)]
+    if wrong := [key for key in changes if key not in known]:
+        raise ValueError(no_key(f"world.{wrong[0]}", "a key of world", known))
+    check_units(None, changes)
+    return World(**changes)
+
+
+def machine_in(given: Worlds, cluster: Cluster, model: Model, keys: Mapping[str, Any] | None = None) -> Machine:
+    """Returns a cluster and the model that is trained on it in a world. given, keys: as of world_named.
+
+    Raises:
+        ValueError: there is no such world, the machine has none such, or it changes nothing of it.
+    """
+    world, machine = world_named(given, keys), Machine(cluster, model)
+    if reason := world.missing(machine):
+        name = given if isinstance(given, str) and not keys else world.words
+        raise ValueError(f"world is {name}; {reason}: use world=nominal")
+    return world.of(machine)
 
 
 def _check_named(group: str, given: object, keys: Mapping[str, Any]) -> None:
@@ -159,92 +194,10 @@ def _model_nodes(given: Named, keys: Mapping[str, Any], strategy: Strategies) ->
 
     strategy: of those that are to be otherwise.
     """
-    model, chosen = _loaded_model(given)
-    usual = {group: choice for entry in _defaults(CONF / "config.yaml") for group, choice in entry.items()}
-    nodes: dict[str, DictConfig] = {"model": _changed("model", given, model, keys)}
+    model, chosen = loaded_model(given)
+    usual = {group: choice for entry in defaults_of(CONF / "config.yaml") for group, choice in entry.items()}
+    nodes: dict[str, DictConfig] = {"model": changed_node("model", given, model, keys)}
     for group in STRATEGY_GROUPS:
         choice, inner = strategy.get(group, (None, {}))
-        nodes[group] = _node(group, str(chosen.get(group, usual[group])) if choice is None else choice, inner)
+        nodes[group] = node_of(group, str(chosen.get(group, usual[group])) if choice is None else choice, inner)
     return OmegaConf.create(nodes)
-
-
-def _loaded_model(given: Named) -> tuple[DictConfig, dict[str, str]]:
-    """Returns what a model's yaml says, with the model that it begins with, and the groups that it chooses."""
-    node, path = _read("model", given)
-    choices: dict[str, str] = {}
-    base = OmegaConf.create()
-    for entry in node.pop("defaults", []):
-        if isinstance(entry, str):
-            base, choices = (base, choices) if entry == "_self_" else _loaded_model(path.with_name(f"{entry}.yaml"))
-            continue
-        ((key, choice),) = entry.items()
-        group = str(key).rpartition(".")[2]
-        if group not in STRATEGY_GROUPS or key != f"override /{group}@_global_.{group}":
-            raise ValueError(
-                f"model is {str(given)!r}, whose defaults have {key}; here they take a model's name, and choices as in "
-                "override /sharding@_global_.sharding: zero1"
-            )
-        choices[group] = str(choice)
-    merged = OmegaConf.merge(base, node)
-    assert isinstance(merged, DictConfig)
-    return merged, choices
-
-
-def _defaults(path: Path) -> list[Mapping[str, Any]]:
-    """Returns the choices that a yaml's defaults list has."""
-    node, _ = _read("config", path)
-    return [entry for entry in node["defaults"] if OmegaConf.is_dict(entry)]
-
-
-def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:
-    """Returns what a yaml says, with its keys changed, every reference resolved."""
-    return _changed(group, given, _loaded(group, given), keys)
-
-
-def _changed(group: str, given: Named, node: DictConfig, keys: Mapping[str, Any]) -> DictConfig:
-    """Returns what the yaml of a choice says with its keys changed, every reference resolved."""
-    for key, value in keys.items():
-        parent = OmegaConf.select(node, key.rpartition(".")[0]) if "." in key else node
-        if not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent:
-            known = parent if OmegaConf.is_dict(parent) else node
-            target = OmegaConf.to_container(known).get("_target_")  # type: ignore[union-attr]
-            raise ValueError(
-                no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known), target=target, value=value)
-            )
-        OmegaConf.update(node, key, value)
-    whole = OmegaConf.create({group: node})
-    OmegaConf.resolve(whole)
-    resolved = whole[group]
-    assert isinstance(resolved, DictConfig)
-    return resolved
-
-
-def _read(group: str, given: Named) -> tuple[DictConfig, Path]:
-    """Returns what a choice's own yaml says, and where that is."""
-    path = Path(given)
-    if path.suffix not in (".yaml", ".yml"):
-        names = [one.stem for one in (CONF / group).glob("*.yaml") if one.stem not in CHOOSES]
-        if str(given) not in names and str(given) not in CHOOSES:
-            raise ValueError(not_among(group, str(given), names))
-        path = CONF / group / f"{given}.yaml"
-    try:
-        node = OmegaConf.load(path)
-    except OSError as error:
-        raise ValueError(f"{group} is {str(given)!r}; it cannot be read: {error.strerror}") from error
-    if not isinstance(node, DictConfig):
-        raise ValueError(f"{group} is {str(given)!r}, whose yaml has no keys; it takes those of one of conf/{group}")
-    return node, path
-
-
-def _loaded(group: str, given: Named) -> DictConfig:
-    """Returns what a choice's yaml says, a cluster's with its device."""
-    node, path = _read(group, given)
-    for entry in node.pop("defaults", []):
-        if entry == "_self_":
-            continue
-        if group != "cluster" or not OmegaConf.is_dict(entry) or list(entry) != ["device"]:
-            raise ValueError(f"{group} is {str(given)!r}, whose defaults have {entry}; here they take a device alone")
-        own = path.parent / "device" / f"{entry['device']}.yaml"
-        device = _loaded("cluster/device", own if own.is_file() else str(entry["device"]))
-        node["device"] = OmegaConf.merge(device, node.get("device") or {})
-    return node

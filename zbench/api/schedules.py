@@ -4,7 +4,8 @@ from typing import Any
 
 from zbench.api.compiling import compiling_told
 from zbench.api.functions import CLUSTER, MODEL, Lengths, checked_lengths
-from zbench.api.parts import Named, cluster_named, model_named, told
+from zbench.api.parts import Worlds, cluster_named, machine_in, model_named, told
+from zbench.api.yamls import Named
 from zbench.contracts.contract import CONTRACTS, WholeOnDP, contract_named
 from zbench.contracts.schedule import Schedule
 from zbench.cost.job import make_cost
@@ -20,6 +21,7 @@ def plan_schedule(
     model: Named | Model = MODEL,
     contract: str = "aligned_pow2_rings",
     mask: str | None = None,
+    world: Worlds = None,
     **keys: Any,
 ) -> Schedule:
     """Schedules a training step inside what a framework's engine can run: which ranks run which samples together.
@@ -28,9 +30,9 @@ def plan_schedule(
         schedule = zbench.plan_schedule([60000, 5000, 300], cluster="a800_2x8", contract="aligned_pow2_rings")
         schedule.lists()  # [micro-batch][rank] -> samples, as Megatron-LM's sample_id_groups
 
-    lengths: [num_samples], tokens of each; of equal_token_permutation the documents of one pack. cluster, model, mask:
-    as of `zbench.plan`; the contract is for the cluster's ranks. keys: of the contract (zbench.contracts.contract); of
-    whole_on_dp also ranks, where several GPUs are one data-parallel rank.
+    lengths: [num_samples], tokens of each; of equal_token_permutation the documents of one pack. cluster, model, mask,
+    world: as of `zbench.plan`; the contract is for the cluster's ranks. keys: of the contract
+    (zbench.contracts.contract); of whole_on_dp also ranks, where several GPUs are one data-parallel rank.
 
     Returns a schedule that has passed the contract's checker; samples are 0, 1, and so on. The same arguments give the
     same schedule on every machine.
@@ -40,7 +42,7 @@ def plan_schedule(
     """
     numbers = checked_lengths(lengths)
     with told(), compiling_told():
-        cost = make_cost(cluster_named(cluster), model_named(model, mask=mask))
+        cost = make_cost(*machine_in(world, cluster_named(cluster), model_named(model, mask=mask)))
         own = CONTRACTS.get(contract) is WholeOnDP and "ranks" in keys
         ranks = keys.pop("ranks") if own else cost.cluster.num_ranks
         return schedule_lengths(numbers, contract_named(contract, ranks, keys), cost)

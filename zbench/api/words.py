@@ -11,16 +11,19 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths, planned
-from zbench.api.parts import Strategies, cluster_named, model_named, told
+from zbench.api.parts import cluster_named, machine_in, model_named, told, world_named
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
+from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.strategy import STRATEGY_GROUPS
+from zbench.describe.worlds import World
 from zbench.planned.step import StepPlans
 from zbench.simulator.simulate import Simulated
 from zbench.workloads.read_lengths import read_lengths
 
+Keys = dict[str, Any]
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -31,15 +34,20 @@ def plan_words(words: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, metavar="FILE", help="the plan file to write (docs/plan_file.md)")
     for group, usual in _GROUPS.items():
         parser.add_argument(f"--{group}", metavar="NAME", help=f"as {group}=NAME (default {usual})")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., system.KEY=..., mask=...")
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., system.KEY=..., world=..., mask=..."
+    )
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys, mask, strategy = _settings(given.settings)
-        chosen |= {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
+        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", "mask"), "zbench plan")
+        by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
+        chosen = _GROUPS | chosen | by_option
         lengths = _lengths(given.lengths)
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
-        model = model_named(chosen["model"], keys["model"], mask, strategy)
-        step = planned(lengths, cluster, model, chosen["system"], keys["system"])
+        strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
+        model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
+        machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
+        step = planned(lengths, *machine, chosen["system"], keys["system"])
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0
@@ -49,9 +57,15 @@ def simulate_words(words: Sequence[str]) -> int:
     """Plays the step of a plan file and tells its figures; returns the exit code."""
     parser = Parser(prog="zbench simulate", description="Plays the step of a plan file on its cluster's clock.")
     parser.add_argument("file", metavar="FILE", help="a plan file, as written by zbench plan")
-    step = StepPlans.load(parser.parse_args(list(words)).file)
-    result = Simulated(step.cost).step(step.batch, step.plans)
-    print(f"{step}\n{_memory(step)}")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="world=NAME, world.KEY=VALUE (docs/worlds.md)")
+    given = parser.parse_args(list(words))
+    with told():
+        chosen, keys = _settings(given.settings, ("world",), "zbench simulate")
+        world = world_named(chosen.get("world"), keys["world"])
+        step = StepPlans.load(given.file)
+        machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
+    result = Simulated(make_cost(*machine)).step(step.batch, step.plans)
+    print(f"{step}\n{_memory(step)}" + (f"\nplayed with {world.words}" if world != World() else ""))
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")
     return 0
@@ -73,27 +87,23 @@ def _memory(step: StepPlans) -> str:
     return f"memory of the fullest GPU: {peak / 2**30:.1f} of {capacity / 2**30:.1f} GiB{fits}"
 
 
-def _settings(
-    words: Sequence[str],
-) -> tuple[dict[str, str], dict[str, dict[str, Any]], str | None, Strategies]:
-    """Returns (choice of every group, changed keys of every group, mask, what is said of the strategy by group)."""
-    chosen, mask = dict(_GROUPS), None
-    keys: dict[str, dict[str, Any]] = {group: {} for group in (*_GROUPS, *STRATEGY_GROUPS)}
+def _settings(words: Sequence[str], groups: Sequence[str], command: str) -> tuple[dict[str, str], dict[str, Keys]]:
+    """Returns (the choice of every group that has one, changed keys of every group); `mask` has no keys."""
+    chosen: dict[str, str] = {}
+    keys: dict[str, Keys] = {group: {} for group in groups}
     for word in words:
         key, equals, value = word.partition("=")
         group, dot, inner = key.partition(".")
-        if not equals or (group not in keys and key != "mask"):
+        if not equals or group not in groups or key.startswith("mask."):
+            takes = "=, ".join(groups)
             raise ValueError(
-                f"{word!r} is no setting of zbench plan; it takes cluster=, model=, {'=, '.join(STRATEGY_GROUPS)}=, "
-                "system=, mask=, and keys such as system.KEY=VALUE"
+                f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"
             )
-        if key == "mask":
-            mask = value
-        elif dot:
+        if dot:
             keys[group][inner] = OmegaConf.select(OmegaConf.from_dotlist([f"value={value}"]), "value")
         else:
             chosen[group] = value
-    return chosen, keys, mask, {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
+    return chosen, keys
 
 
 def _advise() -> int:

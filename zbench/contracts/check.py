@@ -73,22 +73,22 @@ def _rings(number: int, lists: tuple[tuple[SampleId, ...], ...]) -> list[RingGro
     """Returns the groups of a micro-batch: neighbours with the same samples. Ranks that share some samples, and not all
     of them in the same order, would wait for each other."""
     groups: list[RingGroup] = []
-    for rank, samples in enumerate(lists):
-        before = groups[-1] if groups else None
-        if before is not None and samples and before.samples == samples:
-            groups[-1] = RingGroup(before.first, before.size + 1, samples)
+    first, held = 0, lists[0]
+    for rank, samples in enumerate(lists[1:], 1):
+        if samples and held == samples:
             continue
-        if before is not None and (shared := set(before.samples) & set(samples)):
+        if shared := set(held) & set(samples):
             one = next(sample for sample in samples if sample in shared)
             raise ContractError(
-                f"micro-batch {number}: rank {rank} has sample {one!r} together with rank {before.first}, whose list "
+                f"micro-batch {number}: rank {rank} has sample {one!r} together with rank {first}, whose list "
                 "is another; ranks of a ring have the same samples in the same order",
                 number,
                 rank,
                 one,
             )
-        groups.append(RingGroup(rank, 1, samples))
-    return groups
+        groups.append(RingGroup(first, rank - first, held))
+        first, held = rank, samples
+    return [*groups, RingGroup(first, len(lists) - first, held)]
 
 
 def _check_samples(schedule: SampleSchedule, number: int, group: RingGroup, seen: _Where) -> None:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zbench.api.compiling import compiling_told, has_compiled
-from zbench.api.parts import Named, cluster_named, model_named, told
+from zbench.api.parts import cluster_named, model_named, told
+from zbench.api.yamls import Named
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
@@ -96,9 +97,14 @@ class Runtime:
             with self._patience.waiting():
                 agree(self._group, key[0], step.lengths, self.device)
             if key not in self._kept:
+                is_first = not self._kept
                 with compiling_told():
                     self._check(step)
-                self._kept[key] = self._compiled(step, is_alone)
+                    self._kept[key] = self._compiled(step, is_alone)
+                if is_first:
+                    self._patience.board.begin("micro_batches, its plans compiled")
+                    if has_compiled():
+                        self._patience.be_patient_once(COMPILING)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

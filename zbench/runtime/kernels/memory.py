@@ -7,6 +7,7 @@ A message is its fields one after another, so its size is zbench.describe.model.
 """
 
 import ctypes
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +53,9 @@ class Shape:
         heads = (2, last - first) if tensor in (KV, DKV) else (hi - lo,)
         shape = (rows, *heads, model.head_dim)
         extra = {O: 1, DO: 2}.get(tensor, 0)
-        size = rows * model.message_bytes_per_token(tensor, lo, hi)
-        whole = make(size, dtype=torch.uint8, device=self.device)
-        main = rows * (hi - lo) * model.head_dim * model.element_bytes if extra else size
+        main, step = math.prod(shape) * model.element_bytes, rows * (hi - lo) * model.lse_bytes
+        whole = make(main + extra * step, dtype=torch.uint8, device=self.device)
         fields = [whole[:main].view(DTYPES[model.element_bytes]).view(shape)]
-        step = rows * (hi - lo) * model.lse_bytes
         for at in range(extra):
             part = whole[main + at * step : main + (at + 1) * step]
             fields.append(part.view(DTYPES[model.lse_bytes]).view(rows, hi - lo))

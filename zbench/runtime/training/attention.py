@@ -18,6 +18,7 @@ from zbench.runtime.kernels.memory import Memory, bytes_of
 from zbench.runtime.kernels.span import ATTENTION, in_span
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.program import Program, Slot
+from zbench.runtime.training.alone import backward_alone, calls_alone, forward_alone
 from zbench.runtime.training.interpreter import Engine, ProgramRun
 from zbench.runtime.transport.transport import Pair
 
@@ -40,6 +41,12 @@ class Attention(torch.autograd.Function):
     ) -> Tensor:
         engine.board.say(f"{where}, forward attention")
         forward, backward = programs
+        ctx.engine, ctx.programs, ctx.where = engine, programs, where
+        ctx.alone = calls_alone(engine, programs, len(q))
+        if ctx.alone is not None:
+            o, lse = forward_alone(engine, ctx.alone[0], q, k, v)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
         kv = torch.stack((k, v), 1)
         heads = (0, q.shape[1])
         q = q.contiguous()
@@ -52,7 +59,6 @@ class Attention(torch.autograd.Function):
         engine.pace.spend(forward.linear)  # once messages can arrive: links do not wait for the device
         run.go()
         outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
-        ctx.engine, ctx.programs, ctx.where = engine, programs, where
         o, lse = home[O].fields
         ctx.save_for_backward(q, kv, o, lse, *(memory.fields[0] for memory in outer if memory))
         return o
@@ -62,6 +68,8 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")
+        if ctx.alone is not None:
+            return *backward_alone(ctx.engine, ctx.alone[1], do.contiguous(), *ctx.saved_tensors), None, None, None
         q, kv, o, lse, *outer = ctx.saved_tensors
         do, heads, shape = do.contiguous(), (0, q.shape[1]), ctx.engine.shape
         deltas = ((do * o).sum(-1, dtype=lse.dtype),) if program.deltas else ()
