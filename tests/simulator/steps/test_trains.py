@@ -44,6 +44,25 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     assert stretched.any() or zero == "1"  # pieces waited for others
 
 
+@pytest.mark.parametrize("late", [1.0, 1e3, 1e6])
+def test_late_trains_end_when_their_last_piece_does(late: float) -> None:
+    """The later a piece, the more its moment is rounded, so that pieces one by one may end earlier than their number
+    times their seconds says."""
+    found, cost = planned("zeppelin")
+    cluster = replace(cost.cluster, nic_channels=2, nic_bandwidth=cost.cluster.nic_bandwidth / 4)
+    of = make_cost(cluster, replace(found.model, sharding="zero3"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+    short, instances, _ = with_fewer_layers(parts.step, 6)
+    made = program(parts, instances, short)
+    plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
+    for free in (plain, trains):
+        free.queues[:] = late
+    want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
+    have = run_trains(made.graph, made.trains, cluster.num_ranks, trains)
+    assert (have.done == want.done).all()
+    assert have.done.max() > late
+
+
 def test_computes_that_messages_slow_are_those_of_the_plain_loop() -> None:
     found, cost = planned("zeppelin")
     slowed = replace(cost.cluster, device=replace(cost.cluster.device, compute_slowdown=1.2))

@@ -15,7 +15,7 @@ from zbench.describe.arrays import Ints
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.hop_graph import HopGraph
 
-_SOONER = 1 - 1e-12  # of a sum of seconds: below what adding them one by one gives
+_SOONER = 1 - 1e-9  # of a moment: below what adding some thousand seconds one by one gives, however they are rounded
 
 
 def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
@@ -102,7 +102,8 @@ def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-d
     least = min(busy[first], busy[hop])
     for at in range(count - left - 1, count - 1):
         least = min(least, busy[first + at * stride])
-    return when[train] + left * least * _SOONER, 0.0, hop
+    soonest = (when[train] + left * least) * _SOONER
+    return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
 
 
 @nb.njit(cache=True)
