@@ -245,7 +245,7 @@ def test_orders_are_judged_inside_a_family_only() -> None:
 def test_json_is_a_list_of_every_case(
     found: list[Anchor], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "anchors", lambda _: found)
+    monkeypatch.setattr(__main__, "anchors", lambda *_: found)
     monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--json"])
     assert __main__.main() == 0
     rows = json.loads(capsys.readouterr().out)
@@ -257,7 +257,7 @@ def test_json_is_a_list_of_every_case(
 def test_tables_and_sums_are_of_known_and_blind_apart(
     found: list[Anchor], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "anchors", lambda _: found)
+    monkeypatch.setattr(__main__, "anchors", lambda *_: found)
     monkeypatch.setattr(sys, "argv", ["zbench.anchors"])
     assert __main__.main() == 0
     said = capsys.readouterr()
