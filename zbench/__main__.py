@@ -144,7 +144,7 @@ def _main(outcome: JobsOutcome) -> int:
                 # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
                 given = sys.argv[1:]
                 sys.argv.append(f"hydra.sweep.dir='{stack.enter_context(tempfile.TemporaryDirectory())}'")
-                sys.argv += [ONE_AT_A_TIME] if is_one_at_a_time(given) else []
+                sys.argv += [ONE_AT_A_TIME] if is_one_at_a_time(given, CONF / "experiment") else []
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except SweepRefused as refused:

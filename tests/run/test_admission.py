@@ -117,6 +117,10 @@ def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
     ):
         found, _ = parts(*words, *strategy)
         assert gpu_bytes(found.cost, tokens) == (pytest.approx(share * params), activations)
+    found, _ = parts(*words, "sharding=none", "model.num_experts=4", "model.experts_per_token=2")
+    of_experts = found.model.num_layers * 4 * 3 * found.model.hidden * found.model.ffn_hidden
+    rest = found.model.total_params - of_experts
+    assert gpu_bytes(found.cost, tokens, 2)[0] == pytest.approx(20 * (rest + of_experts / 2))
     large, tokens = parts("executor=torch_whole_step", "cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024")
     with pytest.raises(ValueError, match=r"^model is llama_7b with tokens_per_gpu=1,024 on 32 ranks, which are proc"):
         check_ranks_here(large, tokens)

@@ -444,15 +444,20 @@ def test_a_job_for_each_value_of_each_key_is_composed_before_the_first_runs(monk
     composed: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(jobs.HydraConfig, "get", lambda: of)
     monkeypatch.setattr(jobs.hydra, "compose", lambda name, words: composed.append((name, words)))
-    jobs.compose_values(["-m", "steps=2", "seed=4,5", "hydra.sweep.dir=here"])
-    told = [("usp", 4), ("fcp", 4), ("ring", 5)]
-    assert composed == [("config", [f"system={system}", f"seed={seed}", "steps=2"]) for system, seed in told]
+    jobs.compose_values(["-m", "steps=range(2,300)", "seed=4,5", "hydra.sweep.dir=here"])
+    told = [("usp", 4, 2), ("fcp", 4, 2), ("ring", 5, 2), ("ring", 4, 299)]
+    words = [[f"system={system}", f"seed={seed}", f"steps={steps}"] for system, seed, steps in told]
+    assert composed == [("config", some) for some in words]
 
 
-def test_jobs_go_one_at_a_time_to_hydras_own_launcher_alone() -> None:
-    assert jobs.is_one_at_a_time(["-m", "system=ring,usp"])
+def test_jobs_go_one_at_a_time_to_hydras_own_launcher_alone(tmp_path: Path) -> None:
+    experiments = ROOT / "conf/experiment"
+    assert jobs.is_one_at_a_time(["-m", "system=ring,usp"], experiments)
+    assert jobs.is_one_at_a_time(["experiment=all_systems"], experiments)
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - override /hydra/launcher: ray\n")
+    assert not jobs.is_one_at_a_time(["experiment=mine"], tmp_path)
     for word in ("hydra/launcher=ray", "hydra/sweeper=optuna", "--config-dir=mine", "hydra.sweeper.max_batch_size=4"):
-        assert not jobs.is_one_at_a_time(["-m", "system=ring,usp", word])
+        assert not jobs.is_one_at_a_time(["-m", "system=ring,usp", word], experiments)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@ tells them one at a time.
 
 Left alone, it would compose every job before the first one runs, a quarter of a second each, to see that all can be: a
 minute of silence for some hundred jobs, and then the launcher composes each again. With batches of one job nothing
-waits for that, and that a value of a key cannot be composed is seen from one job for each value.
+waits for that, and that a value of a key cannot be composed is seen from one job for each value; that two values
+cannot be together, as a key of one system beside another one, only when their job's turn comes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import ceil, isfinite, prod
+from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -19,7 +21,7 @@ from hydra.errors import HydraException
 
 ONE_AT_A_TIME = "hydra.sweeper.max_batch_size=1"
 _OTHERS = ("hydra/sweeper=", "hydra/launcher=", "hydra.sweeper.", "hydra.launcher.", "hydra.searchpath=")
-MOST = 100_000  # jobs of a sweep; the largest experiment of zbench has some hundreds
+MOST = 100_000  # jobs of a sweep; the largest experiment of zbench (networks_all) has 11,232
 
 
 def count(arguments: Sequence[str]) -> int | None:
@@ -29,10 +31,15 @@ def count(arguments: Sequence[str]) -> int | None:
     return None if settings is None else prod(_values(settings).values())
 
 
-def is_one_at_a_time(arguments: Sequence[str]) -> bool:
-    """Returns whether jobs can be given to the launcher one by one: it is hydra's own, as far as arguments tell, which
-    runs them so anyway; others run the jobs of a batch beside each other."""
-    return not any(word.startswith((*_OTHERS, "--config-dir", "-cd", "--config-path", "-cp")) for word in arguments)
+def is_one_at_a_time(arguments: Sequence[str], experiments: Path) -> bool:
+    """Returns whether jobs can be given to the launcher one by one: launcher and sweeper are hydra's own, which run
+    them so anyway; others run the jobs of a batch beside each other. experiments: the folder of their yamls, which may
+    choose others."""
+    if any(word.startswith((*_OTHERS, "--config-dir", "-cd", "--config-path", "-cp")) for word in arguments):
+        return False
+    names = [word.partition("=")[2] for word in arguments if word.startswith("experiment=")]
+    files = [experiments / f"{name}.yaml" for name in names]
+    return not any("/hydra/" in path.read_text() for path in files if path.is_file())
 
 
 def compose_values(arguments: Sequence[str]) -> None:
@@ -61,6 +68,8 @@ def _first_of_each(settings: list[str]) -> Iterator[list[str]]:
     for one in _parsed(settings):
         key, is_list = one.get_key_element(), one.is_sweep_override()
         values[key] = list(one.sweep_string_iterator()) if is_list else [one.get_value_element_as_str()]
+        if isinstance(one.value(), RangeSweep):  # all numbers alike
+            values[key] = [values[key][0], *values[key][1:][-1:]]
     first = {key: some[0] for key, some in values.items() if some and not key.startswith("hydra.")}
     for key in first:
         for value in values[key][1:]:

@@ -37,7 +37,7 @@ def _not_measured(run: Run) -> Iterator[str]:
     if run.start["facts"]["simulated"]:
         yield "facts.simulated is true; only what was measured is taken (executor=torch)"
     elif target != MEASURES:
-        yield f"config.executor._target_ is {shortened(target)}; it takes {MEASURES}, which trains on real devices"
+        yield f"config.executor._target_ is {shortened(target)}; it takes {MEASURES}, whose counts are known"
     if run.status != "finished":
         yield f"status is {run.status}; it takes a run that finished"
 

@@ -20,6 +20,7 @@ from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_stat
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
 from zbench.runtime.step_executor import TorchWholeStep
+from zbench.step.passes.zero import weight_elements
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
 #   python -m zbench executor=torch cluster.num_nodes=32 tokens_per_gpu=256 workload=pystdlib baseline=null steps=1
@@ -64,7 +65,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
     if isinstance(executor, Torch):
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
-        state, activations = gpu_bytes(parts.cost, tokens_per_gpu)
+        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, parts.executor.expert_parallel)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
@@ -97,14 +98,17 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
     return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
 
 
-def gpu_bytes(cost: Cost, tokens: int) -> tuple[float, float]:
+def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1) -> tuple[float, float]:
     """Returns the bytes of a GPU of a whole step, (state, activations of that many tokens): parameters and gradients of
     its slice of its stage, or its shards of them with ZeRO-3; master copies and moments, or its shards of them; and of
-    a batch's activations as much as it has of the tokens.
+    a batch's activations as much as it has of the tokens. expert_parallel: GPUs that hold all experts together.
     """
     model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
-    own = model.total_params / cost.tp / cost.pp
-    wide, shard = wide_bytes(model), own if model.sharding == "none" else own / groups
+    elements = weight_elements(model)
+    of_experts = model.num_layers * (elements["ez"] + elements["ed"]) if model.num_experts > 1 else 0
+    own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_parallel) / cost.pp
+    wide = wide_bytes(model)
+    shard = own if model.sharding == "none" else model.total_params / cost.tp / cost.pp / groups
     resting = (model.element_bytes + wide) * (shard if model.sharding == "zero3" else own)
     state = resting + 3 * wide * shard
     activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens

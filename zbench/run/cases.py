@@ -47,6 +47,7 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
         other = {
             **own,
             "system": resolved(request.baseline)["system"],
+            "variant": None,
             "choices": {**own["choices"], "system": request.settings.baseline},
             "changes": {**own["changes"], "system": dict(request.baseline_changes)},
         }

@@ -12,6 +12,9 @@ from zbench.run.parts import PRECISIONS, Parts, Settings
 from zbench.runtime.driver import LIMITS
 from zbench.runtime.step_executor import TorchWholeStep
 
+# What systems' keys have plans wait for besides data (docs/plan.md, waits).
+_WAITS = {"wait": "published", "run_ahead": "published", "routed_transfers": "serial"}
+
 
 def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Says where the runs' figures come from, and whether they count."""
@@ -25,8 +28,22 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
     systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
-    says = "the step says of every queue" if isinstance(parts.executor, TorchWholeStep) else "the simulator charges"
-    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done, says)), *_invalid(done)]
+    says = (
+        "rank sent and received what the step says of every queue"
+        if isinstance(parts.executor, TorchWholeStep)
+        else "rank and NIC sent and received what the simulator charges"
+    )
+    checks = [f"{systems}: {line}" for line in _checks(done, says)]
+    return [measured, *chosen, *_not_waited(own, parts), *checks, *_invalid(done)]
+
+
+def _not_waited(own: RunCase, parts: Parts) -> list[str]:
+    """Says so where a system's plans have waits, which real executors do not do."""
+    system = own.start["config"]["system"]
+    keys = [key for key, value in _WAITS.items() if system.get(key) == value]
+    if not keys or parts.simulated:
+        return []
+    return [f"system.{' and system.'.join(keys)}: no rank waits for more than data here; only clocks play such waits."]
 
 
 def run_words(own: RunCase, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
@@ -59,7 +76,7 @@ def _invalid(done: Sequence[Run]) -> list[str]:
 
 
 def _checks(done: Sequence[Run], says: str) -> list[str]:
-    """Says what the checks of every step found, over all runs. says: who says how many bytes there are to be."""
+    """Says what the checks of every step found, over all runs. says: of what the bytes are right, and who says so."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
     for check, limit in LIMITS.items():
@@ -70,7 +87,6 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
             )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
-            f"check=bytes holds: every rank and NIC sent and received what {says} in {len(sizes)} "
-            f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
+            f"check=bytes holds: every {says} in {len(sizes)} steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
         )
     return lines

@@ -118,13 +118,18 @@ class TorchWholeStep:
         Raises:
             zbench.runtime.driver.Diverged: the loss is not finite. zbench.runtime.driver.CheckFailed: a check did.
             zbench.runtime.processes.fleet.RankFailed: a rank did. ValueError: a package computes attention, plans have
-            pipelines, or the trace cannot be written.
+            pipelines or padding, or the trace cannot be written.
         """
         assert self._fleet is not None
         for package in sorted({plan.attention for plan in plans} - {""}):
             raise ValueError(
                 f"system has {package} compute attention in place of its plans; executor=torch_whole_step runs plans "
                 "alone, and executor=torch has both"
+            )
+        if any(plan.padding is not None for plan in plans):
+            raise ValueError(
+                "plans pad sequences, as with system.padding=published; executor=torch_whole_step takes plans that do "
+                "not: system.padding=none, also beside variant=published"
             )
         of = self.steps
         step, tokens = of.of(plans), tokens_of(plans, of.model, of.tensor_parallel, of.experts)

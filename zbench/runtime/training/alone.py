@@ -1,7 +1,8 @@
 """Programs that are one kernel call on all of the rank's own tokens, and nothing else: run without slots or copies.
 
 A rank whose sequences are its own alone has such a program, as has every job of one rank. What the interpreter puts
-around a call (keys and values side by side, as messages have them) costs some 3 to 5 % of short sequences' kernels.
+around a call (keys and values side by side, as messages have them) costs up to 4 % of short sequences' kernels
+(docs/torch.md).
 
 Shapes as in zbench.runtime.training.attention.
 """

@@ -15,7 +15,7 @@ from zbench.describe.arrays import Ints
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.hop_graph import HopGraph
 
-_SOONER = 1 - 1e-9  # of a moment: below what adding some thousand seconds one by one gives, however they are rounded
+_SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers comes to, however they are rounded
 
 
 def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
