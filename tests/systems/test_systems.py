@@ -50,6 +50,7 @@ def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.Dat
     verify_step(batch, plans, cost)
     assert sum(int(plan.own_lengths.sum()) for plan in plans) == batch.num_tokens
     for plan in plans:
+        assert plan.tokens_per_rank.sum() == plan.lengths.sum()
         assert plan.num_ranks == cost.cluster.num_ranks
         assert plan.num_heads == cost.model.num_heads
 

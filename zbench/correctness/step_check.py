@@ -40,6 +40,8 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     if len(plans) != len(again) or not all(same_plan(one, other) for one, other in zip(plans, again, strict=True)):
         faults.append("another plan of the same batch is not the same")
     planned = sum(int(plan.own_lengths.sum()) for plan in plans)
+    if any(int(plan.tokens_per_rank.sum()) != int(plan.lengths.sum()) for plan in plans):
+        faults.append("tokens of a plan have no home, or two")
     if planned != batch.num_tokens:
         faults.append(f"the plans have {planned} tokens of {batch.num_tokens}")
     memory = ""

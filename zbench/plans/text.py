@@ -62,9 +62,11 @@ def summary(plan: Plan) -> str:
     ranks = np.bincount(first, minlength=len(plan.lengths))
     cut = ranks[ranks > 1]
     over = f" over up to {cut.max()} ranks" if len(cut) else ""
+    padded = int(plan.lengths.sum() - plan.own_lengths.sum())
+    padding = f" and {padded:,} of padding" if padded else ""
     lines = [
-        f"plan of {len(plan.lengths):,} sequences, {int(plan.lengths.sum()):,} tokens, {plan.num_ranks:,} ranks, "
-        f"{len(plan.blocks):,} blocks",
+        f"plan of {len(plan.lengths):,} sequences, {int(plan.own_lengths.sum()):,} tokens{padding}, {plan.num_ranks:,} "
+        f"ranks, {len(plan.blocks):,} blocks",
         f"  tokens of a rank: {tokens.min():,} to {tokens.max():,}; mask {plan.mask}; heads {plan.num_heads}",
         f"  sequences: {len(ranks) - len(cut):,} whole on a rank, {len(cut):,} cut{over}",
     ]

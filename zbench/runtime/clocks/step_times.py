@@ -13,7 +13,7 @@ from zbench.step.operations import QUEUES
 
 OTHER = "interpreter"  # copies into messages and out of them, and what runs the list of operations
 # By queue, the part that waiting for its messages is; attention's and tensor parallelism's are not told apart.
-WAITS = tuple(name if (name := f"waiting_{one}") in SECONDS_FOR else "waiting_messages" for one in QUEUES)
+WAITS = tuple(f"waiting_{one}" if f"waiting_{one}" in SECONDS_FOR else "waiting_messages" for one in QUEUES)
 
 
 class StepTimes:

@@ -15,7 +15,8 @@ Sizes = tuple[int, int]  # bytes sent, bytes received
 @dataclass(frozen=True, slots=True)
 class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
-    weights. kernel, device: of zbench.runtime.job.job. exact: compare each step with the dense model."""
+    weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
+    compare each step with the dense model."""
 
     cost: Cost
     workload: Workload
