@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.test_run import MODEL, Measured, recorded, request
+from tests.run.test_run import STRATEGY, Measured, recorded, request
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.contract import PlugInError
@@ -69,8 +69,9 @@ def target(kind: type) -> dict[str, Any]:
 )
 def test_a_system_is_refused_before_anything_is_written(kind: type, told: str, stages: int, tmp_path: Path) -> None:
     """Also in a job with pipeline stages, where the batch is dealt to it in parts."""
+    asked = request(tmp_path / "r.jsonl", target(kind), parallel=STRATEGY["parallel"] | {"pipeline_parallel": stages})
     with pytest.raises(PlugInError, match=rf"^tests\.project\.test_hooks\.{told}"):
-        run_with_baseline(request(tmp_path / "r.jsonl", target(kind), model=MODEL | {"pipeline_parallel": stages}))
+        run_with_baseline(asked)
     assert not (tmp_path / "r.jsonl").exists()
 
 

@@ -362,7 +362,7 @@ def test_ranks_of_a_job_with_stages_have_different_numbers_of_micro_batches_too(
 
 def test_pp_balance_is_for_stages() -> None:
     with pytest.raises(
-        ValueError, match=r"system.balance_micro_batches is 'pp'; it takes stages to balance, as model.pipeline_"
+        ValueError, match=r"system.balance_micro_batches is 'pp'; it takes stages to balance, as parallel.pipeline_"
     ):
         ByteScale(small(2, 4), balance_micro_batches="pp")
     with pytest.raises(ValueError, match=r"system.balance_micro_batches is 'tp'; it takes true, false, dp or pp"):
