@@ -65,7 +65,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
     if isinstance(executor, Torch):
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
-        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, parts.executor.expert_parallel)
+        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, executor.expert_parallel)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
