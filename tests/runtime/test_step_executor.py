@@ -28,6 +28,7 @@ from zbench.runtime.step_executor import TorchWholeStep
 from zbench.simulated.executor import WholeStep
 from zbench.step.text import step_text
 from zbench.systems.local_packing import LocalPacking
+from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
@@ -207,3 +208,13 @@ def test_plans_that_do_not_run_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(executor, "_fleet", object())
     with pytest.raises(ValueError, match=r"^system has deepspeed compute attention in place of its plans; executor="):
         executor.step(WORKLOAD.batch(0), (replace(plan, attention="deepspeed"),))
+
+
+def test_plans_that_pad_sequences_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = cost_of()
+    executor, batch = TorchWholeStep(cost, WORKLOAD), Batch(np.array([5, 3]), 0, 0)
+    monkeypatch.setattr(executor, "_fleet", object())
+    with pytest.raises(
+        ValueError, match=r"^plans pad sequences, as with system.padding=published; executor=torch_whole"
+    ):
+        executor.step(batch, Ring(cost, padding="published").plan(batch))
