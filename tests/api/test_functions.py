@@ -20,6 +20,7 @@ from tests.helpers import api_page
 from zbench import __main__
 from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
+from zbench.cost.cost import Cost
 from zbench.describe.worlds import World
 from zbench.proof.verify import OutOfMemory
 from zbench.run.target import make_model
@@ -64,6 +65,22 @@ def test_a_strategy_is_of_a_model_by_name() -> None:
     assert (model.sharding, model.recompute, model.tensor_parallel, model.pipeline_parallel) == ("none", "full", 2, 1)
     assert model_named("tiny").sharding == "zero1"
     assert zbench.bound([600, 50], strategy={"recompute": "full"}, **SMALL) > zbench.bound([600, 50], **SMALL)
+
+
+def test_a_system_is_planned_as_published(tmp_path: Path) -> None:
+    """All of its published values, or the word for one key; a key that is given beside a variant stays."""
+    lengths: Any = [600, 50, 3]
+    own = zbench.plan(lengths, system="ring", **SMALL)
+    published = zbench.plan(lengths, system="ring", variant="published", **SMALL)
+    by_key = zbench.plan(
+        lengths, system="ring", **dict.fromkeys(("wait", "run_ahead", "padding"), "published"), **SMALL
+    )
+    assert zbench.simulate(published) == zbench.simulate(by_key) != zbench.simulate(own)
+    one = zbench.plan(lengths, system="ring", wait="published", **SMALL)
+    kept = zbench.plan(lengths, system="ring", variant="published", run_ahead="overlapped", padding="none", **SMALL)
+    assert zbench.simulate(one) == zbench.simulate(kept) != zbench.simulate(published)
+    published.save(tmp_path / "p.plan")
+    assert zbench.simulate(tmp_path / "p.plan") == zbench.simulate(published)
 
 
 def test_a_world_is_a_name_keys_or_an_object() -> None:
@@ -126,6 +143,12 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"world": {"latency": 0}}, "world.latency is 0; it takes how many times"),
         ({"world": {"nics_above": 400}}, "world.nics_above is 400, which has no unit"),
         ({"world": 3}, "world is of type int; it takes a name of conf/world, a yaml's path, its keys or a World"),
+        ({"variant": "odd"}, "variant is 'odd'; it takes published or null"),
+        ({"variant": "published", "system": "nodewise"}, "nodewise has no published values"),
+        (
+            {"variant": "published", "system": Ring(Cost(cluster_named("local_2x2"), model_named("tiny")))},
+            "systems by name",
+        ),
         ({"world": "nvlink_1"}, "world is nvlink_1; it changes nothing on local_2x2"),
         ({"world": {"nvlink_channels": 1}}, "world is NVLink channels 1; it changes nothing on local_2x2"),
     ],

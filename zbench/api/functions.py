@@ -47,6 +47,7 @@ def plan(
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
     world: Worlds = None,
+    variant: str | None = None,
     **keys: Any,
 ) -> StepPlans:
     """Plans a training step: which GPU gets which tokens, and what is sent and attended to in what order.
@@ -56,33 +57,40 @@ def plan(
         print(step)
         print(zbench.simulate(step).seconds)
 
-    lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the path of
-    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml, as
-    in played_placements=2. strategy: how a model by name is trained, by group (sharding, recompute, parallel, experts)
-    a name of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the
-    model's yaml chooses. world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in
-    {"nvlink_channels": 3}; plans are for the cluster in that world. Systems that choose from a workload before a run
-    (static_best) plan nothing here.
+    lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the
+    path of a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's
+    yaml, as in played_placements=2. strategy: how a model by name is trained, by group (sharding, recompute,
+    parallel, experts) a name of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}};
+    the others are as the model's yaml chooses. world: what is otherwise on this machine (docs/worlds.md), a name of
+    conf/ or keys, as in {"nvlink_channels": 3}; plans are for the cluster in that world. variant: "published" for
+    the values that the system's authors published, of all keys but those given here; a key may have the word
+    "published" by itself, as in wait="published". Systems that choose from a workload before a run (static_best)
+    plan nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
     Raises:
-        ValueError: a length, name, key or size cannot be, in one sentence.
+        ValueError: a length, name, key, variant or size cannot be, in one sentence.
         zbench.proof.verify.PlanError: a system of one's own made a wrong plan.
     """
     numbers = checked_lengths(lengths)
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
-        return planned(numbers, machine.cluster, machine.model, system, keys)
+        return planned(numbers, machine.cluster, machine.model, system, keys, variant)
 
 
 def planned(
-    lengths: Ints, cluster: Cluster, model: Model, system: Named | System, keys: Mapping[str, Any]
+    lengths: Ints,
+    cluster: Cluster,
+    model: Model,
+    system: Named | System,
+    keys: Mapping[str, Any],
+    variant: str | None = None,
 ) -> StepPlans:
     """Has a system plan lengths, int64 [num_sequences], for a cluster and a model, and proves what it plans.
 
-    keys: of the system's yaml, changed.
+    keys: of the system's yaml, changed. variant: as of `plan`.
 
     Raises:
         ValueError: there is no such system or key, or the size cannot be.
@@ -90,7 +98,7 @@ def planned(
     """
     step = StepPlans((), lengths, cluster, model)
     with compiling_told():
-        planner, name = system_named(system, step.cost, keys)
+        planner, name = system_named(system, step.cost, keys, variant)
         found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
         found.verify(memory=False)
     return found

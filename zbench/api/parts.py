@@ -20,9 +20,17 @@ from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
+from zbench.interfaces.published import VARIANT, check_variant, published_keys, unpublished
 from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
-from zbench.run.target import from_yaml, make_model, make_part, make_strategy, of_whole_step
+from zbench.run.target import (
+    from_yaml,
+    keys_and_published,
+    make_model,
+    make_part,
+    make_strategy,
+    of_whole_step,
+)
 from zbench.run.yaml_units import check_units
 
 Worlds = Named | World | Mapping[str, Any] | None
@@ -115,14 +123,23 @@ def strategy_choices(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies
     return {group: (how, {}) if isinstance(how, str) else (None, how) for group, how in given.items()}
 
 
-def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> tuple[System, str]:
+def system_named(
+    given: Named | System, cost: Cost, keys: Mapping[str, Any], variant: str | None = None
+) -> tuple[System, str]:
     """Returns (a system that plans for `cost`, its name). given: a name of conf/system, the path of a yaml, or a
-    system, which is taken as it is.
+    system, which is taken as it is. variant: "published" for the values that its authors published where `keys` has
+    none; None for its yaml's. A key may have the word "published", too.
 
     Raises:
-        ValueError: there is none of that name, a key is none of its, or it does not plan a batch by itself.
+        ValueError: there is none of that name, a key is none of its, it has no such variant, or it does not plan a
+            batch by itself.
     """
+    check_variant(variant)
     if not isinstance(given, str | os.PathLike):
+        if variant:
+            raise ValueError(
+                f"{VARIANT} is {variant}; that is of systems by name, and one that is made has its own keys"
+            )
         if keys:
             raise ValueError(f"{', '.join(keys)}: keys are of systems by name; one that is made already has its own")
         if not callable(getattr(given, "plan", None)):
@@ -134,6 +151,11 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
     if package := missing_package(name):
         raise ValueError(f"system is {name!r}, which needs the package {package}; it is in zbench's extra peers")
     node = node_of("system", given, keys)
+    own, published = keys_and_published(node)
+    if variant and not published:
+        raise ValueError(unpublished(Path(name).stem))
+    for key, value in published_keys(own, published, keys if variant else None).items():
+        node[key] = value
     found = make_system(OmegaConf.create({"system": node}), cost, from_yaml)
     if isinstance(found, Chooses):
         raise ValueError(

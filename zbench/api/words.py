@@ -19,11 +19,13 @@ from zbench.cost.memory import peak_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
+from zbench.interfaces.published import VARIANT
 from zbench.planned.step import StepPlans
 from zbench.simulator.simulate import Simulated
 from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
+_KEYLESS = ("mask", VARIANT)  # settings that are one word
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -35,11 +37,14 @@ def plan_words(words: Sequence[str]) -> int:
     for group, usual in _GROUPS.items():
         parser.add_argument(f"--{group}", metavar="NAME", help=f"as {group}=NAME (default {usual})")
     parser.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., system.KEY=..., world=..., mask=..."
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="cluster=..., system.KEY=..., world=..., mask=..., variant=published",
     )
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", "mask"), "zbench plan")
+        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", "mask", VARIANT), "zbench plan")
         by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         chosen = _GROUPS | chosen | by_option
         lengths = _lengths(given.lengths)
@@ -47,7 +52,8 @@ def plan_words(words: Sequence[str]) -> int:
         strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
         model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
-        step = planned(lengths, *machine, chosen["system"], keys["system"])
+        variant = chosen.get(VARIANT, "null")
+        step = planned(lengths, *machine, chosen["system"], keys["system"], None if variant == "null" else variant)
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0
@@ -88,13 +94,13 @@ def _memory(step: StepPlans) -> str:
 
 
 def _settings(words: Sequence[str], groups: Sequence[str], command: str) -> tuple[dict[str, str], dict[str, Keys]]:
-    """Returns (the choice of every group that has one, changed keys of every group); `mask` has no keys."""
+    """Returns (the choice of every group that has one, changed keys of every group that has keys)."""
     chosen: dict[str, str] = {}
     keys: dict[str, Keys] = {group: {} for group in groups}
     for word in words:
         key, equals, value = word.partition("=")
         group, dot, inner = key.partition(".")
-        if not equals or group not in groups or key.startswith("mask."):
+        if not equals or group not in groups or (dot and group in _KEYLESS):
             takes = "=, ".join(groups)
             raise ValueError(
                 f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"

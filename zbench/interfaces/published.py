@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 PUBLISHED = "published"
+VARIANT = "variant"  # the key of a run by which its system's keys are as they were published
 
 
 class PublishedValue(NamedTuple):
@@ -24,6 +25,21 @@ def published_of(kind: object) -> Published:
     """Returns the published values of a system's class; none of one without any."""
     found = getattr(kind, "PUBLISHED", None)
     return found if isinstance(found, Mapping) else {}
+
+
+def check_variant(variant: object) -> None:
+    """Refuses a variant that is not.
+
+    Raises:
+        ValueError: it is neither `published` nor None.
+    """
+    if variant not in (None, PUBLISHED):
+        raise ValueError(f"{VARIANT} is {variant!r}; it takes {PUBLISHED} or null")
+
+
+def unpublished(system: str) -> str:
+    """Returns why a system without published values has no such variant."""
+    return f"{VARIANT} is {PUBLISHED}; {system} has no published values (docs/systems/index.md has who has)"
 
 
 def published_keys(

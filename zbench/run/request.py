@@ -13,16 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
 from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
-from zbench.interfaces.published import PUBLISHED, Published, published_keys, published_of, told_changes
+from zbench.interfaces.published import VARIANT, check_variant, published_keys, told_changes, unpublished
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
 from zbench.run.presets import Presets, plain_strategy
-from zbench.run.target import found_object
+from zbench.run.target import keys_and_published
 from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
-
-VARIANT = "variant"  # the key of a run by which its system's keys are as they were published
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +135,10 @@ def _with_published(config: DictConfig, given: Sequence[str], usual: Any, name: 
         ValueError: there is no such variant.
     """
     variant = config.get(VARIANT)
-    if variant not in (None, PUBLISHED):
-        raise ValueError(f"{VARIANT} is {variant!r}; it takes {PUBLISHED} or null")
-    keys, published = _published(config["system"])
+    check_variant(variant)
+    keys, published = keys_and_published(config["system"])
     if variant and not published:
-        return config, f"{VARIANT} is {PUBLISHED}; {name} has no published values (docs/systems/index.md has who has)"
+        return config, unpublished(name)
     typed = {word.lstrip("+").partition("=")[0] for word in given}
     own = {*_differences(config["system"], usual), *(key for key in published if f"system.{key}" in typed)}
     found = published_keys(keys, published, own if variant else None)
@@ -155,15 +152,9 @@ def _with_published(config: DictConfig, given: Sequence[str], usual: Any, name: 
     return config, ""
 
 
-def _published(system: Any) -> tuple[dict[str, Any], Published]:
-    """Returns the keys of a system's configuration, and the published values of its class."""
-    keys: Any = OmegaConf.to_container(system) if OmegaConf.is_dict(system) else {}
-    return keys, published_of(found_object(keys.get("_target_")))
-
-
 def _told(changes: Mapping[str, Any], system: Any) -> dict[str, Any]:
     """Returns what is changed of a system, as tables name it."""
-    return told_changes(changes, *_published(system))
+    return told_changes(changes, *keys_and_published(system))
 
 
 def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
@@ -205,7 +196,7 @@ def _baseline(
     for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
         OmegaConf.set_struct(one, False)
         one["system"] = system
-    for key, value in published_keys(*_published(baseline["system"])).items():
+    for key, value in published_keys(*keys_and_published(baseline["system"])).items():
         baseline["system"][key] = value
     return baseline, _told(_differences(baseline["system"], usual["system"]), baseline["system"])
 

@@ -20,6 +20,7 @@ from zbench.describe.strategy import (
     TrainingStrategy,
     typed_key,
 )
+from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.contract import guarded
 
@@ -162,6 +163,12 @@ def found_object(target: object) -> Any:
         return get_object(str(target))
     except Exception:  # whatever a module does while it is imported
         return None
+
+
+def keys_and_published(system: Any) -> tuple[dict[str, Any], Published]:
+    """Returns the keys of a system's configuration, and the published values of its class."""
+    keys: Any = OmegaConf.to_container(system) if OmegaConf.is_dict(system) else {}
+    return keys, published_of(found_object(keys.get("_target_")))
 
 
 def expect(group: str, made: Any, name: str, is_method: bool = True) -> None:
