@@ -7,8 +7,10 @@ import pytest
 from zbench.correctness import __main__
 from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import CHOICES, StepCombination, covering, every_combination
-from zbench.correctness.steps.command import judged_step
+from zbench.correctness.steps.command import executed, judged_step
 from zbench.step.byte_law import stated_bytes
+from zbench.step.proof.prove import StepError
+from zbench.step.template import Step
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -61,6 +63,22 @@ def test_what_differs_is_told() -> None:
     ):
         with pytest.raises(AssertionError, match=told):
             assert not (fault := judged_step(one, [changed, right[1]], stated).fault), fault
+
+
+def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = StepCombination(1, 1, 1, 1, 0, "even", 1, 1, "own", "none", "none", 1, "keep", "short")
+    made: list[StepCombination] = []
+
+    def refuse_the_first(_: Step) -> None:
+        made.append(one)
+        if len(made) == 1:
+            raise StepError("operation 3 moves what is not there")
+
+    monkeypatch.setattr("zbench.correctness.steps.command.prove_step", refuse_the_first)
+    assert [found.fault for found in executed([one, one], 1, "single", 0)] == [
+        "operation 3 moves what is not there",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(

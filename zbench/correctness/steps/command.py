@@ -20,7 +20,7 @@ from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
-from zbench.step.proof.prove import prove_step
+from zbench.step.proof.prove import StepError, prove_step
 
 LIMIT = 1e-12  # of differences over the largest element, in float64
 MOST_RANKS = 16  # processes on one machine
@@ -79,7 +79,11 @@ def executed(chosen: Sequence[StepCombination], ranks: int, way: str, seed: int)
             while left:
                 one = left.pop(0)
                 case = one.case(seed)
-                prove_step(case.step)
+                try:
+                    prove_step(case.step)
+                except StepError as error:
+                    yield StepVerdict(one, 0.0, 0.0, 0.0, {}, str(error))
+                    continue
                 try:
                     found = fleet.call("run", case)
                 except RankFailed as error:

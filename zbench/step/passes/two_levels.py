@@ -59,13 +59,14 @@ class _Levels:
         if not even or homes is None or not np.isin(homes, members).all():
             return [op]
         between, inside = [], []
-        adders = self._adders(op[1])
+        makers = self._makers(op[1])
         for mine in local.tolist():
             cells = np.flatnonzero(homes % self.node == mine)
             if not len(cells):
                 continue
             peers = self.lists.number(PLACE, nodes * self.node + mine)
             lists = self._cells(op, cells)
+            adders = makers | self._left_to(op[1], lists) if op[0] == REDUCE else set()
             between.append([op[0], op[1], -1, peers, *lists, *op[7:]])
             for first in (nodes * self.node).tolist():
                 for other in local[local != mine].tolist():
@@ -90,17 +91,27 @@ class _Levels:
         index = self.layout.tensors[op[1]].axes[1]
         return [op[4], self.lists.number(index, self.lists.rows[op[5]][which]), -1]
 
-    def _adders(self, tensor: int) -> set[int]:
-        """Returns the places where a template has contributions to all of a sum that is at home elsewhere, which its
-        operations or the contract made; what is at home before it begins is on no other GPU of the node."""
-        ops, bound, needs = self.template.operations, self.layout.bound, self.template.needs
+    def _makers(self, tensor: int) -> set[int]:
+        """Returns the places that contribute to a sum in the template."""
+        ops, bound = self.template.operations, self.layout.bound
         makers = [
             formula
             for formula in self.template.formulas
             for row in bound.rows[bound.offsets[formula] : bound.offsets[formula + 1]].tolist()
             if (row[0], row[1]) == (ADD, tensor)
         ]
-        found = set(ops.src[(ops.kind == COMPUTE) & np.isin(ops.what, makers)].tolist())
-        for places in needs.places[(needs.tensor == tensor) & (needs.places != AT_HOME)].tolist():
-            found |= set(self.lists.rows[places].tolist())
+        return set(ops.src[(ops.kind == COMPUTE) & np.isin(ops.what, makers)].tolist())
+
+    def _left_to(self, tensor: int, cells: list[int]) -> set[int]:
+        """Returns the places that have contributions to some cells of a sum before the template begins, and are not
+        named as the cells' homes; what is at home is on no other GPU of the node."""
+        needs = self.template.needs
+        found: set[int] = set()
+        for at in np.flatnonzero((needs.tensor == tensor) & (needs.places != AT_HOME)).tolist():
+            if self._meet(int(needs.list0[at]), cells[0]) and self._meet(int(needs.list1[at]), cells[1]):
+                found |= set(self.lists.rows[needs.places[at]].tolist())
         return found
+
+    def _meet(self, one: int, other: int) -> bool:
+        """Returns whether two lists along an axis have parts in common; -1: there is no such axis."""
+        return one == other or one < 0 or other < 0 or bool(np.isin(self.lists.rows[one], self.lists.rows[other]).any())
