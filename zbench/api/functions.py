@@ -25,6 +25,7 @@ from zbench.describe.checks import is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
+from zbench.interfaces.published import VARIANT
 from zbench.interfaces.result import StepResult
 from zbench.planned.step import StepPlans
 from zbench.record.metrics import CONVENTIONS
@@ -47,7 +48,6 @@ def plan(
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
     world: Worlds = None,
-    variant: str | None = None,
     **keys: Any,
 ) -> StepPlans:
     """Plans a training step: which GPU gets which tokens, and what is sent and attended to in what order.
@@ -59,13 +59,13 @@ def plan(
 
     lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the
     path of a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's
-    yaml, as in played_placements=2. strategy: how a model by name is trained, by group (sharding, recompute,
-    parallel, experts) a name of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}};
-    the others are as the model's yaml chooses. world: what is otherwise on this machine (docs/worlds.md), a name of
-    conf/ or keys, as in {"nvlink_channels": 3}; plans are for the cluster in that world. variant: "published" for
-    the values that the system's authors published, of all keys but those given here; a key may have the word
-    "published" by itself, as in wait="published". Systems that choose from a workload before a run (static_best)
-    plan nothing here.
+    yaml, as in played_placements=2; each that its authors' published form has otherwise takes the word "published",
+    as in wait="published", and variant="published" gives it to all that are not named. strategy: how a model by
+    name is trained, by group (sharding, recompute, parallel, experts) a name of conf/ or its keys, as in
+    {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's yaml chooses. world:
+    what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels": 3}; plans
+    are for the cluster in that world. Systems that choose from a workload before a run (static_best) plan nothing
+    here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
@@ -77,6 +77,7 @@ def plan(
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
+        variant = keys.pop(VARIANT, None)
         return planned(numbers, machine.cluster, machine.model, system, keys, variant)
 
 
