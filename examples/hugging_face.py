@@ -75,7 +75,7 @@ def train(runtime: zbench.torch.Runtime) -> list[float]:
     losses = []
     for lengths in LENGTHS * 3:
         tokens = torch.arange(sum(lengths)) % 97
-        step = zbench.plan(lengths, cluster="local_2x2", model=described(CONFIG, 4), system="nodewise")
+        step = zbench.plan(lengths, cluster="local_2x2", model=described(CONFIG, 4), system="nodewise", pipelines=False)
         losses.append(loss_and_gradients(model, runtime, step, tokens).item())
         optimizer.step()
         optimizer.zero_grad()

@@ -59,7 +59,7 @@ def train(runtime: zbench.torch.Runtime) -> list[float]:
     for lengths in LENGTHS * 3:
         tokens = torch.arange(sum(lengths)) % 97  # the packed batch, the same on every rank
         labels = zbench.torch.next_tokens(tokens, lengths)
-        step = zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise")
+        step = zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise", pipelines=False)
         loss = torch.zeros(())
         for batch in runtime.micro_batches(step):
             logits = model(batch.scatter(tokens), batch)

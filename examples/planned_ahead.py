@@ -54,7 +54,7 @@ class Coming:
 
 def plan_nodewise(lengths: list[int]) -> zbench.StepPlans:
     """Returns the plans of a step; what the planner's process runs."""
-    return zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise")
+    return zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise", pipelines=False)
 
 
 def planned(batches: list[list[int]], rank: int, plan: Plan) -> Iterator[tuple[zbench.StepPlans, float, float]]:

@@ -40,10 +40,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":  # the room: import zbench is enough for zbench.torch
+        return import_module("zbench.torch")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, getattr(import_module(_HOMES[name]), name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, "torch"})

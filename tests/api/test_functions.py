@@ -83,6 +83,14 @@ def test_a_system_is_planned_as_published(tmp_path: Path) -> None:
     assert zbench.simulate(tmp_path / "p.plan") == zbench.simulate(published)
 
 
+def test_pipelines_are_chosen_only_where_something_runs_them() -> None:
+    """nodewise takes a rival's pipelines for a small batch; attention for a model of one's own has none."""
+    machine: Any = {"cluster": "a800_2x8", "model": "llama_3b", "system": "nodewise"}
+    chosen = zbench.plan([6000, 500, 33], **machine)
+    without = zbench.plan([6000, 500, 33], pipelines=False, **machine)
+    assert [step.plans[0].pipelines is None for step in (chosen, without)] == [False, True]
+
+
 def test_a_world_is_a_name_keys_or_an_object() -> None:
     """A plan for a world is for its machine; one of the nominal machine may be played in it."""
     lengths: Any = [600, 50, 3]
@@ -143,6 +151,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"world": {"latency": 0}}, "world.latency is 0; it takes how many times"),
         ({"world": {"nics_above": 400}}, "world.nics_above is 400, which has no unit"),
         ({"world": 3}, "world is of type int; it takes a name of conf/world, a yaml's path, its keys or a World"),
+        ({"pipelines": "no"}, "pipelines is 'no'; it takes true, or false"),
         ({"variant": "odd"}, "variant is 'odd'; it takes published or null"),
         ({"variant": "published", "system": "nodewise"}, "nodewise has no published values"),
         (
@@ -177,6 +186,7 @@ def test_what_does_not_fit_is_told() -> None:
 def test_importing_zbench_imports_nothing_of_weight() -> None:
     program = "import sys, zbench; assert not {'numpy', 'numba', 'hydra', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", "import zbench; zbench.torch.Runtime"], cwd=ROOT, check=True)
     assert set(FUNCTIONS) <= set(dir(zbench))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         zbench.nope  # type: ignore[attr-defined]  # noqa: B018

@@ -31,6 +31,13 @@ def test_shares_add_up_to_the_mean_over_labels() -> None:
 def test_what_cannot_be_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^tokens has shape \[5\]; lengths add up to 6, so it takes \[6\]$"):
         zbench.torch.next_tokens(torch.zeros(5), [3, 3])
+    for lengths, told in (([3, -1, 3], r"lengths\[1\] is -1"), ([2.5, 2.5], r"lengths\[0\] is 2.5")):
+        with pytest.raises(ValueError, match=f"^{told}; it takes a whole number of at least 1$"):
+            zbench.torch.next_tokens(torch.zeros(5), lengths)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^tokens is of type list; it takes a tensor \[N\]$"):
+        zbench.torch.next_tokens([1, 2], [2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^labels has shape \[4\]; it takes one for each row of logits, \[5\]$"):
+        zbench.torch.token_loss(torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64), 4)
     with pytest.raises(ValueError, match=r"^num_labels is 0; it takes the labels of the whole batch, at least 1$"):
         zbench.torch.token_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), 0)
     with pytest.raises(ValueError, match=r"^there is no process group; torch\.distributed\.init_process_group comes"):

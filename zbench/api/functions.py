@@ -36,6 +36,7 @@ from zbench.run.price import MOST_TOKENS
 from zbench.simulator.simulate import Simulated
 
 CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
+PIPELINES = "pipelines"  # whether what runs the plans has pipelines that a planner chooses
 Lengths = Sequence[int] | Ints
 
 
@@ -60,12 +61,13 @@ def plan(
     lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the
     path of a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's
     yaml, as in played_placements=2; each that its authors' published form has otherwise takes the word "published",
-    as in wait="published", and variant="published" gives it to all that are not named. strategy: how a model by
-    name is trained, by group (sharding, recompute, parallel, experts) a name of conf/ or its keys, as in
-    {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's yaml chooses. world:
-    what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels": 3}; plans
-    are for the cluster in that world. Systems that choose from a workload before a run (static_best) plan nothing
-    here.
+    as in wait="published", and variant="published" gives it to all that are not named; with pipelines=False no
+    planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may). strategy:
+    how a model by name is trained, by group (sharding, recompute, parallel, experts) a name of conf/ or its keys,
+    as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's yaml chooses.
+    world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels":
+    3}; plans are for the cluster in that world. Systems that choose from a workload before a run (static_best) plan
+    nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
@@ -77,8 +79,8 @@ def plan(
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
-        variant = keys.pop(VARIANT, None)
-        return planned(numbers, machine.cluster, machine.model, system, keys, variant)
+        variant, pipelines = keys.pop(VARIANT, None), keys.pop(PIPELINES, True)
+        return planned(numbers, machine.cluster, machine.model, system, keys, variant, pipelines)
 
 
 def planned(
@@ -88,19 +90,23 @@ def planned(
     system: Named | System,
     keys: Mapping[str, Any],
     variant: str | None = None,
+    pipelines: bool = True,
 ) -> StepPlans:
     """Has a system plan lengths, int64 [num_sequences], for a cluster and a model, and proves what it plans.
 
-    keys: of the system's yaml, changed. variant: as of `plan`.
+    keys: of the system's yaml, changed. variant, pipelines: as of `plan`.
 
     Raises:
         ValueError: there is no such system or key, or the size cannot be.
         zbench.proof.verify.PlanError: the system made a wrong plan.
     """
+    if not isinstance(pipelines, bool):
+        raise ValueError(f"{PIPELINES} is {pipelines!r}; it takes true, or false where what runs the plans has none")
     step = StepPlans((), lengths, cluster, model)
     with compiling_told():
-        planner, name = system_named(system, step.cost, keys, variant)
-        found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
+        cost = step.cost if pipelines else replace(step.cost, pipelines=False)
+        planner, name = system_named(system, cost, keys, variant)
+        found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths, planned
+from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
 from zbench.api.parts import cluster_named, machine_in, model_named, told, world_named
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
@@ -25,7 +25,7 @@ from zbench.simulator.simulate import Simulated
 from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
-_KEYLESS = ("mask", VARIANT)  # settings that are one word
+_KEYLESS = ("mask", VARIANT, PIPELINES)  # settings that are one word
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -40,11 +40,11 @@ def plan_words(words: Sequence[str]) -> int:
         "settings",
         nargs="*",
         metavar="KEY=VALUE",
-        help="cluster=..., system.KEY=..., world=..., mask=..., variant=published",
+        help="cluster=..., system.KEY=..., world=..., mask=..., variant=published, pipelines=false",
     )
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", "mask", VARIANT), "zbench plan")
+        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", *_KEYLESS), "zbench plan")
         by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         chosen = _GROUPS | chosen | by_option
         lengths = _lengths(given.lengths)
@@ -53,7 +53,9 @@ def plan_words(words: Sequence[str]) -> int:
         model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
         variant = chosen.get(VARIANT, "null")
-        step = planned(lengths, *machine, chosen["system"], keys["system"], None if variant == "null" else variant)
+        pipelines: Any = {"true": True, "false": False}.get(chosen.get(PIPELINES, "true"), chosen.get(PIPELINES))
+        variant_asked = None if variant == "null" else variant
+        step = planned(lengths, *machine, chosen["system"], keys["system"], variant_asked, pipelines)
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0

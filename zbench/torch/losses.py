@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
+from zbench.describe.checks import check_whole_number
 
 IGNORED = -100  # the label of a token that the loss leaves out, as in torch and Transformers
 
@@ -22,8 +23,12 @@ def next_tokens(tokens: Tensor, lengths: Sequence[int] | Ints) -> Tensor:
     shifted yet, with IGNORED where a prompt is masked. lengths: tokens of each sequence, [num_sequences].
 
     Raises:
-        ValueError: tokens are not those of so many sequences.
+        ValueError: tokens are no tensor, or not those of so many sequences, or a length is no whole number from 1.
     """
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"tokens is of type {type(tokens).__name__}; it takes a tensor [N]")
+    for at, length in enumerate(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths):
+        check_whole_number(f"lengths[{at}]", length, 1)
     ends = np.cumsum(np.asarray(lengths, np.int64))
     total = int(ends[-1]) if len(ends) else 0
     if tokens.dim() != 1 or len(tokens) != total:
@@ -43,8 +48,11 @@ def token_loss(logits: Tensor, labels: Tensor, num_labels: int | Tensor) -> Tens
     whole batch that are not IGNORED, on all ranks and in all micro-batches.
 
     Raises:
-        ValueError: there is no label in the batch.
+        ValueError: there is no label in the batch, or labels are not one for each row of logits.
     """
+    if labels.shape != logits.shape[:1]:
+        rows = list(logits.shape[:1])
+        raise ValueError(f"labels has shape {list(labels.shape)}; it takes one for each row of logits, {rows}")
     if num_labels < 1:
         raise ValueError(f"num_labels is {int(num_labels)}; it takes the labels of the whole batch, at least 1")
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

@@ -144,8 +144,11 @@ class Runtime:
                     f"for a cluster of {self.num_ranks} GPUs"
                 )
             if plan.pipelines is not None or not plan.backward_mode:
-                lacks = "has no backward" if plan.pipelines is None else "is of pipelines"
-                raise ValueError(f"plan {number} {lacks}; attention for a model of one's own takes plans of a step")
+                lacks, remedy = "has no backward", "attention for a model of one's own takes plans of a step"
+                if plan.pipelines is not None:
+                    lacks = "is of pipelines that its planner chose"
+                    remedy = "zbench.plan(..., pipelines=False) makes plans of a step that run here"
+                raise ValueError(f"plan {number} {lacks}; {remedy}")
         for name in ("tensor_parallel", "pipeline_parallel"):
             if getattr(step.model, name) != 1:
                 raise ValueError(
