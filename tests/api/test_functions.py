@@ -151,7 +151,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"world": {"latency": 0}}, "world.latency is 0; it takes how many times"),
         ({"world": {"nics_above": 400}}, "world.nics_above is 400, which has no unit"),
         ({"world": 3}, "world is of type int; it takes a name of conf/world, a yaml's path, its keys or a World"),
-        ({"pipelines": "no"}, "pipelines is 'no'; it takes true, or false"),
+        ({"pipelines": "no"}, "pipelines is 'no'; it takes true or false"),
         ({"variant": "odd"}, "variant is 'odd'; it takes published or null"),
         ({"variant": "published", "system": "nodewise"}, "nodewise has no published values"),
         (

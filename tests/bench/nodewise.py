@@ -105,13 +105,13 @@ def other_constants() -> None:
 
 def sizes() -> None:
     for nodes in (2, 4, 8, 16, 128):
-        for system in RIVALS[:2]:
-            ratios, spent = figures([f"system={system}", "cluster=a800_4x8", f"cluster.num_nodes={nodes}"])
+        for system, *keys in (("nodewise",), ("nodewise", "system.adopt_rivals=false"), ("zeppelin",)):
+            ratios, spent = figures([f"system={system}", *keys, "cluster=a800_4x8", f"cluster.num_nodes={nodes}"])
             print(
                 "|",
                 8 * nodes,
                 "|",
-                system,
+                " ".join([system, *keys]),
                 "|",
                 mean(ratios),
                 f"| {np.median(spent):.0f} | {max(spent):.0f} |",

@@ -21,7 +21,7 @@ from zbench.api.yamls import Named
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import is_whole
+from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
@@ -100,8 +100,7 @@ def planned(
         ValueError: there is no such system or key, or the size cannot be.
         zbench.proof.verify.PlanError: the system made a wrong plan.
     """
-    if not isinstance(pipelines, bool):
-        raise ValueError(f"{PIPELINES} is {pipelines!r}; it takes true, or false where what runs the plans has none")
+    check_boolean(PIPELINES, pipelines)
     step = StepPlans((), lengths, cluster, model)
     with compiling_told():
         cost = step.cost if pipelines else replace(step.cost, pipelines=False)

@@ -52,10 +52,8 @@ def plan_words(words: Sequence[str]) -> int:
         strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
         model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
-        variant = chosen.get(VARIANT, "null")
-        pipelines: Any = {"true": True, "false": False}.get(chosen.get(PIPELINES, "true"), chosen.get(PIPELINES))
-        variant_asked = None if variant == "null" else variant
-        step = planned(lengths, *machine, chosen["system"], keys["system"], variant_asked, pipelines)
+        how = {name: _value(chosen[name]) for name in (VARIANT, PIPELINES) if name in chosen}
+        step = planned(lengths, *machine, chosen["system"], keys["system"], **how)
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0
@@ -108,10 +106,15 @@ def _settings(words: Sequence[str], groups: Sequence[str], command: str) -> tupl
                 f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"
             )
         if dot:
-            keys[group][inner] = OmegaConf.select(OmegaConf.from_dotlist([f"value={value}"]), "value")
+            keys[group][inner] = _value(value)
         else:
             chosen[group] = value
     return chosen, keys
+
+
+def _value(word: str) -> Any:
+    """Returns the value that a yaml would have of a word: a number, true, null, a list or text."""
+    return OmegaConf.select(OmegaConf.from_dotlist([f"value={word}"]), "value")
 
 
 def _advise() -> int:

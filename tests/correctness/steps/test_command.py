@@ -75,10 +75,9 @@ def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: py
             raise StepError("operation 3 moves what is not there")
 
     monkeypatch.setattr("zbench.correctness.steps.command.prove_step", refuse_the_first)
-    assert [found.fault for found in executed([one, one], 1, "single", 0)] == [
-        "operation 3 moves what is not there",
-        "",
-    ]
+    refused, right = executed([one, one], 1, "single", 0)
+    assert (refused.fault, right.fault) == ("operation 3 moves what is not there", "")
+    assert refused.row()[1:] == ["nan", "nan", "nan", "", "FAILED"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import StepError, prove_step
 
 LIMIT = 1e-12  # of differences over the largest element, in float64
+NAN = float("nan")
 MOST_RANKS = 16  # processes on one machine
 RANK = "zbench.correctness.steps.rank:StepRank"
 TITLES = ("combination", "loss", "gradients", "parameters", "bytes", "")
@@ -30,8 +31,8 @@ TITLES = ("combination", "loss", "gradients", "parameters", "bytes", "")
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """The verdict on a combination. loss, gradients, parameters: largest differences; bytes: sent by all processes, by
-    queue; fault: what is wrong, "" if nothing."""
+    """The verdict on a combination. loss, gradients, parameters: largest differences, nan where nothing came back;
+    bytes: sent by all processes, by queue; fault: what is wrong, "" if nothing."""
 
     combination: StepCombination
     loss: float
@@ -82,12 +83,12 @@ def executed(chosen: Sequence[StepCombination], ranks: int, way: str, seed: int)
                 try:
                     prove_step(case.step)
                 except StepError as error:
-                    yield StepVerdict(one, 0.0, 0.0, 0.0, {}, str(error))
+                    yield StepVerdict(one, NAN, NAN, NAN, {}, str(error))
                     continue
                 try:
                     found = fleet.call("run", case)
                 except RankFailed as error:
-                    yield StepVerdict(one, 0.0, 0.0, 0.0, {}, str(error))
+                    yield StepVerdict(one, NAN, NAN, NAN, {}, str(error))
                     break
                 yield judged_step(one, found, stated_bytes(case.step))
 
