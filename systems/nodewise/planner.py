@@ -35,7 +35,7 @@ from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
 from zbench.systems.nodewise.rivals import Rivals
 from zbench.systems.nodewise.rules import Kinds
 from zbench.systems.nodewise.shards import join, joint_bounds
-from zbench.systems.nodewise.trial import Task, Trial, seconds_of
+from zbench.systems.nodewise.trial import Played, Task, Trial, seconds_of
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
@@ -119,9 +119,11 @@ class Nodewise:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
-        rates = Rates.of(self.cost)
-        own = fitting(batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates))
-        return self.simpler.fastest(own, batch) if self.adopt_rivals else own
+        rates, played = Rates.of(self.cost), Played()
+        own = fitting(
+            batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates, played)
+        )
+        return self.simpler.fastest(own, batch, played.seconds(own)) if self.adopt_rivals else own
 
     def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:
         """The task that steps 1 to 4 are given. room: tokens of a GPU."""
@@ -157,7 +159,7 @@ class Nodewise:
         return task.play(layout, self.cost, pairs)
 
     # 4. Choice: the plan played fastest, of the layouts and of what is made of them.
-    def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement]) -> Plan:
+    def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement], played: Played) -> Plan:
         layouts = self._layouts(task, even, uneven)
         if self.played_placements == 1 and not (self.pair_backward_keys or self.move_cuts or self.list_schedule):
             return task.plan(layouts[0], self.cost)
@@ -167,9 +169,10 @@ class Nodewise:
             best, _ = self._improved(task, [another], left)
         if self.list_schedule:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
-            if seconds_of(ordered, parts, self.cost) < best.seconds:
-                return ordered
-        return best.plan
+            seconds = seconds_of(ordered, parts, self.cost)
+            if seconds < best.seconds:
+                return played.add(ordered, seconds)
+        return played.add(best.plan, best.seconds)
 
     def _improved(self, task: Task, layouts: list[Layout], operations: int) -> tuple[Trial, int]:
         """(the fastest of the layouts and of what is made of the fastest of them, operations that are left)."""
@@ -198,7 +201,7 @@ class Nodewise:
         return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.move_cuts else [])
 
     # 5. Memory: how many tokens a GPU may be home of; zbench.systems.common.micro_batches takes what fits.
-    def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
+    def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates, played: Played) -> Iterator[Plan]:
         """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
         mean = -(-int(lengths.sum()) // self.cost.cluster.num_ranks)
         room = max(capacity_tokens(self.cost), mean)
@@ -207,7 +210,7 @@ class Nodewise:
             task = self._task(lengths, seqs, rates, most)
             even, uneven = self._place(task)
             if even or uneven:
-                plan = self._fastest(task, even, uneven)
+                plan = self._fastest(task, even, uneven, played)
                 yield plan
         assert plan is not None, "everything cut evenly always fits the room of the mean"
         yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")

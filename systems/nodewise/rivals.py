@@ -10,6 +10,10 @@ these keep a step's parameters; so where that is much, pipelines are planned and
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from zbench.cost.bound import bound_seconds, ceiling_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
@@ -38,20 +42,32 @@ class Rivals:
     cost: Cost
     made: dict[str, System] = field(default_factory=dict, repr=False)
 
-    def fastest(self, own: Plans, batch: Batch) -> Plans:
-        """Returns `own`, or what a simpler system plans where a step of that takes less and fits memory."""
+    def fastest(self, own: Plans, batch: Batch, predicted: float | None) -> Plans:
+        """Returns `own`, or what a simpler system plans where a step of that takes less and fits memory.
+
+        predicted: seconds of a layer of `own`, all its micro-batches together, as trials play them
+        (zbench.systems.nodewise.trial); None if it was not played. By them it is known, mostly, that no rival is
+        faster; only where one may be are steps played.
+        """
         if self.cost.cluster.num_ranks > MOST_RANKS:
             return own
-        executor = Simulated(self.cost)
-        result = executor.step(batch, own)
-        best, least = own, (result.out_of_memory, result.seconds)
-        for rival in self.asked(*shares(result)):
-            plans = rival.plan(batch)
-            result = executor.step(batch, plans)  # of pipelines with the change from ranks that work each for itself
-            seconds = step_seconds(plans, result)
-            if (result.out_of_memory, seconds) < least:
-                best, least = plans, (result.out_of_memory, seconds)
-        return best
+        step = self._step_seconds(own, batch, predicted)
+        asked = (_plan_below(rival, batch, predicted) for rival in self.asked(*shares(batch, step, self.cost)))
+        found = [plans for plans in asked if plans is not None]
+        executor = Simulated(self.cost)  # own plans first, so that pipelines come with the change from these
+
+        def judged(plans: Plans) -> tuple[bool, float]:
+            result = executor.step(batch, plans)
+            return result.out_of_memory, step_seconds(plans, result)
+
+        return min((own, *found), key=judged) if found else own
+
+    def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
+        """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
+        one another, a layer's seconds do not tell."""
+        if predicted is None or self.cost.pp > 1:
+            return Simulated(self.cost).step(batch, own).seconds
+        return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float, kept: float) -> Iterator[System]:
         """Makes the systems that may be faster than a step with these `shares`: (near, kept)."""
@@ -70,11 +86,23 @@ class Rivals:
             self.made[name] = make(self.cost)
         return self.made[name]
 
+def _plan_below(rival: System, batch: Batch, predicted: float | None) -> Plans | None:
+    """What a rival plans, if need be; None where it says that no layer of that takes less than `predicted` seconds."""
+    if predicted is not None and isinstance(rival, Zeppelin):
+        return rival.plan_below(batch, predicted)
+    return rival.plan(batch)
 
-def shares(result: StepResult) -> tuple[float, float]:
-    """Returns how near the ceiling a step is, and how near the bound the ceiling is."""
-    assert result.ceiling_seconds is not None, "a simulated step has a ceiling"
-    return result.ceiling_seconds / result.seconds, result.bound_seconds / result.ceiling_seconds
+
+def predicted_seconds(plans: Plans, layer: float, cost: Cost) -> float:
+    """Returns the seconds of a step of `plans`. layer: of a layer in all micro-batches together."""
+    head = sum(float(cost.head_seconds(plan.tokens_per_rank).max()) for plan in plans)
+    return cost.layers * layer + head + cost.optimizer_seconds()
+
+
+def shares(batch: Batch, step: float, cost: Cost) -> tuple[float, float]:
+    """Returns how near the ceiling a step of `step` seconds is, and how near the bound the ceiling is."""
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    return ceiling / step, bound_seconds(batch, cost) / ceiling
 
 
 def _inside(cost: Cost, method: Method) -> Mesh:

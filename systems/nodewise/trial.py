@@ -1,6 +1,6 @@
 """A micro-batch to be planned, and what its layouts take when their plans are played."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -79,3 +79,20 @@ class Trial:
             attends = part.hops.link_a < 0
             seconds += np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))
         return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """Remembers what a layer of the fastest plan of every micro-batch took when it was played."""
+
+    plans: list[tuple[Plan, float]] = field(default_factory=list)
+
+    def add(self, plan: Plan, seconds: float) -> Plan:
+        """Notes the seconds of a plan, and returns the plan."""
+        self.plans.append((plan, seconds))
+        return plan
+
+    def seconds(self, plans: tuple[Plan, ...]) -> float | None:
+        """Returns the seconds of a layer of all these plans together, or None if one of them was not played."""
+        found = [seconds for one in plans for plan, seconds in self.plans if plan is one]
+        return sum(found) if len(found) == len(plans) else None

@@ -104,7 +104,7 @@ def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.Mon
     monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))
     for clearly, taken in ((1.0, True), (0.5, False)):
         monkeypatch.setattr(nodewise_rivals, "CLEARLY", clearly)
-        assert (made.fastest(own, batch)[0].pipelines is not None) == taken
+        assert (made.fastest(own, batch, None)[0].pipelines is not None) == taken
     kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
     assert nodewise_rivals.step_seconds((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
 
