@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 unexport PYTHONDONTWRITEBYTECODE # containers set it, and each of the tests' processes would compile all that it imports
 
-.PHONY: run test lint types bench gate baseline docs anchors figures desk clean
+.PHONY: run test lint types bench gate baseline docs anchors figures standing desk clean
 
 # What it compiles is compiled by the run itself; the rest of the project waits for make test.
 run: $(CORE)
@@ -52,6 +52,12 @@ anchors: $(READY)
 
 figures: $(READY)
 	$(BIN)/python -m zbench.figures all --run
+
+# The tables of docs/standing.md, an hour of one core. Stopped, it goes on where it was.
+standing: $(READY)
+	$(BIN)/python -m zbench experiment=nodewise
+	$(BIN)/python -m zbench experiment=nodewise_published
+	$(BIN)/python -m zbench.standing --markdown --over static_best $(foreach nodes,2 4 8 16,results/nodewise_*_$(nodes).jsonl)
 
 # What docs/desk.md has, measured anew on emulated nodes of this machine, and its pictures: root's rights or user
 # namespaces, and 25 minutes in which nothing else runs. Stopped, it goes on where it was.

@@ -162,6 +162,12 @@ def test_the_experiments_of_all_systems_have_all_systems(experiment: str) -> Non
     assert named[0] == "static_best"  # the baseline is then a run of its own, and is not run again
 
 
+def test_the_experiment_of_standing_has_all_systems_but_peers_that_plan_as_another() -> None:
+    named = OmegaConf.load(ROOT / "conf/experiment/nodewise.yaml").hydra.sweeper.params.system.split(",")
+    every = {path.stem for path in (ROOT / "conf/system").glob("*.yaml")}
+    assert sorted(named) == sorted(every - {"hybrid_dp_megatron", "ulysses_deepspeed"})
+
+
 def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

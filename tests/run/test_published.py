@@ -78,6 +78,11 @@ def test_published_values_are_of_keys_that_the_yaml_has_and_each_has_a_source(wh
         Variant(which.path, tuple(values.items())).make(uneven)
 
 
+def test_the_experiment_of_published_systems_has_all_that_have_such_values() -> None:
+    params = OmegaConf.load(CONF / "experiment" / "nodewise_published.yaml").hydra.sweeper.params
+    assert sorted(params.system.split(",")) == sorted(HAVE)
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
