@@ -4,7 +4,8 @@ Shares of a step in per cent, means over batches and ranks; they add up to 1 - b
 than the bound is counted: whole tiles and rows, kernel starts, joining partial results, copies between layouts. What it
 waits for is played: the same plans on a cluster whose NICs take no time, then whose NVLink takes none either; what is
 idle then is imbalance. `tail` is gathers and reductions that nothing hides, which the bound leaves out; `ceiling` the
-bound ratio that a plan without any other loss would have (zbench.cost.bound).
+bound ratio that a plan without any other loss would have (zbench.cost.bound); `calls` that of a plan whose only loss
+is one attention call a direction on as few GPUs as attention needs, which no plan is without.
 """
 
 import sys
@@ -53,8 +54,25 @@ def attending(plan: Plan, cost: Cost) -> Floats:
     return out * cost.model.num_layers / plan.num_ranks
 
 
-def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, float, Floats]:
-    """(bound ratio, bound over ceiling, shares of the step as in COLUMNS) of one step without recomputation."""
+def with_calls(batch: Batch, cost: Cost) -> float:
+    """Seconds of a step without recomputation that no plan beats, even if the rest is hidden and even: the bound with
+    one forward and one backward call a layer on every GPU that attends at all.
+
+    A step of T seconds on P GPUs, k of which attend, has P T >= all work + k calls and k T >= attention + k calls.
+    """
+    ranks, layers = cost.cluster.num_ranks, cost.layers
+    attention = layers * sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
+    optimizer = cost.optimizer_seconds()
+    work = ranks * (bound_seconds(batch, cost) - optimizer)
+    starts = layers * 9 * cost.cluster.device.kernel_seconds  # a kernel in the forward, eight in the backward
+    attending = np.arange(1, ranks + 1)
+    least = np.maximum((work + attending * starts) / ranks, attention / attending + starts)
+    return float(least.min()) + optimizer
+
+
+def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, float, float, Floats]:
+    """(bound ratio, bound over ceiling, bound over `with_calls`, shares of the step as in COLUMNS) of one step without
+    recomputation."""
     cluster, bound = cost.cluster, bound_seconds(batch, cost)
     no_nic = replace(cluster, nic_bandwidth=1e30, nic_latency=0.0)
     nothing = replace(no_nic, nvlink_bandwidth=1e30, nvlink_latency=0.0)
@@ -75,14 +93,15 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
     busy += repacking * cost.layers / cluster.num_ranks
     waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]
     assert result.ceiling_seconds is not None
-    return bound / result.seconds, bound / result.ceiling_seconds, np.array([*counted, *waits]) / result.seconds
+    shares = np.array([*counted, *waits]) / result.seconds
+    return bound / result.seconds, bound / result.ceiling_seconds, bound / with_calls(batch, cost), shares
 
 
 def main() -> None:
     clusters, steps, overrides = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3:]
     for cluster in clusters:
-        print(f"\n| {cluster} | ratio | ceiling |", " | ".join(COLUMNS), "|")
-        print("|---" * (3 + len(COLUMNS)) + "|")
+        print(f"\n| {cluster} | ratio | ceiling | calls |", " | ".join(COLUMNS), "|")
+        print("|---" * (4 + len(COLUMNS)) + "|")
         for name, workload in WORKLOADS.items():
             config = compose("config", ["system=nodewise", "tracker=none", f"cluster={cluster}", *workload, *overrides])
             made = Parts.of(config, Settings.of(config))
@@ -91,11 +110,11 @@ def main() -> None:
             rows = []
             for step in range(steps):
                 batch = made.workload.batch(step)
-                ratio, most, shares = parts_of(batch, system.plan(batch), made.cost)
-                rows.append([ratio, most, *(100 * shares)])
-            ratio, most, *shares = np.mean(rows, axis=0)
+                ratio, most, calls, shares = parts_of(batch, system.plan(batch), made.cost)
+                rows.append([ratio, most, calls, *(100 * shares)])
+            ratio, most, calls, *shares = np.mean(rows, axis=0)
             print(
-                f"| {name} | {ratio:.3f} | {most:.3f} |",
+                f"| {name} | {ratio:.3f} | {most:.3f} | {calls:.3f} |",
                 " | ".join(f"{share:.1f}" for share in shares),
                 "|",
                 flush=True,
