@@ -10,8 +10,6 @@ these keep a step's parameters; so where that is much, pipelines are planned and
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from zbench.cost.bound import bound_seconds, ceiling_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
@@ -85,6 +83,7 @@ class Rivals:
         if name not in self.made:
             self.made[name] = make(self.cost)
         return self.made[name]
+
 
 def _plan_below(rival: System, batch: Batch, predicted: float | None) -> Plans | None:
     """What a rival plans, if need be; None where it says that no layer of that takes less than `predicted` seconds."""

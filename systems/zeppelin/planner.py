@@ -32,8 +32,8 @@ from zbench.systems.zeppelin.zones import ring_bound
 SOURCE = "Zeppelin, arXiv 2509.21841"
 KV_MOVES = {"keep": 2, "carry": 3, "regather": 3}  # how often kv, or its gradient, travels
 CHOICES = {"partitioner": ("search", "published"), "routed_transfers": ("overlapped", "serial")}
-# List-scheduling and direct transfers gained at most 1.049 of a layer, but for two batches of 126: 16 to 64 GPUs of A, C
-# and H100 nodes, seven workloads. Plans that need so much more than a given number are not looked into.
+# List-scheduling and direct transfers gained at most 1.049 of a layer, but for two batches of 126: 16 to 64 GPUs of A,
+# C and H100 nodes, seven workloads. Plans that need so much more than a given number are not looked into.
 ORDERED = 1.05
 MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
 

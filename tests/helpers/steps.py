@@ -75,7 +75,7 @@ def execute(
 ) -> float:
     """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
-    parts = [PlanParts(plan, model, degree, experts, number) for number, plan in enumerate(plans)]
+    parts = [PlanParts(plan, model, degree, experts) for plan in plans]
     tokens = [tokens_of(one.plan, sequences, degree, one.routing) for one in parts]
     run = StepInterpreter(step, model, tokens, given)
     there = run.run()

@@ -132,8 +132,9 @@ def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
 def test_the_step_is_the_one_that_is_played(case: str) -> None:
     """What executor=whole_step plays of the same plans is what ranks are sent, word by word."""
     cost = CASES[case]
-    plans = systems(cost).plan(WORKLOAD.batch(0))
-    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(plans), WholeStep(cost).built(plans)
+    batch = WORKLOAD.batch(0)
+    plans = systems(cost).plan(batch)
+    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(batch, plans), WholeStep(cost).built(batch, plans)
     assert step_text(sent) == step_text(played)
 
 
@@ -159,7 +160,7 @@ def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, m
     monkeypatch.setattr(step_executor, "stated_bytes", lambda step: [{"attention": (8, 8)}])
     cost = cost_of(1, 1)
     executor = TorchWholeStep(cost, WORKLOAD, check=CHECKS)
-    step = executor.steps.of(Zeppelin(cost).plan(WORKLOAD.batch(0)))
+    step = executor.steps.of(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0)))
     with pytest.raises(CheckFailed, match=told):
         executor.checked(WORKLOAD.batch(0), step, reports)
 

@@ -1,5 +1,6 @@
 """Experts over ranks come to the loss and gradients of one process, and broken steps of them are found."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -8,9 +9,12 @@ import pytest
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
+from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.step.operations import QUEUES, SEND
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel, Routing
 from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS
 from zbench.step.reading import read_step
@@ -79,7 +83,7 @@ def test_a_token_goes_once_to_a_gpu() -> None:
     """What is sent of i is as many rows as tokens have another GPU's expert among those that they chose."""
     step, plans, _, how = case(1)
     layout, sizes = step.layouts[0], step.layouts[0].index["t"].sizes
-    routing = Routing.draw(sizes, EXPERTS, how, 0)
+    routing = Routing.draw(plans[0], sizes, EXPERTS, how)
     home, part = layout.tensors[layout.number["x"]].home, np.repeat(np.arange(len(sizes)), sizes)
     slices = routing.chosen // (EXPERTS.num_experts // how.degree)
     away = sum(len(set(row.tolist()) - {int(home[at])}) for row, at in zip(slices, part, strict=True))
@@ -92,16 +96,37 @@ def test_a_token_goes_once_to_a_gpu() -> None:
     assert int(plans[0].lengths.sum()) == len(routing.chosen)
 
 
+def routed(plan: Plan, how: ExpertParallel) -> Routing:
+    found = PlanParts(plan, EXPERTS, 1, how).routing
+    assert found is not None
+    return found
+
+
 def test_routing_is_even_or_skewed() -> None:
-    sizes = np.array([3000, 1000], np.int64)
-    even = Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5), 0)
-    assert np.array_equal(even.chosen, Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5), 0).chosen)
+    plan = plan_of([3000, 1000], 2, 4)
+    even = routed(plan, ExpertParallel(2, 5))
+    assert np.array_equal(even.chosen, routed(plan, ExpertParallel(2, 5)).chosen)
     assert (even.chosen[:, 0] < even.chosen[:, 1]).all()
     assert abs(even.to_experts.sum(axis=0) / 2000 - 1).max() < 0.1  # 4000 tokens, two of four experts each
-    assert even.to_experts.sum(axis=1).tolist() == [6000, 2000]
-    skewed = Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5, 9.0), 0).to_experts.sum(axis=0)
+    assert int(even.to_experts.sum()) == 8000
+    skewed = routed(plan, ExpertParallel(2, 5, 9.0)).to_experts.sum(axis=0)
     assert skewed.max() == 4000
     assert skewed.min() < 10
+
+
+def test_a_token_chooses_the_same_experts_whatever_the_plan() -> None:
+    """Cut over one, two or four GPUs, in one micro-batch or two; another batch chooses others."""
+    how, lengths = ExpertParallel(2, skew=1.0).of(Batch(np.array([30, 10]), 3, 7)), [30, 10]
+
+    def chosen(plans: list[Plan], degree: int, one: ExpertParallel) -> dict[int, list[list[int]]]:
+        found = routes_of(tokens_of(plans, EXPERTS, degree, one))
+        return {number: experts.tolist() for number, experts in sorted(found.items())}
+
+    alone = chosen([plan_of(lengths, 1, 4)], 1, how)
+    assert alone == chosen([plan_of(lengths, 2, 2)], 2, how)
+    assert alone == chosen([plan_of([30], 4, 4), plan_of([10], 4, 4, first=1)], 1, how)
+    assert alone != chosen([plan_of(lengths, 1, 4)], 1, replace(how, step=8))
+    assert alone != chosen([plan_of(lengths, 1, 4)], 1, replace(how, seed=4))
 
 
 @pytest.mark.parametrize(

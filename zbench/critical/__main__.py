@@ -43,8 +43,8 @@ def _main() -> int:
     if not isinstance(executor, WholeStep):
         told = label(run.start, "executor")
         raise ValueError(f"the run has executor={told}; a critical path takes a run with executor=whole_step")
-    _, plans = replay.step(line)
-    program, timeline = play_layers(executor.built(plans), plans, executor.cost.gpus)
+    batch, plans = replay.step(line)
+    program, timeline = play_layers(executor.built(batch, plans), plans, executor.cost.gpus)
     seconds = float(timeline.done.max())
     sheets = path_sheets(path_rows(program, critical_path(program, timeline)), seconds)
     head = (

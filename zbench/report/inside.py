@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
@@ -23,13 +24,8 @@ LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
 
 
-def timeline(plans: tuple[Plan, ...], cost: Cost, whole: WholeStep | None = None) -> Table | None:
-    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS.
-
-    whole: the executor, where the run's steps were whole ones.
-    """
-    if whole is not None:
-        return _whole_timeline(plans, whole)
+def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
+    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
     pipelines = plans[0].pipelines is not None or cost.pp > 1
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
@@ -56,14 +52,14 @@ def timeline(plans: tuple[Plan, ...], cost: Cost, whole: WholeStep | None = None
     }
 
 
-def _whole_timeline(plans: tuple[Plan, ...], executor: WholeStep) -> Table | None:
+def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: WholeStep) -> Table | None:
     """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
     LAYERS."""
     cost = executor.cost
     layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, executor.window), cost.model.num_layers)
     titles = track_titles(cost.gpus.cluster)
     columns = Columns()
-    for event in replace(executor, cost=cost.of_layers(layers)).events(plans):
+    for event in replace(executor, cost=cost.of_layers(layers)).events(batch, plans):
         if len(columns) == MOST_EVENTS:
             return None
         args, span = event["args"], (event["ts"], event["dur"])

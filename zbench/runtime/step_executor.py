@@ -132,7 +132,7 @@ class TorchWholeStep:
                 "not: system.padding=none, also beside variant=published"
             )
         of = self.steps
-        step, tokens = of.of(plans), tokens_of(plans, of.model, of.tensor_parallel, of.experts)
+        step, tokens = of.of(batch, plans), tokens_of(plans, of.model, of.tensor_parallel, of.experts.of(batch))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
         self._warm = True

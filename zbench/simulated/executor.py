@@ -70,17 +70,17 @@ class WholeStep:
     def stop(self) -> None:
         """Has nothing to end."""
 
-    def built(self, plans: tuple[Plan, ...]) -> Step:
+    def built(self, batch: Batch, plans: tuple[Plan, ...]) -> Step:
         """Returns the step of a batch's plans, proven.
 
         Raises:
             ValueError: plans have pipelines.
         """
-        return self.steps.of(plans)
+        return self.steps.of(batch, plans)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
-        return self.result(batch, plans, play_step(self.built(plans), plans, self.cost.gpus))
+        return self.result(batch, plans, play_step(self.built(batch, plans), plans, self.cost.gpus))
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
@@ -90,17 +90,20 @@ class WholeStep:
         """
         if trace is not None:
             write_events(
-                trace, True, self.cost.gpus.cluster, chain(track_names(self.cost.gpus.cluster), self.events(plans))
+                trace,
+                True,
+                self.cost.gpus.cluster,
+                chain(track_names(self.cost.gpus.cluster), self.events(batch, plans)),
             )
         return self.step(batch, plans)
 
-    def events(self, plans: tuple[Plan, ...]) -> Iterator[Event]:
+    def events(self, batch: Batch, plans: tuple[Plan, ...]) -> Iterator[Event]:
         """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step.
 
         Raises:
             ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
         """
-        program, timeline = play_layers(self.built(plans), plans, self.cost.gpus)
+        program, timeline = play_layers(self.built(batch, plans), plans, self.cost.gpus)
         count = 2 * program.table.shape[1]  # at most: a message is at two ports
         if count > MOST_EVENTS:
             raise ValueError(

@@ -1,21 +1,27 @@
 """Rows of routed tokens: as many as the passes count, each token once a slice, each choice once an expert."""
 
+from itertools import combinations
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.steps import EXPERTS
 from zbench.runtime.steps.routed import RoutedTokens
-from zbench.step.passes.routing import ExpertParallel, Routing
+from zbench.step.passes.routing import Routing
 
 
 @st.composite
 def routed(draw: st.DrawFn) -> tuple[RoutedTokens, Routing]:
     """Some tokens or none a part, of four experts two each, in one to four slices; all alike in some draws."""
     sizes = np.array(draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)), np.int64)
-    how = ExpertParallel(draw(st.sampled_from([1, 2, 4])), draw(st.integers(0, 9)), draw(st.sampled_from([0.0, 50.0])))
-    routing = Routing.draw(sizes, EXPERTS, how, 0)
-    return RoutedTokens(routing.chosen, sizes, routing.maps()[0].part), routing
+    two = st.sampled_from(list(combinations(range(EXPERTS.num_experts), EXPERTS.experts_per_token)))
+    alike, total = draw(st.booleans()), int(sizes.sum())
+    rows = [draw(two)] * total if alike else [draw(two) for _ in range(total)]
+    chosen = np.array(rows, np.int64).reshape(total, EXPERTS.experts_per_token)
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    routing = Routing(chosen, begin, EXPERTS.num_experts, draw(st.sampled_from([1, 2, 4])))
+    return RoutedTokens(chosen, sizes, routing.maps()[0].part), routing
 
 
 @given(routed())

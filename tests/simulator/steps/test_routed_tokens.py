@@ -20,7 +20,8 @@ from zbench.simulator.steps.sizes import Sizes
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.routing import ExpertParallel, Routing
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 
 LENGTHS = (9000, 4100, 1500, 900, 700, 300, 300, 77)
@@ -63,7 +64,8 @@ def test_experts_have_the_rate_of_their_own_rows() -> None:
     how = ExpertParallel(4, 0, 1.0)
     step = whole_step(found.model, found.plans, 1, "none", experts=how)
     layout, template = step.layouts[0], step.templates[1]
-    routing = Routing.draw(layout.index["t"].sizes, found.model, how, 0)
+    routing = PlanParts(found.plans[0], found.model, 1, how).routing
+    assert routing is not None
     homes = layout.tensors[layout.number["x"]].home
     curve = Curve((999.0, 1000.0), (1e14, 2e14))
     device = replace(cost.cluster.device, matmul_by_tokens={found.model.name: curve})

@@ -100,8 +100,8 @@ def tokens_of(plans: Sequence[Plan], model: Model, degree: int, experts: ExpertP
     degree: of tensor parallelism.
     """
     found = []
-    for number, plan in enumerate(plans):
-        routing = PlanParts(plan, model, degree, experts, number).routing
+    for plan in plans:
+        routing = PlanParts(plan, model, degree, experts).routing
         found.append(TokenParts.of(plan, degree, routing.chosen if routing else None))
     return tuple(found)
 

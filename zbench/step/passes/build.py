@@ -65,7 +65,7 @@ def whole_step(
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts = 0, []
     for number, plan in enumerate(plans):
-        parts = PlanParts(plan, model, degree, experts, number)
+        parts = PlanParts(plan, model, degree, experts)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, stages)
         made, loss = one.templates(built.gradients, loss)
         firsts.append(len(built.templates))

@@ -21,13 +21,12 @@ from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 @dataclass(frozen=True)
 class PlanParts:
     """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
-    out and chosen; micro_batch: the plan's number, which the choice depends on."""
+    out and chosen."""
 
     plan: Plan
     model: Model
     degree: int
     experts: ExpertParallel = TOGETHER
-    micro_batch: int = 0
 
     @property
     def num_gpus(self) -> int:
@@ -137,7 +136,7 @@ class PlanParts:
         """The experts of the tokens; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
-        return Routing.draw(self._tokens[2], self.model, self.experts, self.micro_batch)
+        return Routing.draw(self.plan, self._tokens[2], self.model, self.experts)
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the

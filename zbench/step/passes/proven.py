@@ -6,6 +6,7 @@ Whoever plays steps and whoever executes them build them here, so that both have
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
@@ -50,7 +51,7 @@ class ProvenSteps:
         experts.check(model, places)
         ShardedParameters(model, places // degree, degree, ZERO[model.sharding], self.window, experts.degree)
 
-    def of(self, plans: Sequence[Plan]) -> Step:
+    def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
 
         Raises:
@@ -61,7 +62,7 @@ class ProvenSteps:
                 f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
             )
         model = self.model
-        zero, degree = ZERO[model.sharding], self.tensor_parallel
-        step = whole_step(model, plans, degree, zero, self.window, model.recompute, self.experts, self.stages)
+        zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
+        step = whole_step(model, plans, degree, zero, self.window, model.recompute, experts, self.stages)
         prove_step(step)
         return step

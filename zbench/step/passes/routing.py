@@ -1,17 +1,20 @@
 """Draws which experts tokens go to, and lays experts out on GPUs (expert parallelism).
 
 Experts are held by groups of consecutive GPUs: of `degree` GPUs each has as many experts, and tokens stay in the group
-of their home. A token goes once to a GPU, whatever number of experts it has there (as DeepEP's dispatch does). One draw
-holds for all layers of a micro-batch: that layers route alike is a simplification, and no measured fact.
+of their home. A token goes once to a GPU, whatever number of experts it has there (as DeepEP's dispatch does). What a
+token chooses is a function of the batch and of its place in its sequence, so it is the same whatever a system does with
+it. One draw holds for all layers: that layers route alike is a simplification, and no measured fact.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.plans.plan import Plan
 from zbench.step.index import Index, PartMap, Relation
 
 
@@ -19,13 +22,18 @@ from zbench.step.index import Index, PartMap, Relation
 class ExpertParallel:
     """A layout of experts and a rule by which they are chosen.
 
-    degree: GPUs that hold all experts together. seed: of the draw. skew: the exponent by which an expert's odds fall
-    with its rank in a random order; 0: all are chosen alike (a guess, both).
+    degree: GPUs that hold all experts together. seed, step: of the batch, which the draw depends on. skew: the exponent
+    by which an expert's odds fall with its rank in a random order; 0: all are chosen alike (a guess, both).
     """
 
     degree: int = 1
     seed: int = 0
     skew: float = 0.0
+    step: int = 0
+
+    def of(self, batch: Batch) -> "ExpertParallel":
+        """Returns the same layout and rule for a batch's draw."""
+        return replace(self, seed=batch.seed, step=batch.step)
 
     def check(self, model: Model, num_gpus: int) -> None:
         """Raises ValueError if a model's experts cannot be laid out so."""
@@ -53,12 +61,12 @@ class Routing:
     slices: int
 
     @staticmethod
-    def draw(sizes: Ints, model: Model, how: ExpertParallel, micro_batch: int) -> "Routing":
-        """Draws the experts of the tokens of parts: the largest of logarithms of odds with Gumbel noise, which is a
-        draw without replacement (Kool et al. 2019, arXiv 1903.06059)."""
-        rng = np.random.default_rng((how.seed, micro_batch))
-        order = rng.permutation(model.num_experts)
-        odds = -how.skew * np.log1p(order) + rng.gumbel(size=(int(sizes.sum()), model.num_experts))
+    def draw(plan: Plan, sizes: Ints, model: Model, how: ExpertParallel) -> "Routing":
+        """Draws the experts of a plan's tokens: the largest of logarithms of odds with Gumbel noise, which is a draw
+        without replacement (Kool et al. 2019, arXiv 1903.06059). sizes: int64 [parts], of the blocks' tokens in order.
+        """
+        order = np.random.default_rng((how.seed, how.step)).permutation(model.num_experts)
+        odds = -how.skew * np.log1p(order) + _noise(plan, model.num_experts, (how.seed, how.step))
         chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return Routing(chosen.astype(np.int64), begin, model.num_experts, how.degree)
@@ -93,6 +101,18 @@ class Routing:
     def relations(self) -> tuple[Relation, ...]:
         """Returns route(t, e) and goes(t, k)."""
         return _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
+
+
+def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:
+    """Returns float64 [tokens, experts]: Gumbel noise for a plan's tokens, block after block, each drawn for the token
+    and the batch alone."""
+    blocks = plan.blocks
+    pieces = blocks.pieces.items
+    of_sequence = [
+        np.random.default_rng((*draw, int(number))).gumbel(size=(int(length), num_experts))
+        for number, length in zip(plan.sequences, plan.lengths, strict=True)
+    ]
+    return np.concatenate([of_sequence[blocks.seq[at]][blocks.start[at] : blocks.stop[at]] for at in pieces])
 
 
 def _relation(name: str, second: str, tokens: Ints) -> Relation:
