@@ -35,7 +35,7 @@ from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
 from zbench.systems.nodewise.rivals import Rivals
 from zbench.systems.nodewise.rules import Kinds
 from zbench.systems.nodewise.shards import join, joint_bounds
-from zbench.systems.nodewise.trial import Played, Task, Trial, seconds_of
+from zbench.systems.nodewise.trial import PlayedPlans, Task, Trial, seconds_of
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
@@ -119,7 +119,7 @@ class Nodewise:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
-        rates, played = Rates.of(self.cost), Played()
+        rates, played = Rates.of(self.cost), PlayedPlans()
         own = fitting(
             batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates, played)
         )
@@ -159,7 +159,7 @@ class Nodewise:
         return task.play(layout, self.cost, pairs)
 
     # 4. Choice: the plan played fastest, of the layouts and of what is made of them.
-    def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement], played: Played) -> Plan:
+    def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement], played: PlayedPlans) -> Plan:
         layouts = self._layouts(task, even, uneven)
         if self.played_placements == 1 and not (self.pair_backward_keys or self.move_cuts or self.list_schedule):
             return task.plan(layouts[0], self.cost)
@@ -201,7 +201,7 @@ class Nodewise:
         return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.move_cuts else [])
 
     # 5. Memory: how many tokens a GPU may be home of; zbench.systems.common.micro_batches takes what fits.
-    def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates, played: Played) -> Iterator[Plan]:
+    def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates, played: PlayedPlans) -> Iterator[Plan]:
         """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
         mean = -(-int(lengths.sum()) // self.cost.cluster.num_ranks)
         room = max(capacity_tokens(self.cost), mean)

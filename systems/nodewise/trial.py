@@ -82,7 +82,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class PlayedPlans:
     """Remembers what a layer of the fastest plan of every micro-batch took when it was played."""
 
     plans: list[tuple[Plan, float]] = field(default_factory=list)

@@ -19,6 +19,7 @@ with loading(__name__):
     from zbench.anchors.measured import MeasuredRow, read_measured
     from zbench.anchors.presets import cluster, workload, world, worlds
     from zbench.console.meter import Meter
+    from zbench.cost.matmul import check_shapes
     from zbench.describe.cluster import Cluster
     from zbench.describe.units import with_noun
     from zbench.describe.worlds import NOMINAL
@@ -43,7 +44,9 @@ def anchors(name: str = NOMINAL, clock: str = CLOCKS[0]) -> list[Anchor]:
     there = world(name)
 
     def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
-        return there.of_cluster(cluster(preset, num_nodes, device))
+        found = there.of_cluster(cluster(preset, num_nodes, device))
+        check_shapes(found.device, clock != CLOCKS[0])
+        return found
 
     if clock != CLOCKS[0]:
         from zbench.simulated.executor import WholeStep

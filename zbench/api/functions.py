@@ -20,6 +20,7 @@ from zbench.api.parts import (
 from zbench.api.yamls import Named
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
+from zbench.cost.matmul import check_shapes
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
@@ -138,6 +139,7 @@ def simulate(step: StepPlans | Named, *, world: Worlds = None) -> StepResult:
     with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
         cost = make_cost(*machine_in(world, found.cluster, found.model))
+        check_shapes(cost.cluster.device, whole_steps=False)
         return Simulated(cost).step(found.batch, found.plans)
 
 

@@ -84,6 +84,8 @@ class Device:
         none, and where they are, they are what counts and not the two rates above.
     compute_slowdown: how many times as long a compute takes while messages are under way at its GPU, at least 1.
     matmul_by_tokens: by model name, matmul_flops as a curve over a rank's tokens; other models have matmul_flops.
+    multiprocessors: that take tiles of matmuls; 0: not known. matmul_shapes: whether matmuls of whole steps have the
+        rate of their shape (zbench.cost.matmul), or all of them the same.
     """
 
     name: str
@@ -101,6 +103,8 @@ class Device:
     backward_rows: int = 128
     empty_block_seconds: float = 0.0
     compute_slowdown: float = 1.0
+    multiprocessors: int = 0
+    matmul_shapes: bool = False
     attention_forward_causal: Curve | None = None
     attention_forward_full: Curve | None = None
     attention_backward_causal: Curve | None = None
@@ -115,6 +119,12 @@ class Device:
         if self.backward_rows not in (64, 128):
             raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
         check_slowdown("cluster.device.compute_slowdown", self.compute_slowdown)
+        check_whole_number("cluster.device.multiprocessors", self.multiprocessors, 0)
+        check_boolean("cluster.device.matmul_shapes", self.matmul_shapes)
+        if self.matmul_shapes and not self.multiprocessors:
+            raise ValueError(
+                "cluster.device.matmul_shapes is True; it takes cluster.device.multiprocessors, how many a GPU has"
+            )
         for name, kind in DEVICE_KINDS.items():
             value = parse(f"cluster.device.{name}", getattr(self, name), kind)
             if not 0 <= value < float("inf") or (value == 0 and name not in MAY_BE_ZERO):

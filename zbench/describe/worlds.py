@@ -42,7 +42,8 @@ class World:
     nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
     What is said of NVLink is so of all domains inside a node.
     attention_rate, matmul_rate: times the device's; curves as a whole.
-    compute_slowdown: in place of the device's.
+    compute_slowdown: in place of the device's. matmul_shapes: in place of the device's, where its multiprocessors are
+    known.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
     """
@@ -55,6 +56,7 @@ class World:
     attention_rate: float = 1.0
     matmul_rate: float = 1.0
     compute_slowdown: float | None = None
+    matmul_shapes: bool | None = None
     overlap_collectives: bool | None = None
     nics_above: float = 0.0
 
@@ -71,8 +73,9 @@ class World:
                 )
         if self.compute_slowdown is not None:
             check_slowdown("world.compute_slowdown", self.compute_slowdown)
-        if not isinstance(self.overlap_collectives, bool | None):
-            raise ValueError(f"world.overlap_collectives is {self.overlap_collectives!r}; it takes true, false or null")
+        for name in ("matmul_shapes", "overlap_collectives"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise ValueError(f"world.{name} is {getattr(self, name)!r}; it takes true, false or null")
         above = parse("world.nics_above", self.nics_above, "bytes/s")
         if not 0 <= above < float("inf"):
             raise ValueError(f"world.nics_above is {self.nics_above!r}; it has to be at least 0 and finite")
@@ -94,6 +97,8 @@ class World:
         device = _faster(cluster.device, self.attention_rate, self.matmul_rate)
         if self.compute_slowdown is not None:
             device = replace(device, compute_slowdown=self.compute_slowdown)
+        if self.matmul_shapes is not None and device.multiprocessors:
+            device = replace(device, matmul_shapes=self.matmul_shapes)
         return replace(
             cluster,
             nic_bandwidth=cluster.nic_bandwidth * self.nic_bandwidth,
@@ -153,6 +158,8 @@ class World:
         told += [f"{words} channels {count}" for words, count in given.items() if count is not None]
         if self.compute_slowdown is not None:
             told.append(f"computes beside messages x {self.compute_slowdown:.5g}")
+        if self.matmul_shapes is not None:
+            told.append(f"matmuls {'' if self.matmul_shapes else 'not '}by shape")
         if self.overlap_collectives is not None:
             told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.cost.matmul import check_shapes
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
@@ -122,6 +123,7 @@ class Parts:
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
+        check_shapes(cluster.device, target == WHOLE_STEP)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, pipelines)

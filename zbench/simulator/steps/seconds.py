@@ -19,6 +19,7 @@ import numpy as np
 
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.loss import moved_bytes
+from zbench.cost.matmul import matmul_seconds
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.attends import attends_seconds
@@ -167,8 +168,19 @@ class _Formula:
         elements = self._elements(self._parameter(weight), weight)[:, None]
         if self.sizes.routed(self.formula) is not None:
             elements = elements / self.sizes.parts(self.formula, weight, self.mine)[:, None]
-        flops = 2 * rows * elements
         curve = device.matmul_by_tokens.get(model.name)
-        if curve is None or term.function.startswith("score"):
-            return np.asarray(flops.sum(axis=1) / device.matmul_flops, np.float64)
-        return np.asarray((flops * curve.seconds(np.maximum(rows, 1))).sum(axis=1), np.float64)
+        if curve is not None and not term.function.startswith("score"):
+            return np.asarray((2 * rows * elements * curve.seconds(np.maximum(rows, 1))).sum(axis=1), np.float64)
+        # A parameter has the hidden size on one side and what it is cut along on the other.
+        hidden, other = np.full_like(elements, model.hidden), elements / model.hidden
+        if weight in self.formula.results:
+            shape = hidden, other, rows
+        elif term.function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
+            shape = rows, other, hidden
+        else:
+            shape = rows, hidden, other
+        return np.asarray(matmul_seconds(device, *shape, model.element_bytes).sum(axis=1), np.float64)
+
+    def _result_slots(self) -> set[str]:
+        """Returns the slots that the formula's results have."""
+        return {slot for ref in self.formula.results for slot in ref.slots}
