@@ -11,18 +11,17 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Flags, Ints
+from zbench.describe.arrays import Ints
 from zbench.simulator.steps.played_template import OFFSETS
-from zbench.simulator.steps.variant import BUFFERS, Variant
-from zbench.step.operations import COMPUTE
+from zbench.simulator.steps.variant import BUFFERS, HopsOfGroups, Variant
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 
 
 class _Tables(NamedTuple):
     """Variants one after another. waits, notes, ends: of Variant, with groups counted through, and in place of a pair
-    its slot, layer offset and whether layers have one each; offsets by variant. ops, counted through, places, computes:
-    of rows, offsets by group. last, first: the hops with which operations are complete and begin."""
+    its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with which the
+    operations of groups are complete and begin, int64 [n, 3], (place, hop, whether it computes); offsets by group."""
 
     wait_offsets: Ints
     waits: Ints
@@ -30,14 +29,10 @@ class _Tables(NamedTuple):
     notes: Ints
     end_offsets: Ints
     ends: Ints
-    row_offsets: Ints
-    ops: Ints
-    places: Ints
-    computes: Flags
-    last_offsets: Ints
-    last: Ints
-    first_offsets: Ints
-    first: Ints
+    final_offsets: Ints
+    finals: Ints
+    begin_offsets: Ints
+    begins: Ints
 
 
 def edges_between(step: Step, variants: Sequence[Variant], instances: Ints) -> tuple[Ints, Ints]:
@@ -56,12 +51,10 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     """Puts what is known of variants one after another."""
     touches = [one.touches for one in variants]
     group = np.cumsum([0, *(len(one.kinds) for one in touches)])
-    row, op = np.cumsum([0, *(len(one.ops) for one in touches)]), np.cumsum([0, *(len(one.ops) for one in variants)])
     waits: list[Ints] = []
     notes: list[Ints] = []
     ends: list[Ints] = []
-    computes = []
-    for at, (variant, rows) in enumerate(zip(variants, touches, strict=True)):
+    for at, variant in enumerate(variants):
         of = np.array(slots[variant.of.template.layout], np.int64)
         layered = variant.of.layout.layered
         for found, table, code in ((waits, variant.waits, 2), (notes, variant.notes, 2), (ends, variant.ends, 0)):
@@ -69,7 +62,6 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
             key = np.stack([of[tensor], offset - OFFSETS // 2, layered[tensor]], axis=1)
             rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)
             found.append(np.concatenate([key, rest], axis=1))
-        computes.append(variant.ops[rows.ops, 0] == COMPUTE)
     return _Tables(
         _offsets(waits),
         np.concatenate(waits),
@@ -77,12 +69,8 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
         np.concatenate(notes),
         _offsets(ends),
         np.concatenate(ends),
-        np.append(np.concatenate([one.offsets[:-1] + row[at] for at, one in enumerate(touches)]), row[-1]),
-        np.concatenate([one.ops + op[at] for at, one in enumerate(touches)]),
-        np.concatenate([one.places for one in touches]),
-        np.concatenate(computes),
-        *_through([one.last_hops for one in variants]),
-        *_through([one.first_hops for one in variants]),
+        *_through(variants, [one.finals for one in variants]),
+        *_through(variants, [one.begins for one in variants]),
     )
 
 
@@ -90,34 +78,34 @@ def _offsets(tables: Sequence[Ints]) -> Ints:
     return np.cumsum([0, *map(len, tables)])
 
 
-def _through(rows: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Returns compressed rows one after another."""
-    begin = np.cumsum([0, *(len(items) for _, items in rows)])
-    offsets = [one[:-1] + begin[at] for at, (one, _) in enumerate(rows)]
-    return np.append(np.concatenate(offsets), begin[-1]), np.concatenate([items for _, items in rows])
+def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:
+    """Returns the hops of the groups of variants one after another, as `_Tables` has them."""
+    begin = np.cumsum([0, *(len(one.hops) for one in groups)])
+    offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
+    computes = [of.lowered.queued.computes[one.hops] for of, one in zip(variants, groups, strict=True)]
+    columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
+    return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 
 
 @nb.njit(cache=True)
 def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
-    """Adds the edges from one group of rows to another: from operations to those at the same place. Computes of one
-    place are left out, as their queue has them in order. ends: both groups; begins: the first hops of their instances.
-    Returns (edges, how many of them are used)."""
-    row, stop = t.row_offsets[ends[0]], t.row_offsets[ends[0] + 1]
-    source, target = -1, -1
-    for at in range(t.row_offsets[ends[1]], t.row_offsets[ends[1] + 1]):
-        while row < stop and t.places[row] < t.places[at]:
+    """Adds the edges from one group to another: from hops to those at the same place. Computes of one place are left
+    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. Returns (edges,
+    how many of them are used)."""
+    row, stop = t.final_offsets[ends[0]], t.final_offsets[ends[0] + 1]
+    for at in range(t.begin_offsets[ends[1]], t.begin_offsets[ends[1] + 1]):
+        place, target, computes = t.begins[at]
+        while row < stop and t.finals[row, 0] < place:
             row += 1
         other = row
-        while other < stop and t.places[other] == t.places[at]:
-            same = t.ops[other] == source and t.ops[at] == target
-            if not same and not (t.computes[other] and t.computes[at]):
-                source, target = t.ops[other], t.ops[at]
-                for a in range(t.last_offsets[source], t.last_offsets[source + 1]):
-                    for b in range(t.first_offsets[target], t.first_offsets[target + 1]):
-                        if used == edges.shape[1]:
-                            edges = np.concatenate((edges, np.empty_like(edges)), axis=1)
-                        edges[0, used], edges[1, used] = begins[0] + t.last[a], begins[1] + t.first[b]
-                        used += 1
+        while other < stop and t.finals[other, 0] == place:
+            source, target_of = begins[0] + t.finals[other, 1], begins[1] + target
+            same = used > 0 and edges[0, used - 1] == source and edges[1, used - 1] == target_of
+            if not same and not (t.finals[other, 2] and computes):
+                if used == edges.shape[1]:
+                    edges = np.concatenate((edges, np.empty_like(edges)), axis=1)
+                edges[0, used], edges[1, used] = source, target_of
+                used += 1
             other += 1
     return edges, used
 
@@ -135,7 +123,7 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
     chains = np.full((2, slots * layers), -1, np.int64)  # of writers, and of readers
     queue, queued = np.empty((buffers, 2), np.int64), 0  # a chain, the buffer that is free next
     front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
-    edges, used = np.empty((2, 4096), np.int64), 0
+    edges, used = np.empty((2, 1 << 16), np.int64), 0
     for number in range(len(instances)):
         of, layer, stage, begin = instances[number]
         for at in range(t.wait_offsets[of], t.wait_offsets[of + 1]):
