@@ -18,6 +18,7 @@ from zbench.describe.links import NVLINK
 from zbench.simulator.hop_graph import hop_edges
 from zbench.simulator.hops import members, ports
 from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
+from zbench.simulator.steps.dataflow.implied import QueuedHops, needed_edges
 from zbench.simulator.steps.expand import (
     AFTER,
     BYTES,
@@ -30,7 +31,6 @@ from zbench.simulator.steps.expand import (
     Topology,
     expand,
 )
-from zbench.simulator.steps.implied import QueuedHops, needed_edges
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
 from zbench.step.template import Step
@@ -139,10 +139,12 @@ def lower(
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], each == 1, ops[table[OP], 0] == COMPUTE, busy, delay)
     joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
+    producer, consumer = needed_edges(*joined, queued, cluster.num_ranks * gpu_queues(cluster))
     return Lowered(
         table,
         queued,
-        *needed_edges(*joined, queued, cluster.num_ranks * gpu_queues(cluster)),
+        producer,
+        consumer,
         ops[table[OP], 8],
         int(meetings),
         _trains(legs, first),

@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import Hops
@@ -55,7 +56,7 @@ class _Busy(NamedTuple):
     bounds: Ints
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
     """Adds an interval to the spans that it falls into; `at` is one at or before the first of them."""
     last = len(marks) - 1
@@ -68,7 +69,7 @@ def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
     sums[at] += end - begin
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no-untyped-def]
     """Adds a complete interval of transfers, and what of it no compute covers. where: the GPU, its first compute that
     may reach the interval, and the interval's first span at most. Returns the last two for the next interval."""
@@ -95,8 +96,15 @@ def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def
     the order in which they start; queues: of a GPU."""
     gpus = len(busy.bounds) - 1
     moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
-    left, right = np.zeros(gpus), np.zeros(gpus)  # the open interval of each
-    place, span = busy.bounds[:-1].copy(), np.zeros(gpus, np.int64)
+    state = (np.zeros(gpus), np.zeros(gpus)), (busy.bounds[:-1].copy(), np.zeros(gpus, np.int64))
+    _follow(hops, queues, times, busy, marks, (moving, exposed), state)
+    return moving, exposed
+
+
+@nb.njit(**IN_PLACE)
+def _follow(hops, queues, times, busy, marks, sums, state):  # type: ignore[no-untyped-def]
+    """Adds the transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
+    (moving, exposed), ((left, right), (place, span)) = sums, state
     for hop in hops:
         begin, end = times.start[hop], times.release[hop]
         for queue in (times.queue_a[hop], times.queue_b[hop]):
@@ -109,6 +117,5 @@ def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def
             where = (gpu, place[gpu], span[gpu])
             place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
             left[gpu], right[gpu] = begin, end
-    for gpu in range(gpus):
+    for gpu in range(len(left)):
         _close(moving, exposed, marks, busy, (gpu, place[gpu], span[gpu]), left[gpu], right[gpu])
-    return moving, exposed

@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.hop_graph import HopGraph
 
@@ -32,7 +33,7 @@ def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeli
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _before(one, other):  # type: ignore[no-untyped-def]
     """Returns whether an event, (when, since when it waits, hop), is served before another one, or is that."""
     if one[0] != other[0]:
@@ -42,7 +43,7 @@ def _before(one, other):  # type: ignore[no-untyped-def]
     return one[2] <= other[2]
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _settle(port, event, rows, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
     """Plays the pieces of a port's trains that are served before an event; returns the train that ended, or -1.
 
@@ -79,7 +80,7 @@ def _settle(port, event, rows, trains, state, links, times, longest_waiting):  #
             return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _leave(port, train, front, behind):  # type: ignore[no-untyped-def]
     """Takes a train off its port."""
     if front[port] == train:
@@ -91,7 +92,7 @@ def _leave(port, train, front, behind):  # type: ignore[no-untyped-def]
     behind[one] = behind[train]
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-def]
     """Returns the event of a train's last piece: as it is, or for the soonest that it can be."""
     first, stride, count = trains[train]
@@ -106,7 +107,7 @@ def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-d
     return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _push(heap, size, event):  # type: ignore[no-untyped-def]
     """Enters an event into a heap of `size` events; returns its new size."""
     times, waited, hops = heap
@@ -124,7 +125,7 @@ def _push(heap, size, event):  # type: ignore[no-untyped-def]
     return size + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _pop(heap, size):  # type: ignore[no-untyped-def]
     """Takes the first event off a heap; returns its new size."""
     times, waited, hops = heap
@@ -151,7 +152,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
@@ -192,14 +193,25 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    queue_free, link_free = free
     num_hops = len(waits)
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    times, flow = (start, release, done), (waits, ready, release, done, longest_waiting)
-    train_of, state = _started(num_hops, trains, len(link_free))
+    train_of, state = _started(num_hops, trains, len(free[1]))
+    heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
+    flow = waits, ready, release, done, longest_waiting
+    _play(rows, following, flow, (start, release, done), (trains, train_of, state), free, heap)
+    return start, release, done
+
+
+@nb.njit(**IN_PLACE)
+def _play(rows, following, flow, times, of_trains, free, heap):  # type: ignore[no-untyped-def]
+    """Runs all hops. flow: state of `_let_go`; of_trains: trains, and what `_started` returns."""
+    waits, ready, _, _, longest_waiting = flow
+    start, release, done = times
+    trains, train_of, state = of_trains
     front, behind, piece, when, since = state
-    heap, size = (np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)), 0
-    for hop in range(num_hops):
+    queue_free, link_free = free
+    size = 0
+    for hop in range(len(waits)):
         ready[hop] = queue_free[rows.queue_a[hop], rows.slot[hop]]
         if rows.queue_b[hop] >= 0:
             ready[hop] = max(ready[hop], queue_free[rows.queue_b[hop], rows.slot[hop]])
@@ -238,4 +250,3 @@ def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore
         if a >= 0 and b >= 0:
             take(queue_free, rows.queue_b[hop], k, s, release[hop])
         size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
-    return start, release, done

@@ -9,8 +9,8 @@ import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.dataflow.implied import first_of_queues, last_of_queues
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
-from zbench.simulator.steps.implied import first_of_queues, last_of_queues
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, MOVE, SEND

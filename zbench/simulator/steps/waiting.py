@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.played_template import OFFSETS
 from zbench.simulator.steps.variant import BUFFERS, HopsOfGroups, Variant
 from zbench.step.proof.groups import slots_of
@@ -87,45 +88,59 @@ def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tup
     return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
     """Adds the edges from one group to another: from hops to those at the same place. Computes of one place are left
-    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. Returns (edges,
-    how many of them are used)."""
+    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. Returns how
+    many edges there are, maybe more than there is room for."""
     row, stop = t.final_offsets[ends[0]], t.final_offsets[ends[0] + 1]
+    before = -1, -1
     for at in range(t.begin_offsets[ends[1]], t.begin_offsets[ends[1] + 1]):
-        place, target, computes = t.begins[at]
+        place = t.begins[at, 0]
         while row < stop and t.finals[row, 0] < place:
             row += 1
         other = row
         while other < stop and t.finals[other, 0] == place:
-            source, target_of = begins[0] + t.finals[other, 1], begins[1] + target
-            same = used > 0 and edges[0, used - 1] == source and edges[1, used - 1] == target_of
-            if not same and not (t.finals[other, 2] and computes):
-                if used == edges.shape[1]:
-                    edges = np.concatenate((edges, np.empty_like(edges)), axis=1)
-                edges[0, used], edges[1, used] = source, target_of
+            pair = begins[0] + t.finals[other, 1], begins[1] + t.begins[at, 1]
+            if pair != before and not (t.finals[other, 2] and t.begins[at, 2]):
+                before = pair
+                if used < edges.shape[1]:
+                    edges[0, used], edges[1, used] = pair
                 used += 1
             other += 1
-    return edges, used
+    return used
 
 
 @nb.njit(cache=True)
 def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
     """Returns the edges as `edges_between`. shape: slots, layers and stages."""
     slots, layers, stages = shape
-    nodes, buffers = 1, 1
+    nodes, buffers, room = 1, 1, 1 << 16
     for number in range(len(instances)):
         of = instances[number, 0]
         nodes += t.note_offsets[of + 1] - t.note_offsets[of]
         buffers += 2 * (t.end_offsets[of + 1] - t.end_offsets[of])
-    node, count = np.empty((nodes, 3), np.int64), 0  # an instance, a group, the node that follows
-    chains = np.full((2, slots * layers), -1, np.int64)  # of writers, and of readers
-    queue, queued = np.empty((buffers, 2), np.int64), 0  # a chain, the buffer that is free next
-    front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
-    edges, used = np.empty((2, 1 << 16), np.int64), 0
+    node, queue = np.empty((nodes, 3), np.int64), np.empty((buffers, 2), np.int64)
+    while True:
+        chains = np.full((2, slots * layers), -1, np.int64)
+        front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
+        edges = np.empty((2, room), np.int64)
+        used = _follow(t, instances, (layers, stages), (node, chains), (queue, front, back), edges)
+        if used <= room:
+            return edges[0, :used].copy(), edges[1, :used].copy()
+        room = used
+
+
+@nb.njit(**IN_PLACE)
+def _follow(t, instances, shape, noted, buffers, edges):  # type: ignore[no-untyped-def]
+    """Follows instances in order, as `_edges`; returns how many edges there are, maybe more than there is room for.
+
+    noted: nodes (an instance, a group, the node that follows), and the chains of writers and of readers. buffers: a
+    queue (a chain, the buffer that is free next), and its front and back by slot and stage."""
+    (layers, stages), (node, chains), (queue, front, back) = shape, noted, buffers
+    used, count, queued = 0, 0, 0
     for number in range(len(instances)):
-        of, layer, stage, begin = instances[number]
+        of, layer, stage = instances[number, 0], instances[number, 1], instances[number, 2]
         for at in range(t.wait_offsets[of], t.wait_offsets[of + 1]):
             slot, offset, layered, group, side = t.waits[at]
             chain = -1
@@ -136,8 +151,8 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
             else:
                 chain = chains[side, slot * layers + (layer + offset) * layered + 1]
             while chain >= 0:
-                begins = (instances[node[chain, 0], 3], begin)
-                edges, used = _joined(t, (node[chain, 1], group), begins, edges, used)
+                begins = (instances[node[chain, 0], 3], instances[number, 3])
+                used = _joined(t, (node[chain, 1], group), begins, edges, used)
                 chain = node[chain, 2]
         for at in range(t.note_offsets[of], t.note_offsets[of + 1]):
             slot, offset, layered, group, side = t.notes[at]
@@ -161,4 +176,4 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
                 chains[1, key] = -1
             if gone:
                 chains[0, key] = -1
-    return edges[0, :used].copy(), edges[1, :used].copy()
+    return used
