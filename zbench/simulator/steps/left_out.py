@@ -72,6 +72,17 @@ class LeftOut:
         first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
         return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
 
+    def looked_at(self, number: int) -> Ints:
+        """Returns the hops of the instances by which the run of a cut is found to have settled."""
+        same, begin = self._alike(number), self.program.begin
+        half, last = len(same) // 2, len(same) - 1
+        three = sorted({same[at] for at in (half - 1, (half + last) // 2, last) if at >= 0})
+        return np.concatenate([np.arange(begin[at], begin[at + 1]) for at in three])
+
+    def agrees(self, number: int) -> bool:
+        """Returns whether the run of a cut has settled, of which what `looked_at` returns has ended."""
+        return self._steady(number)[1]
+
     @cached_property
     def steady(self) -> list[tuple[list[int], float]]:
         """The instances of the steady half of each cut's run, and how many layers that were left out each of them
