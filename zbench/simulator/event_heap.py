@@ -1,7 +1,7 @@
 """A heap of events, (when, since when it waits where that counts, the hop), first come first; compiled.
 
-A heap is three arrays with room for as many events as there may be at once. Two below each and in place: lists of tuples
-and heapq, or four below each, were slower.
+A heap is three arrays with room for as many events as there may be at once, two below each. Lists of tuples and heapq
+were slower, and so were four below each.
 """
 
 import numba as nb
