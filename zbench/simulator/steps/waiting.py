@@ -36,15 +36,26 @@ class _Tables(NamedTuple):
     begins: Ints
 
 
-def edges_between(step: Step, variants: Sequence[Variant], instances: Ints) -> tuple[Ints, Ints]:
-    """Returns the edges between hops of different instances.
+class WaitTables(NamedTuple):
+    """What is known of variants, for the edges between instances of them. slots: how many tensors there are."""
+
+    tables: _Tables
+    slots: int
+
+
+def wait_tables(step: Step, variants: Sequence[Variant]) -> WaitTables:
+    """Puts what is known of variants of a step, however many layers are played, one after another."""
+    slots = slots_of(step)
+    return WaitTables(_tables(variants, slots), 1 + max(map(max, slots)))
+
+
+def edges_between(of: WaitTables, num_layers: int, instances: Ints) -> tuple[Ints, Ints]:
+    """Returns the edges between hops of different instances, of a step with so many layers.
 
     instances: int64 [n, 4]: the number of each one's variant, its layer, the number of its stage's first place, its
     first hop.
     """
-    slots = slots_of(step)
-    shape = (1 + max(map(max, slots)), step.num_layers + 3, 1 + int(instances[:, 2].max()))
-    producer, consumer = _edges(_tables(variants, slots), instances, shape)
+    producer, consumer = _edges(of.tables, instances, (of.slots, num_layers + 3, 1 + int(instances[:, 2].max())))
     return producer, consumer
 
 
