@@ -11,6 +11,8 @@ from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import Hops
 
+NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
+
 
 class Occupancy(NamedTuple):
     """Seconds of GPUs, float64 [GPUs, spans], a span from each mark to the next.
@@ -24,17 +26,21 @@ class Occupancy(NamedTuple):
     exposed_nic: Floats
 
 
-def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int) -> Occupancy:
-    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0."""
+def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int, trains: Ints = NO_TRAINS) -> Occupancy:
+    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0.
+
+    trains: as zbench.simulator.steps.trains has them; pieces that follow one another at once are one transfer here.
+    """
     computes = np.flatnonzero((hops.link_a < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
     gpu = hops.queue_a[computes] // hops.queues
     order = computes[np.argsort(gpu, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu, minlength=num_gpus))]).astype(np.int64)
     busy = _Busy(timeline.start[order], timeline.release[order], bounds)
-    moves = np.flatnonzero(hops.link_a >= 0)
+    joined, end = _joined(trains, timeline.start, timeline.release)
+    moves = np.flatnonzero((hops.link_a >= 0) & ~joined)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
     across = moves[hops.link_class[moves] == NIC]
-    times = _Times(hops.queue_a, hops.queue_b, timeline.start, timeline.release)
+    times = _Times(hops.queue_a, hops.queue_b, timeline.start, end)
     moving, exposed = _under_way(moves, hops.queues, times, busy, marks)
     return Occupancy(moving, exposed, _under_way(across, hops.queues, times, busy, marks)[1])
 
@@ -54,6 +60,22 @@ class _Busy(NamedTuple):
     start: Floats
     release: Floats
     bounds: Ints
+
+
+@nb.njit(cache=True)
+def _joined(trains, start, release):  # type: ignore[no-untyped-def]
+    """Returns which hops are pieces that begin as the one before them ends, and when each hop ends with those that
+    follow it so."""
+    joined, end = np.zeros(len(start), np.bool_), release.copy()
+    for train in range(len(trains)):
+        first, stride, count = trains[train]
+        head = first
+        for hop in range(first + stride, first + count * stride, stride):
+            if start[hop] <= end[head]:
+                joined[hop], end[head] = True, release[hop]
+            else:
+                head = hop
+    return joined, end
 
 
 @nb.njit(**IN_PLACE)

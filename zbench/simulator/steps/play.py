@@ -194,7 +194,7 @@ class _Played:
         edges = [*np.unique(places).tolist(), step.num_gpus]
         for first, last in pairwise(edges):
             mine = places == first
-            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus)
+            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus, self.program.trains)
             for total, one in zip(found, spans, strict=True):
                 total[first:last] = one[first:last] @ times[mine]
         return found
