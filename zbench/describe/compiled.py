@@ -1,4 +1,4 @@
-"""How functions of compiled loops are compiled: options of numba.njit. Pure: numba is not imported here."""
+"""Options of numba.njit for the functions of compiled loops. Pure: numba is not imported here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

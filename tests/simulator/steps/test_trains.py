@@ -11,7 +11,7 @@ from zbench.describe.cluster import LONGEST_WAITING, PLAN
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.play import with_fewer_layers
 from zbench.simulator.steps.program import StepParts, program
-from zbench.simulator.steps.trains import Unless, run_trains
+from zbench.simulator.steps.trains import Unless, run_trains, run_unless
 from zbench.step.passes.build import whole_step
 
 
@@ -60,7 +60,7 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
         asked.append((times.release[hops] == want.release[hops]).all())
         return stops
 
-    have = run_trains(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
+    have = run_unless(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
     assert asked == [True]
     assert (have is None) == stops
     if have is not None:

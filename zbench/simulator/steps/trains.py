@@ -10,7 +10,6 @@ begins: there all hops are events, in the other loop.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import overload
 
 import numba as nb
 import numpy as np
@@ -32,21 +31,20 @@ class Unless:
     stops: Callable[[Timeline], bool]
 
 
-@overload
-def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline: ...
-
-
-@overload
-def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None: ...
-
-
-def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: Unless | None = None) -> Timeline | None:
+def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
     """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
 
     trains: int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
     channels of the same queues and of both directions of one port, of which none waits for anything but the one before
-    and the first for others. free: changed in place. Returns None where it was stopped, by `unless`.
+    and the first for others. free: changed in place.
     """
+    found = run_unless(of, trains, num_ranks, free, None)
+    assert found is not None
+    return found
+
+
+def run_unless(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None:
+    """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
         return run_hops(of, np.zeros(num_ranks), free)
     rows, waits, watched = of.rows, of.waits.copy(), np.zeros(len(of.waits), bool)
@@ -56,10 +54,10 @@ def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: U
     if unless is not None:
         watched[unless.hops] = True
         watched[_before_last(trains)] = False  # which ends after these, and is the event of all
-        size = _play(rows, of.following, flow, times, (trains, *state[1:]), ends, heap, size, watched)
+        size = _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched)
         if unless.stops(timeline):
             return None
-    _play(rows, of.following, flow, times, (trains, *state[1:]), ends, heap, size, watched[:0])
+    _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched[:0])
     return timeline
 
 
@@ -193,13 +191,14 @@ def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
 
 
 @nb.njit(**ENTERED_IN_PLACE)
-def _play(rows, following, flow, times, of_trains, free, heap, size, watched):  # type: ignore[no-untyped-def]
+def _play(rows, following, flow, times, of_trains, free, events, watched):  # type: ignore[no-untyped-def]
     """Runs hops until none is left, or those that are watched have ended; returns the size of the heap. flow: state of
     `_let_go`. of_trains: trains, and what `_started` returns. watched: bool [hops], or [0]: none."""
     start, release, done = times
     trains, train_of, state = of_trains
     front, behind, piece, when, since = state
     (queue_free, link_free), longest_waiting, left = free, flow[4], np.int64(0)
+    heap, size = events
     for hop in range(len(watched)):
         left += watched[hop]
     if len(watched) and left == 0:

@@ -37,7 +37,7 @@ class _Tables(NamedTuple):
 
 
 class WaitTables(NamedTuple):
-    """What is known of variants, for the edges between instances of them. slots: how many tensors there are."""
+    """The tables of variants from which edges between their instances are found. slots: how many tensors there are."""
 
     tables: _Tables
     slots: int
