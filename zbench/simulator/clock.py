@@ -29,6 +29,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import LONGEST_WAITING, Cluster
+from zbench.describe.compiled import ENTERED_IN_PLACE
 from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.hops import COMPUTE, num_links, num_queues
 
@@ -116,7 +117,7 @@ def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
     return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, state, slowed))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED_IN_PLACE)
 def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
     """Updates row `at` of free times after a hop that ends at `until` took one channel (slot 0), or all of them.
 

@@ -8,10 +8,10 @@ import pytest
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import LONGEST_WAITING, PLAN
-from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.play import with_fewer_layers
 from zbench.simulator.steps.program import StepParts, program
-from zbench.simulator.steps.trains import run_trains
+from zbench.simulator.steps.trains import Unless, run_trains, run_unless
 from zbench.step.passes.build import whole_step
 
 
@@ -42,6 +42,30 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     last = first + (count - 1) * stride
     stretched = have.release[last] - have.start[first] > 1.01 * count * made.graph.busy[first]
     assert stretched.any() or zero == "1"  # pieces waited for others
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
+    """Their times are those of the whole program then; or it goes on as if nobody had asked."""
+    found, cost = planned("zeppelin")
+    of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+    short, instances, _ = with_fewer_layers(parts.step, 6)
+    made, ranks = program(parts, instances, short), cost.cluster.num_ranks
+    want = run_trains(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues))
+    hops = np.arange(*made.begin[4:6])  # of the fourth layer's forward
+    asked = []
+
+    def look(times: Timeline) -> bool:
+        asked.append((times.release[hops] == want.release[hops]).all())
+        return stops
+
+    have = run_unless(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
+    assert asked == [True]
+    assert (have is None) == stops
+    if have is not None:
+        for name in ("start", "release", "done"):
+            assert (getattr(have, name) == getattr(want, name)).all(), name
 
 
 @pytest.mark.parametrize("late", [1.0, 1e3, 1e6])

@@ -4,8 +4,8 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.plans.area import work
-from zbench.plans.columns import Column, Lists, Ops
+from zbench.plans.area import Work, work
+from zbench.plans.columns import ATTEND, Column, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.sizes import Sizes
 
@@ -36,8 +36,25 @@ def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: 
     listed = Ops.attends(rank, (low, high), numbers[0], numbers[1])
     # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
     own = plan.with_(lists=many, forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
-    attend, amount = work(own, listed)
-    return cost.attend_seconds(own, listed, attend, amount, backward)
+    attend, amount = np.arange(len(listed)), _counted(plan, many, (numbers[0], numbers[1]))
+    return cost.attend_seconds(own, listed, attend, amount or work(own, listed)[1], backward)
+
+
+def _counted(plan: Plan, lists: Lists, pairs: tuple[Ints, Ints]) -> Work | None:
+    """Returns the work of attends, pairs of lists of blocks, where the plan's attends have such pairs, whose work is
+    counted once for all; else None."""
+    used: list[Ints] = []
+    for ops in (plan.forward, plan.backward):
+        used += [column[ops.kind == ATTEND].astype(np.int64) for column in (ops.blocks, ops.kv_blocks)]
+    known: dict[bytes, int] = {}
+    for which in np.unique(np.concatenate(used)).tolist():
+        known.setdefault(np.sort(plan.lists[which]).tobytes(), which)
+    number = np.array([known.get(lists[which].tobytes(), -1) for which in range(len(lists))], np.int64)
+    q, kv = number[pairs[0]], number[pairs[1]]
+    if len(q) == 0 or min(q.min(), kv.min()) < 0:
+        return None
+    at = plan.pairs.find(q, kv)
+    return None if (at < 0).any() else plan.pairs.work.take(at)
 
 
 def _heads(sizes: Sizes, lists: Column, num_heads: int) -> tuple[Ints, Ints]:

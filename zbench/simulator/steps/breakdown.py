@@ -25,6 +25,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.steps.expand import OP, RANK
@@ -107,21 +108,30 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
     times: when each starts and its data has arrived, as it was played, and by how much that is later with all layers.
     cuts: of left_out.Added, and of each hop the cut of whose steady half it is, -1: none. shape: of what is returned.
     """
+    out, count = np.zeros(shape), len(times[0])
+    ready, whole = np.zeros(count), np.zeros(count)  # when the last operand was there, played and with all layers
+    bringer, whole_bringer = np.full(count, -1), np.full(count, -1)
+    end, whole_end, before = np.zeros(shape[1]), np.zeros(shape[1]), np.full(shape[1], -1)  # of each GPU's last compute
+    state = (ready, whole, bringer, whole_bringer), (end, whole_end, before)
+    _follow(hops, following, times, cuts, out, state)
+    return out, whole_end
+
+
+@nb.njit(**IN_PLACE)
+def _follow(hops, following, times, cuts, out, state):  # type: ignore[no-untyped-def]
+    """Adds all hops to `out`, as `_spent`. state: of hops, and of GPUs, as `_spent` has them."""
     gpu, queue, part, head, busy = hops
     offsets, followers = following
     start, done, later = times
     cut, late, steady = cuts
-    out, count = np.zeros(shape), len(start)
-    ready, whole = np.zeros(count), np.zeros(count)  # when the last operand was there, played and with all layers
-    bringer, whole_bringer = np.full(count, -1), np.full(count, -1)
-    end, whole_end, before = np.zeros(shape[1]), np.zeros(shape[1]), np.full(shape[1], -1)  # of each GPU's last compute
-    for hop in range(count):
+    (ready, whole, bringer, whole_bringer), (end, whole_end, before) = state
+    for hop in range(len(start)):
         at_gpu, ends, crosses = gpu[hop], done[hop] + later[hop], cut[hop, 1] == 0
         if at_gpu >= 0:
             last, skipped = before[at_gpu], 0.0
             if last >= 0 and cut[hop, 1] == 1 and cut[last, 1] == 0 and cut[last, 0] == cut[hop, 0]:
                 skipped = late[cut[hop, 0], queue[hop]]
-            mine, begin = out[shape[0] - 1, at_gpu], start[hop] + later[hop]
+            mine, begin = out[len(out) - 1, at_gpu], start[hop] + later[hop]
             _gap(mine, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (part, head, whole))
             more = done[hop] - start[hop] - busy[hop] if done[hop] > start[hop] + busy[hop] else 0.0
             mine[part[hop]] += ends - begin - more
@@ -140,10 +150,9 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
                 ready[follower], bringer[follower] = done[hop], hop
             if whole_bringer[follower] < 0 or ends + skipped > whole[follower]:
                 whole[follower], whole_bringer[follower] = ends + skipped, hop
-    return out, whole_end
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _gap(mine, begin, end, bringer, hops):  # type: ignore[no-untyped-def]
     """Adds a gap from `begin` to `end` of what the hop `bringer` brought last to a GPU's parts."""
     part, head, ready = hops

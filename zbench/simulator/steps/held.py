@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.cost.loss import held_bytes
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
 from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
@@ -108,13 +109,13 @@ def _entries(t, entries):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)
-def _number(row):  # type: ignore[no-untyped-def]
+@nb.njit(**IN_PLACE)
+def _number(rows, at):  # type: ignore[no-untyped-def]
     """Returns the number of an item; a row begins with tensor, layer offset, place and cell."""
-    return (((row[1] + 64) * 2**9 + row[0]) * 2**20 + row[2]) * 2**27 + row[3]
+    return (((rows[at, 1] + 64) * 2**9 + rows[at, 0]) * 2**20 + rows[at, 2]) * 2**27 + rows[at, 3]
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _numbers(rows):  # type: ignore[no-untyped-def]
     """Returns a table of the numbers of items, and the row of each."""
     size = 16
@@ -122,8 +123,8 @@ def _numbers(rows):  # type: ignore[no-untyped-def]
         size *= 2
     keys, which = np.full(size, EMPTY, np.int64), np.full(size, -1, np.int64)
     for at in range(len(rows)):
-        place = find_key(keys, _number(rows[at]))
-        keys[place], which[place] = _number(rows[at]), at
+        place = find_key(keys, _number(rows, at))
+        keys[place], which[place] = _number(rows, at), at
     return keys, which
 
 
@@ -133,63 +134,82 @@ def _lives(t, items, needs, leaves, missing, operations):  # type: ignore[no-unt
 
     What a contract needs is there from the start; what is written besides, from then on; what it leaves stays.
     """
-    had, has, used = _numbers(needs), _numbers(leaves), np.zeros(len(needs), np.bool_)
-    found, count = np.empty((4 * len(items) + len(needs), 5), np.int64), 0
-    for item in items:
-        here = True
-        for one in missing:
-            here &= item[0] != one[0] or item[1] != one[1]
+    contract = (needs, _numbers(needs), np.zeros(len(needs), np.bool_)), (leaves, _numbers(leaves))
+    found = np.empty((4 * len(items) + len(needs), 5), np.int64)
+    return found[: _lived(t.cell_bytes, t.first_cell, items, contract, missing, operations, found)]
+
+
+@nb.njit(**IN_PLACE)
+def _lived(cell_bytes, first_cell, items, contract, missing, operations, found):  # type: ignore[no-untyped-def]
+    """Writes the lives of items, as `_lives`; returns how many there are. contract: what it needs, its numbers, and
+    whether each is an item that was touched; what it leaves, and its numbers."""
+    (needs, had, used), (leaves, has) = contract
+    count = 0
+    for item in range(len(items)):
+        tensor, here = items[item, 0], True
+        for one in range(len(missing)):
+            here &= tensor != missing[one, 0] or items[item, 1] != missing[one, 1]
         if not here:
             continue
-        before = had[1][find_key(had[0], _number(item))]
-        after = has[1][find_key(has[0], _number(item))]
+        before = had[1][find_key(had[0], _number(items, item))]
+        after = has[1][find_key(has[0], _number(items, item))]
         old, stays = np.int64(0), np.int64(0) if after < 0 else leaves[after, 4]
         if before >= 0:
             old, used[before] = needs[before, 4], True
-        new = max(t.cell_bytes[t.first_cell[item[0]] + item[3]] - old, 0) if item[4] >= 0 else 0
-        for size, begin in ((old, np.int64(-1)), (new, item[4])):
+        new = max(cell_bytes[first_cell[tensor] + items[item, 3]] - old, 0) if items[item, 4] >= 0 else 0
+        for size, begin in ((old, np.int64(-1)), (new, items[item, 4])):
             left = min(size, stays)
             stays -= left
-            for part, end in ((left, operations), (size - left, item[5])):
+            for part, end in ((left, operations), (size - left, items[item, 5])):
                 if part > 0:
-                    row = found[count]
-                    row[0], row[1], row[2], row[3], row[4] = item[0], item[2], begin, end, part
-                    count += 1
+                    count = _write(found, count, (tensor, items[item, 2], begin, end, part))
     for at in range(len(needs)):
         if not used[at] and needs[at, 4] > 0:
-            row = found[count]
-            row[0], row[1], row[2], row[3], row[4] = needs[at, 0], needs[at, 2], -1, operations, needs[at, 4]
-            count += 1
-    return found[:count]
+            count = _write(found, count, (needs[at, 0], needs[at, 2], np.int64(-1), operations, needs[at, 4]))
+    return count
+
+
+@nb.njit(**IN_PLACE)
+def _write(found, count, life):  # type: ignore[no-untyped-def]
+    """Writes a life; returns how many there are then."""
+    found[count, 0], found[count, 1], found[count, 2], found[count, 3], found[count, 4] = life
+    return count + 1
 
 
 @nb.njit(cache=True)
 def _fullest(lives, needs, leaves, shape, operations):  # type: ignore[no-untyped-def]
     """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that."""
     before, after, then = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    level, peak, when = np.zeros(shape[1], np.int64), np.zeros(shape[1], np.int64), np.full(shape[1], -4, np.int64)
     for rows, into in ((needs, before), (leaves, after)):
-        for row in rows:
-            into[row[0], row[2]] += row[4]
+        for row in range(len(rows)):
+            into[rows[row, 0], rows[row, 2]] += rows[row, 4]
     offsets = np.zeros(2 * operations + 5, np.int64)  # a counting sort by moment
-    for life in lives:
-        offsets[2 * life[_BEGIN] + 3] += 1
-        offsets[2 * life[_END] + 4] += 1
+    order = np.empty(2 * len(lives), np.int64)
+    _followed(lives, offsets, order, (level, peak, when), then)
+    return before, after, then, peak
+
+
+@nb.njit(**IN_PLACE)
+def _followed(lives, offsets, order, places, then):  # type: ignore[no-untyped-def]
+    """Follows lives from moment to moment, as `_fullest`. places: bytes of each place now and at most, and when."""
+    level, peak, when = places
+    for life in range(len(lives)):
+        offsets[2 * lives[life, _BEGIN] + 3] += 1
+        offsets[2 * lives[life, _END] + 4] += 1
     for at in range(len(offsets) - 1):
         offsets[at + 1] += offsets[at]
-    order = np.empty(2 * len(lives), np.int64)
     for at in range(len(lives)):
         for moment, end in ((2 * lives[at, _BEGIN] + 2, 0), (2 * lives[at, _END] + 3, 1)):
             order[offsets[moment]] = 2 * at + end
             offsets[moment] += 1
-    level, peak, when = np.zeros(shape[1], np.int64), np.zeros(shape[1], np.int64), np.full(shape[1], -4, np.int64)
     for event in order:
-        life = lives[event // 2]
-        place = life[_PLACE]
-        level[place] += -life[_SIZE] if event % 2 else life[_SIZE]
+        life = event // 2
+        place = lives[life, _PLACE]
+        level[place] += -lives[life, _SIZE] if event % 2 else lives[life, _SIZE]
         if level[place] > peak[place]:
-            peak[place], when[place] = level[place], 2 * life[_BEGIN]
-    for life in lives:
-        place = life[_PLACE]
-        if 2 * life[_BEGIN] <= when[place] < 2 * life[_END] + 1:
-            then[life[_TENSOR], place] += life[_SIZE]
-    return before, after, then, peak
+            peak[place], when[place] = level[place], 2 * lives[life, _BEGIN]
+    for life in range(len(lives)):
+        place = lives[life, _PLACE]
+        if 2 * lives[life, _BEGIN] <= when[place] < 2 * lives[life, _END] + 1:
+            then[lives[life, _TENSOR], place] += lives[life, _SIZE]

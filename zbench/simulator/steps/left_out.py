@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.program import StepProgram
 
@@ -70,6 +71,17 @@ class LeftOut:
         mean = (end - begin) / (last - half + 1)
         first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
         return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
+
+    def looked_at(self, number: int) -> Ints:
+        """Returns the hops of the instances by which the run of a cut is found to have settled."""
+        same, begin = self._alike(number), self.program.begin
+        half, last = len(same) // 2, len(same) - 1
+        three = sorted({same[at] for at in (half - 1, (half + last) // 2, last) if at >= 0})
+        return np.concatenate([np.arange(begin[at], begin[at + 1]) for at in three])
+
+    def agrees(self, number: int) -> bool:
+        """Returns whether the run of a cut has settled, of which what `looked_at` returns has ended."""
+        return self._steady(number)[1]
 
     @cached_property
     def steady(self) -> list[tuple[list[int], float]]:
@@ -138,12 +150,20 @@ def _last(queue_a, queue_b, release, queues):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _later(queues, following, times, cut, late):  # type: ignore[no-untyped-def]
     """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it."""
-    next_a, next_b, next_pair, offsets, followers = following
-    start, release, done = times
-    count = len(start)
+    count = len(times[0])
     before, after = np.zeros(count), np.zeros(count)  # when a hop could begin, as it was played and with all layers
     found = np.zeros(count)
-    for hop in range(count):
+    _follow(queues, following, times, cut, late, (before, after, found))
+    return found
+
+
+@nb.njit(**IN_PLACE)
+def _follow(queues, following, times, cut, late, state):  # type: ignore[no-untyped-def]
+    """Follows all hops, as `_later`. state: its arrays, which are filled."""
+    next_a, next_b, next_pair, offsets, followers = following
+    start, release, done = times
+    before, after, found = state
+    for hop in range(len(start)):
         found[hop] = after[hop] - before[hop]
         first = offsets[hop] - 3
         for at in range(first, offsets[hop + 1]):
@@ -162,4 +182,3 @@ def _later(queues, following, times, cut, late):  # type: ignore[no-untyped-def]
                 more = late[cut[hop, 0], queue]
             before[follower] = max(before[follower], when)
             after[follower] = max(after[follower], when + found[hop] + more)
-    return found

@@ -18,6 +18,7 @@ from zbench.describe.links import NVLINK
 from zbench.simulator.hop_graph import hop_edges
 from zbench.simulator.hops import members, ports
 from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
+from zbench.simulator.steps.dataflow.implied import QueuedHops, needed_edges
 from zbench.simulator.steps.expand import (
     AFTER,
     BYTES,
@@ -25,6 +26,7 @@ from zbench.simulator.steps.expand import (
     IS_LAST,
     OP,
     QUEUE_A,
+    QUEUE_B,
     CollectiveLegs,
     Topology,
     expand,
@@ -39,19 +41,28 @@ class Lowered:
     """The hops of a template.
 
     table: int64 [10, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
-    the first. busy, latency: seconds. producer, consumer: edges between hops. purpose: of each hop, the queue of its
-    operation, an index into QUEUES. meetings: how many queues of meetings there are. trains: of legs of collectives in
-    pieces, as zbench.simulator.steps.trains has them.
+    the first. queued: columns of them. producer, consumer: edges between hops, without those that queues imply.
+    purpose: of each hop, the queue of its operation, an index into QUEUES. meetings: how many queues of meetings there
+    are. trains: of legs of collectives in pieces, as zbench.simulator.steps.trains has them.
     """
 
     table: Ints
-    busy: Floats
-    latency: Floats
+    queued: QueuedHops
     producer: Ints
     consumer: Ints
     purpose: Ints
     meetings: int
     trains: Ints
+
+    @property
+    def busy(self) -> Floats:
+        """The seconds that each hop keeps its queues."""
+        return self.queued.busy
+
+    @property
+    def latency(self) -> Floats:
+        """The seconds after which the data of each hop arrives."""
+        return self.queued.latency
 
 
 @dataclass(frozen=True)
@@ -126,12 +137,14 @@ def lower(
     ]
     first = np.concatenate([[0], np.cumsum(np.bincount(table[OP], minlength=len(ops)))])
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
+    queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], each == 1, ops[table[OP], 0] == COMPUTE, busy, delay)
+    joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
+    producer, consumer = needed_edges(*joined, queued, cluster.num_ranks * gpu_queues(cluster))
     return Lowered(
         table,
-        busy,
-        delay,
-        np.concatenate([producer, more[0]]),
-        np.concatenate([consumer, more[1]]),
+        queued,
+        producer,
+        consumer,
         ops[table[OP], 8],
         int(meetings),
         _trains(legs, first),

@@ -6,9 +6,12 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import Hops
+
+NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
 
 
 class Occupancy(NamedTuple):
@@ -23,17 +26,21 @@ class Occupancy(NamedTuple):
     exposed_nic: Floats
 
 
-def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int) -> Occupancy:
-    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0."""
+def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int, trains: Ints = NO_TRAINS) -> Occupancy:
+    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0.
+
+    trains: as zbench.simulator.steps.trains has them; pieces that follow one another at once are one transfer here.
+    """
     computes = np.flatnonzero((hops.link_a < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
     gpu = hops.queue_a[computes] // hops.queues
     order = computes[np.argsort(gpu, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu, minlength=num_gpus))]).astype(np.int64)
     busy = _Busy(timeline.start[order], timeline.release[order], bounds)
-    moves = np.flatnonzero(hops.link_a >= 0)
+    joined, end = _joined(trains, timeline.start, timeline.release)
+    moves = np.flatnonzero((hops.link_a >= 0) & ~joined)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
     across = moves[hops.link_class[moves] == NIC]
-    times = _Times(hops.queue_a, hops.queue_b, timeline.start, timeline.release)
+    times = _Times(hops.queue_a, hops.queue_b, timeline.start, end)
     moving, exposed = _under_way(moves, hops.queues, times, busy, marks)
     return Occupancy(moving, exposed, _under_way(across, hops.queues, times, busy, marks)[1])
 
@@ -56,6 +63,22 @@ class _Busy(NamedTuple):
 
 
 @nb.njit(cache=True)
+def _joined(trains, start, release):  # type: ignore[no-untyped-def]
+    """Returns which hops are pieces that begin as the one before them ends, and when each hop ends with those that
+    follow it so."""
+    joined, end = np.zeros(len(start), np.bool_), release.copy()
+    for train in range(len(trains)):
+        first, stride, count = trains[train]
+        head = first
+        for hop in range(first + stride, first + count * stride, stride):
+            if start[hop] <= end[head]:
+                joined[hop], end[head] = True, release[hop]
+            else:
+                head = hop
+    return joined, end
+
+
+@nb.njit(**IN_PLACE)
 def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
     """Adds an interval to the spans that it falls into; `at` is one at or before the first of them."""
     last = len(marks) - 1
@@ -68,7 +91,7 @@ def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
     sums[at] += end - begin
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no-untyped-def]
     """Adds a complete interval of transfers, and what of it no compute covers. where: the GPU, its first compute that
     may reach the interval, and the interval's first span at most. Returns the last two for the next interval."""
@@ -95,8 +118,15 @@ def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def
     the order in which they start; queues: of a GPU."""
     gpus = len(busy.bounds) - 1
     moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
-    left, right = np.zeros(gpus), np.zeros(gpus)  # the open interval of each
-    place, span = busy.bounds[:-1].copy(), np.zeros(gpus, np.int64)
+    state = (np.zeros(gpus), np.zeros(gpus)), (busy.bounds[:-1].copy(), np.zeros(gpus, np.int64))
+    _follow(hops, queues, times, busy, marks, (moving, exposed), state)
+    return moving, exposed
+
+
+@nb.njit(**IN_PLACE)
+def _follow(hops, queues, times, busy, marks, sums, state):  # type: ignore[no-untyped-def]
+    """Adds the transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
+    (moving, exposed), ((left, right), (place, span)) = sums, state
     for hop in hops:
         begin, end = times.start[hop], times.release[hop]
         for queue in (times.queue_a[hop], times.queue_b[hop]):
@@ -109,6 +139,5 @@ def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def
             where = (gpu, place[gpu], span[gpu])
             place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
             left[gpu], right[gpu] = begin, end
-    for gpu in range(gpus):
+    for gpu in range(len(left)):
         _close(moving, exposed, marks, busy, (gpu, place[gpu], span[gpu]), left[gpu], right[gpu])
-    return moving, exposed

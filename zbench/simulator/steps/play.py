@@ -22,7 +22,7 @@ from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.program import StepParts, StepProgram, program
-from zbench.simulator.steps.trains import run_trains
+from zbench.simulator.steps.trains import Unless, run_unless
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
@@ -64,11 +64,11 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
         ValueError: the step and the cluster do not fit.
     """
     parts, longest = StepParts(step, plans, cost), _longest_stage(step)
-    for most in sorted({min(most, longest) for most in (*LAYERS, longest)}):
-        played = _Played.of(parts, most)
-        if played.settled:
-            break
-    return played.result()
+    for most in sorted({min(most, longest) for most in LAYERS} - {longest}):
+        played = _Played.settling(parts, most)
+        if played is not None and played.settled:
+            return played.result()
+    return _Played.of(parts, longest).result()
 
 
 def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -> PlayedStep:
@@ -112,6 +112,19 @@ def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]
     return replace(step, num_layers=number, stages=tuple(stages)), order, np.array(skipped, np.int64)
 
 
+def _unless(made: StepProgram, skipped: Ints) -> Unless | None:
+    """Returns when to stop playing a program, as its first run of layers has not settled."""
+    cuts = np.flatnonzero(skipped).tolist()
+    if not cuts:
+        return None
+
+    def stops(timeline: Timeline) -> bool:
+        return not LeftOut(made, timeline, skipped).agrees(cuts[0])
+
+    nothing = np.zeros(0)
+    return Unless(LeftOut(made, Timeline(nothing, nothing, nothing), skipped).looked_at(cuts[0]), stops)
+
+
 @dataclass(frozen=True)
 class _Played:
     """A program that was played, with what was left out of it."""
@@ -122,10 +135,23 @@ class _Played:
     @staticmethod
     def of(parts: StepParts, kept: int) -> "_Played":
         """Plays a step with at most `kept` layers of each stage."""
+        found = _Played.settling(parts, kept, False)
+        assert found is not None
+        return found
+
+    @staticmethod
+    def settling(parts: StepParts, kept: int, only: bool = True) -> "_Played | None":
+        """Plays a step with at most `kept` layers of each stage; None where the first run of layers, a forward, has not
+        settled. only: whether to stop there."""
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
-        timeline = run_trains(made.graph, made.trains, cluster.num_ranks, Free.of(cluster, made.queues))
+        free = Free.of(cluster, made.queues)
+        timeline = run_unless(
+            made.graph, made.trains, cluster.num_ranks, free, _unless(made, skipped) if only else None
+        )
+        if timeline is None:
+            return None
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
         return _Played(parts, LeftOut(made, timeline, skipped))
@@ -168,7 +194,7 @@ class _Played:
         edges = [*np.unique(places).tolist(), step.num_gpus]
         for first, last in pairwise(edges):
             mine = places == first
-            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus)
+            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus, self.program.trains)
             for total, one in zip(found, spans, strict=True):
                 total[first:last] = one[first:last] @ times[mine]
         return found

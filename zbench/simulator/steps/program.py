@@ -24,7 +24,7 @@ from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, O
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
-from zbench.simulator.steps.waiting import edges_between
+from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 
@@ -68,6 +68,7 @@ class StepParts:
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
+    _waiting: dict[tuple[int, ...], WaitTables] = field(default_factory=dict)
 
     @cached_property
     def _ports(self) -> ClusterPorts:
@@ -97,6 +98,13 @@ class StepParts:
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]
 
+    def waiting(self, variants: Sequence[Variant]) -> WaitTables:
+        """Returns what is known of some of its variants."""
+        key = tuple(id(one) for one in variants)
+        if key not in self._waiting:
+            self._waiting[key] = wait_tables(self.step, variants)
+        return self._waiting[key]
+
 
 def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
     """Puts instances, each (entry of the step's order, layer), into a program. step: with the layers that are there,
@@ -109,7 +117,7 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
     producer = [one.variant.lowered.producer + first for one, first in zip(instances, begin[:-1], strict=True)]
     consumer = [one.variant.lowered.consumer + first for one, first in zip(instances, begin[:-1], strict=True)]
-    between = _between(instances, begin, step)
+    between = _between(parts, instances, begin, step.num_layers)
     producer.append(between[0])
     consumer.append(between[1])
     table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
@@ -129,7 +137,7 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     return StepProgram(tuple(instances), graph, begin, table, kinds, queues, trains)
 
 
-def _between(instances: Sequence[PlayedInstance], begin: Ints, step: Step) -> tuple[Ints, Ints]:
+def _between(parts: StepParts, instances: Sequence[PlayedInstance], begin: Ints, num_layers: int) -> tuple[Ints, Ints]:
     """Returns the edges between the hops of different instances. begin: the first hop of each."""
     variants = list({id(one.variant): one.variant for one in instances}.values())
     number = {id(one): at for at, one in enumerate(variants)}
@@ -138,7 +146,7 @@ def _between(instances: Sequence[PlayedInstance], begin: Ints, step: Step) -> tu
         [number[id(one.variant)], one.layer, stage[one.variant.place], first]
         for one, first in zip(instances, begin.tolist(), strict=False)
     ]
-    return edges_between(step, variants, np.array(rows, np.int64))
+    return edges_between(parts.waiting(variants), num_layers, np.array(rows, np.int64))
 
 
 def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:

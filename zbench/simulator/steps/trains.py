@@ -8,14 +8,27 @@ long as that turns out to be too soon. Where messages slow computes (Device.comp
 begins: there all hops are events, in the other loop.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
+from zbench.simulator.event_heap import comes_before, pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
 
 _SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers comes to, however they are rounded
+
+
+@dataclass(frozen=True)
+class Unless:
+    """A reason to stop. hops: when they have ended, `stops` is asked, of the times so far."""
+
+    hops: Ints
+    stops: Callable[[Timeline], bool]
 
 
 def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
@@ -25,24 +38,38 @@ def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeli
     channels of the same queues and of both directions of one port, of which none waits for anything but the one before
     and the first for others. free: changed in place.
     """
+    found = run_unless(of, trains, num_ranks, free, None)
+    assert found is not None
+    return found
+
+
+def run_unless(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None:
+    """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
         return run_hops(of, np.zeros(num_ranks), free)
-    return Timeline(
-        *_run(of.rows, of.following, of.waits.copy(), trains, (free.queues, free.links), free.longest_waiting)
-    )
+    rows, waits, watched = of.rows, of.waits.copy(), np.zeros(len(of.waits), bool)
+    longest, ends = free.longest_waiting, (free.queues, free.links)
+    times, state, heap, size = _begun(rows, waits, trains, ends, longest)
+    flow, timeline = (waits, state[0], times[1], times[2], longest), Timeline(*times)
+    if unless is not None:
+        watched[unless.hops] = True
+        watched[_before_last(trains)] = False  # which ends after these, and is the event of all
+        size = _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched)
+        if unless.stops(timeline):
+            return None
+    _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched[:0])
+    return timeline
 
 
-@nb.njit(cache=True)
-def _before(one, other):  # type: ignore[no-untyped-def]
-    """Returns whether an event, (when, since when it waits, hop), is served before another one, or is that."""
-    if one[0] != other[0]:
-        return one[0] < other[0]
-    if one[1] != other[1]:
-        return one[1] < other[1]
-    return one[2] <= other[2]
+def _before_last(trains: Ints) -> Ints:
+    """Returns the pieces of trains but for the last ones."""
+    count = trains[:, 2] - 1
+    piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    found: Ints = np.repeat(trains[:, 0], count) + piece * np.repeat(trains[:, 1], count)
+    return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _settle(port, event, rows, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
     """Plays the pieces of a port's trains that are served before an event; returns the train that ended, or -1.
 
@@ -56,10 +83,10 @@ def _settle(port, event, rows, trains, state, links, times, longest_waiting):  #
         one = front[port]
         while one >= 0:
             number = trains[one, 0] + piece[one] * trains[one, 1]
-            if best < 0 or _before((when[one], since[one], number), (when[best], since[best], hop)):
+            if best < 0 or comes_before((when[one], since[one], number), (when[best], since[best], hop)):
                 best, hop = one, number
             one = behind[one]
-        if best < 0 or not _before((when[best], since[best], hop), event):
+        if best < 0 or not comes_before((when[best], since[best], hop), event):
             return -1
         a, b, k = rows.link_a[hop], rows.link_b[hop], rows.channels[hop]
         both = max(links[a, k - 1], links[b, k - 1])
@@ -79,7 +106,7 @@ def _settle(port, event, rows, trains, state, links, times, longest_waiting):  #
             return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _leave(port, train, front, behind):  # type: ignore[no-untyped-def]
     """Takes a train off its port."""
     if front[port] == train:
@@ -91,7 +118,7 @@ def _leave(port, train, front, behind):  # type: ignore[no-untyped-def]
     behind[one] = behind[train]
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-def]
     """Returns the event of a train's last piece: as it is, or for the soonest that it can be."""
     first, stride, count = trains[train]
@@ -106,52 +133,7 @@ def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-d
     return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
 
 
-@nb.njit(cache=True)
-def _push(heap, size, event):  # type: ignore[no-untyped-def]
-    """Enters an event into a heap of `size` events; returns its new size."""
-    times, waited, hops = heap
-    when, since, hop = event
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if times[above] < when or (
-            times[above] == when and (waited[above] < since or (waited[above] == since and hops[above] < hop))
-        ):
-            break
-        times[at], waited[at], hops[at] = times[above], waited[above], hops[above]
-        at = above
-    times[at], waited[at], hops[at] = when, since, hop
-    return size + 1
-
-
-@nb.njit(cache=True)
-def _pop(heap, size):  # type: ignore[no-untyped-def]
-    """Takes the first event off a heap; returns its new size."""
-    times, waited, hops = heap
-    size -= 1
-    when, since, hop, at = times[size], waited[size], hops[size], 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size:
-            other = below + 1
-            if times[other] < times[below] or (
-                times[other] == times[below]
-                and (waited[other] < waited[below] or (waited[other] == waited[below] and hops[other] < hops[below]))
-            ):
-                below = other
-        if when < times[below] or (
-            when == times[below] and (since < waited[below] or (since == waited[below] and hop < hops[below]))
-        ):
-            break
-        times[at], waited[at], hops[at] = times[below], waited[below], hops[below]
-        at = below
-    times[at], waited[at], hops[at] = when, since, hop
-    return size
-
-
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
@@ -174,7 +156,7 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
             ready[follower] = max(ready[follower], when)
             waits[follower] -= 1
             if waits[follower] == 0:
-                size = _push(heap, size, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
+                size = push_event(heap, size, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
     return size
 
 
@@ -191,23 +173,39 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    queue_free, link_free = free
-    num_hops = len(waits)
+def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
+    """Returns (start, release, done), (when hops are ready, and what `_started` returns), and the heap of the events
+    that wait for nothing with its size."""
+    num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    times, flow = (start, release, done), (waits, ready, release, done, longest_waiting)
-    train_of, state = _started(num_hops, trains, len(link_free))
-    front, behind, piece, when, since = state
-    heap, size = (np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)), 0
+    heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
+    queue_free, queue_a, queue_b, slot = free[0], rows.queue_a, rows.queue_b, rows.slot
     for hop in range(num_hops):
-        ready[hop] = queue_free[rows.queue_a[hop], rows.slot[hop]]
-        if rows.queue_b[hop] >= 0:
-            ready[hop] = max(ready[hop], queue_free[rows.queue_b[hop], rows.slot[hop]])
+        ready[hop] = queue_free[queue_a[hop], slot[hop]]
+        if queue_b[hop] >= 0:
+            ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
         if waits[hop] == 0:
-            size = _push(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
+            size = push_event(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
+    train_of, state = _started(num_hops, trains, len(free[1]))
+    return (start, release, done), (ready, train_of, state), heap, size
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _play(rows, following, flow, times, of_trains, free, events, watched):  # type: ignore[no-untyped-def]
+    """Runs hops until none is left, or those that are watched have ended; returns the size of the heap. flow: state of
+    `_let_go`. of_trains: trains, and what `_started` returns. watched: bool [hops], or [0]: none."""
+    start, release, done = times
+    trains, train_of, state = of_trains
+    front, behind, piece, when, since = state
+    (queue_free, link_free), longest_waiting, left = free, flow[4], np.int64(0)
+    heap, size = events
+    for hop in range(len(watched)):
+        left += watched[hop]
+    if len(watched) and left == 0:
+        return size
     while size:
         event = heap[0][0], heap[1][0], heap[2][0]
-        size = _pop(heap, size)
+        size = pop_event(heap, size)
         begin, waited, hop = event
         a, b, k, s, train = rows.link_a[hop], rows.link_b[hop], rows.channels[hop], rows.slot[hop], train_of[hop]
         if train >= 0:
@@ -215,7 +213,7 @@ def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore
                 when[train], since[train] = begin, waited
                 behind[train], front[a // 2] = front[a // 2], train
             if _settle(a // 2, event, rows, trains, state, link_free, times, longest_waiting) != train:
-                size = _push(heap, size, _last(train, trains, piece, when, since, rows.busy))
+                size = push_event(heap, size, _last(train, trains, piece, when, since, rows.busy))
                 continue
             _leave(a // 2, train, front, behind)
             begin = start[hop]
@@ -226,7 +224,7 @@ def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore
                         _settle(link // 2, event, rows, trains, state, link_free, times, longest_waiting)
                 both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
                 if both > begin:  # asks again when both are free; others may go first
-                    size = _push(heap, size, (both, waited, hop))
+                    size = push_event(heap, size, (both, waited, hop))
                     continue
             start[hop] = begin
             release[hop] = begin + rows.busy[hop]
@@ -238,4 +236,8 @@ def _run(rows, following, waits, trains, free, longest_waiting):  # type: ignore
         if a >= 0 and b >= 0:
             take(queue_free, rows.queue_b[hop], k, s, release[hop])
         size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
-    return start, release, done
+        if left > 0 and watched[hop]:
+            left -= 1
+            if left == 0:
+                return size
+    return size

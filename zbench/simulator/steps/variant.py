@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.dataflow.implied import first_of_queues, last_of_queues
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
@@ -145,19 +147,64 @@ class Variant:
         return found
 
     @cached_property
-    def last_hops(self) -> tuple[Ints, Ints]:
-        """The hops with which every operation is complete, compressed rows."""
-        return self._hops(self.lowered.table[IS_LAST] == 1)
+    def begins(self) -> "HopsOfGroups":
+        """The hops with which the operations of each group of rows begin, as many as others have to wait for."""
+        return self._hops(self.lowered.table[AFTER] == START, False)
 
     @cached_property
-    def first_hops(self) -> tuple[Ints, Ints]:
-        """The hops with which every operation begins, compressed rows."""
-        return self._hops(self.lowered.table[AFTER] == START)
+    def finals(self) -> "HopsOfGroups":
+        """The hops with which the operations of each group of rows are complete, as many as others have to wait for."""
+        return self._hops(self.lowered.table[IS_LAST] == 1, True)
 
-    def _hops(self, which: Flags) -> tuple[Ints, Ints]:
-        hops = np.flatnonzero(which)
+    def _hops(self, which: Flags, last: bool) -> "HopsOfGroups":
+        """Returns some hops of the operations of each group of rows. last: whether others wait for them."""
+        hops, touches, queued = np.flatnonzero(which), self.touches, self.lowered.queued
         counts = np.bincount(self.lowered.table[OP][hops], minlength=len(self.ops))
-        return np.concatenate([[0], np.cumsum(counts)]), hops
+        rows = np.concatenate([[0], np.cumsum(counts)]), hops
+        return HopsOfGroups(*_of_groups((touches.offsets, touches.ops, touches.places), rows, queued, last))
+
+
+@nb.njit(cache=True)
+def _of_groups(touches, rows, queued, last):  # type: ignore[no-untyped-def]
+    """Returns the fields of `HopsOfGroups`. touches: offsets, operations and places of TouchedItems; rows: hops of
+    operations, compressed rows."""
+    offsets, ops, places = touches
+    none = np.full(max(queued.queue_a.max(), queued.queue_b.max()) + 1 if len(queued.busy) else 0, -1, np.int64)
+    count = 0
+    for op in ops:
+        count += rows[0][op + 1] - rows[0][op]
+    begin, place, found, used = (
+        np.zeros(len(offsets), np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        0,
+    )
+    for group in range(len(offsets) - 1):
+        at = offsets[group]
+        while at < offsets[group + 1]:
+            first, where = used, places[at]
+            while at < offsets[group + 1] and places[at] == where:
+                for hop in range(rows[0][ops[at]], rows[0][ops[at] + 1]):
+                    found[used] = rows[1][hop]
+                    used += 1
+                at += 1
+            if used > first + 1:
+                mine = found[first:used].copy()
+                mine = mine[last_of_queues(mine, queued, none) if last else first_of_queues(mine, queued, none)]
+                used = first + len(mine)
+                found[first:used] = mine
+            place[first:used] = where
+        begin[group + 1] = used
+    return begin, place[:used].copy(), found[:used].copy()
+
+
+class HopsOfGroups(NamedTuple):
+    """Hops of the operations of groups of rows: offsets of groups, and by hop, sorted by place in each, its place and
+    its number."""
+
+    offsets: Ints
+    places: Ints
+    hops: Ints
 
 
 class TouchedItems(NamedTuple):

@@ -11,18 +11,18 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Flags, Ints
+from zbench.describe.arrays import Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.played_template import OFFSETS
-from zbench.simulator.steps.variant import BUFFERS, Variant
-from zbench.step.operations import COMPUTE
+from zbench.simulator.steps.variant import BUFFERS, HopsOfGroups, Variant
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 
 
 class _Tables(NamedTuple):
     """Variants one after another. waits, notes, ends: of Variant, with groups counted through, and in place of a pair
-    its slot, layer offset and whether layers have one each; offsets by variant. ops, counted through, places, computes:
-    of rows, offsets by group. last, first: the hops with which operations are complete and begin."""
+    its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with which the
+    operations of groups are complete and begin, int64 [n, 3], (place, hop, whether it computes); offsets by group."""
 
     wait_offsets: Ints
     waits: Ints
@@ -30,25 +30,32 @@ class _Tables(NamedTuple):
     notes: Ints
     end_offsets: Ints
     ends: Ints
-    row_offsets: Ints
-    ops: Ints
-    places: Ints
-    computes: Flags
-    last_offsets: Ints
-    last: Ints
-    first_offsets: Ints
-    first: Ints
+    final_offsets: Ints
+    finals: Ints
+    begin_offsets: Ints
+    begins: Ints
 
 
-def edges_between(step: Step, variants: Sequence[Variant], instances: Ints) -> tuple[Ints, Ints]:
-    """Returns the edges between hops of different instances.
+class WaitTables(NamedTuple):
+    """The tables of variants from which edges between their instances are found. slots: how many tensors there are."""
+
+    tables: _Tables
+    slots: int
+
+
+def wait_tables(step: Step, variants: Sequence[Variant]) -> WaitTables:
+    """Puts what is known of variants of a step, however many layers are played, one after another."""
+    slots = slots_of(step)
+    return WaitTables(_tables(variants, slots), 1 + max(map(max, slots)))
+
+
+def edges_between(of: WaitTables, num_layers: int, instances: Ints) -> tuple[Ints, Ints]:
+    """Returns the edges between hops of different instances, of a step with so many layers.
 
     instances: int64 [n, 4]: the number of each one's variant, its layer, the number of its stage's first place, its
     first hop.
     """
-    slots = slots_of(step)
-    shape = (1 + max(map(max, slots)), step.num_layers + 3, 1 + int(instances[:, 2].max()))
-    producer, consumer = _edges(_tables(variants, slots), instances, shape)
+    producer, consumer = _edges(of.tables, instances, (of.slots, num_layers + 3, 1 + int(instances[:, 2].max())))
     return producer, consumer
 
 
@@ -56,12 +63,10 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     """Puts what is known of variants one after another."""
     touches = [one.touches for one in variants]
     group = np.cumsum([0, *(len(one.kinds) for one in touches)])
-    row, op = np.cumsum([0, *(len(one.ops) for one in touches)]), np.cumsum([0, *(len(one.ops) for one in variants)])
     waits: list[Ints] = []
     notes: list[Ints] = []
     ends: list[Ints] = []
-    computes = []
-    for at, (variant, rows) in enumerate(zip(variants, touches, strict=True)):
+    for at, variant in enumerate(variants):
         of = np.array(slots[variant.of.template.layout], np.int64)
         layered = variant.of.layout.layered
         for found, table, code in ((waits, variant.waits, 2), (notes, variant.notes, 2), (ends, variant.ends, 0)):
@@ -69,7 +74,6 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
             key = np.stack([of[tensor], offset - OFFSETS // 2, layered[tensor]], axis=1)
             rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)
             found.append(np.concatenate([key, rest], axis=1))
-        computes.append(variant.ops[rows.ops, 0] == COMPUTE)
     return _Tables(
         _offsets(waits),
         np.concatenate(waits),
@@ -77,12 +81,8 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
         np.concatenate(notes),
         _offsets(ends),
         np.concatenate(ends),
-        np.append(np.concatenate([one.offsets[:-1] + row[at] for at, one in enumerate(touches)]), row[-1]),
-        np.concatenate([one.ops + op[at] for at, one in enumerate(touches)]),
-        np.concatenate([one.places for one in touches]),
-        np.concatenate(computes),
-        *_through([one.last_hops for one in variants]),
-        *_through([one.first_hops for one in variants]),
+        *_through(variants, [one.finals for one in variants]),
+        *_through(variants, [one.begins for one in variants]),
     )
 
 
@@ -90,54 +90,68 @@ def _offsets(tables: Sequence[Ints]) -> Ints:
     return np.cumsum([0, *map(len, tables)])
 
 
-def _through(rows: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Returns compressed rows one after another."""
-    begin = np.cumsum([0, *(len(items) for _, items in rows)])
-    offsets = [one[:-1] + begin[at] for at, (one, _) in enumerate(rows)]
-    return np.append(np.concatenate(offsets), begin[-1]), np.concatenate([items for _, items in rows])
+def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:
+    """Returns the hops of the groups of variants one after another, as `_Tables` has them."""
+    begin = np.cumsum([0, *(len(one.hops) for one in groups)])
+    offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
+    computes = [of.lowered.queued.computes[one.hops] for of, one in zip(variants, groups, strict=True)]
+    columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
+    return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
-    """Adds the edges from one group of rows to another: from operations to those at the same place. Computes of one
-    place are left out, as their queue has them in order. ends: both groups; begins: the first hops of their instances.
-    Returns (edges, how many of them are used)."""
-    row, stop = t.row_offsets[ends[0]], t.row_offsets[ends[0] + 1]
-    source, target = -1, -1
-    for at in range(t.row_offsets[ends[1]], t.row_offsets[ends[1] + 1]):
-        while row < stop and t.places[row] < t.places[at]:
+    """Adds the edges from one group to another: from hops to those at the same place. Computes of one place are left
+    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. Returns how
+    many edges there are, maybe more than there is room for."""
+    row, stop = t.final_offsets[ends[0]], t.final_offsets[ends[0] + 1]
+    before = -1, -1
+    for at in range(t.begin_offsets[ends[1]], t.begin_offsets[ends[1] + 1]):
+        place = t.begins[at, 0]
+        while row < stop and t.finals[row, 0] < place:
             row += 1
         other = row
-        while other < stop and t.places[other] == t.places[at]:
-            same = t.ops[other] == source and t.ops[at] == target
-            if not same and not (t.computes[other] and t.computes[at]):
-                source, target = t.ops[other], t.ops[at]
-                for a in range(t.last_offsets[source], t.last_offsets[source + 1]):
-                    for b in range(t.first_offsets[target], t.first_offsets[target + 1]):
-                        if used == edges.shape[1]:
-                            edges = np.concatenate((edges, np.empty_like(edges)), axis=1)
-                        edges[0, used], edges[1, used] = begins[0] + t.last[a], begins[1] + t.first[b]
-                        used += 1
+        while other < stop and t.finals[other, 0] == place:
+            pair = begins[0] + t.finals[other, 1], begins[1] + t.begins[at, 1]
+            if pair != before and not (t.finals[other, 2] and t.begins[at, 2]):
+                before = pair
+                if used < edges.shape[1]:
+                    edges[0, used], edges[1, used] = pair
+                used += 1
             other += 1
-    return edges, used
+    return used
 
 
 @nb.njit(cache=True)
 def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
     """Returns the edges as `edges_between`. shape: slots, layers and stages."""
     slots, layers, stages = shape
-    nodes, buffers = 1, 1
+    nodes, buffers, room = 1, 1, 1 << 16
     for number in range(len(instances)):
         of = instances[number, 0]
         nodes += t.note_offsets[of + 1] - t.note_offsets[of]
         buffers += 2 * (t.end_offsets[of + 1] - t.end_offsets[of])
-    node, count = np.empty((nodes, 3), np.int64), 0  # an instance, a group, the node that follows
-    chains = np.full((2, slots * layers), -1, np.int64)  # of writers, and of readers
-    queue, queued = np.empty((buffers, 2), np.int64), 0  # a chain, the buffer that is free next
-    front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
-    edges, used = np.empty((2, 4096), np.int64), 0
+    node, queue = np.empty((nodes, 3), np.int64), np.empty((buffers, 2), np.int64)
+    while True:
+        chains = np.full((2, slots * layers), -1, np.int64)
+        front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
+        edges = np.empty((2, room), np.int64)
+        used = _follow(t, instances, (layers, stages), (node, chains), (queue, front, back), edges)
+        if used <= room:
+            return edges[0, :used].copy(), edges[1, :used].copy()
+        room = used
+
+
+@nb.njit(**IN_PLACE)
+def _follow(t, instances, shape, noted, buffers, edges):  # type: ignore[no-untyped-def]
+    """Follows instances in order, as `_edges`; returns how many edges there are, maybe more than there is room for.
+
+    noted: nodes (an instance, a group, the node that follows), and the chains of writers and of readers. buffers: a
+    queue (a chain, the buffer that is free next), and its front and back by slot and stage."""
+    (layers, stages), (node, chains), (queue, front, back) = shape, noted, buffers
+    used, count, queued = 0, 0, 0
     for number in range(len(instances)):
-        of, layer, stage, begin = instances[number]
+        of, layer, stage = instances[number, 0], instances[number, 1], instances[number, 2]
         for at in range(t.wait_offsets[of], t.wait_offsets[of + 1]):
             slot, offset, layered, group, side = t.waits[at]
             chain = -1
@@ -148,8 +162,8 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
             else:
                 chain = chains[side, slot * layers + (layer + offset) * layered + 1]
             while chain >= 0:
-                begins = (instances[node[chain, 0], 3], begin)
-                edges, used = _joined(t, (node[chain, 1], group), begins, edges, used)
+                begins = (instances[node[chain, 0], 3], instances[number, 3])
+                used = _joined(t, (node[chain, 1], group), begins, edges, used)
                 chain = node[chain, 2]
         for at in range(t.note_offsets[of], t.note_offsets[of + 1]):
             slot, offset, layered, group, side = t.notes[at]
@@ -173,4 +187,4 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
                 chains[1, key] = -1
             if gone:
                 chains[0, key] = -1
-    return edges[0, :used].copy(), edges[1, :used].copy()
+    return used

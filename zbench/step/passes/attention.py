@@ -27,12 +27,13 @@ def attention_rows(
     """
     tables = _Numbers(parts, layout, lists, again)
     blocks = tables.of_blocks(ops)
-    found = [np.zeros((0, 13), np.int64)]
-    for share in range(parts.degree):
-        for low, high in np.unique(np.stack([ops.head_lo, ops.head_hi], axis=1), axis=0).tolist():
-            mine = np.flatnonzero((ops.head_lo == low) & (ops.head_hi == high))
-            found.append(tables.rows(ops, mine, blocks, (share, int(low), int(high)), backward))
-    rows = np.concatenate(found)
+    ranges, which = np.unique(np.stack([ops.head_lo, ops.head_hi], axis=1), axis=0, return_inverse=True)
+    heads, lanes = tables.of_ranges(ops, ranges)
+    each = [
+        tables.rows(ops, (blocks, lanes), share, heads[share, which.reshape(-1)], backward)
+        for share in range(parts.degree)
+    ]
+    rows = np.concatenate(each)
     return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
 
 
@@ -95,25 +96,35 @@ class _Numbers:
         inside = np.arange(*np.searchsorted(self.parts.head_cuts, (low, high)))
         return self.lists.number(index, mine[inside if index == "h" else np.unique(self.parts.kv_of_head[inside])])
 
-    def rows(self, ops: Ops, mine: Ints, blocks: Ints, heads: tuple[int, int, int], backward: bool) -> Ints:
-        """Returns the rows of some operations that have the same heads, on one GPU of each group. Their last column
-        sorts them into plan order; heads: the GPU in its group, first and last head."""
-        h, g = self.of_heads("h", *heads), self.of_heads("g", *heads)
-        degree, share = self.parts.degree, heads[0]
-        attend = ops.kind[mine] == ATTEND
-        tensor = np.where(attend, 0, ops.tensor[mine])
-        table = np.full((len(mine), 13), -1, np.int64)
+    def of_ranges(self, ops: Ops, ranges: Ints) -> tuple[Ints, Ints]:
+        """Returns (the lists of parts of h and of g that ranges of heads are on each GPU of a group, int64 [degree,
+        ranges, 2]; the lists of lanes, as `of_lanes`). ranges: first and last head, int64 [ranges, 2]."""
+        found, lanes = np.zeros((self.parts.degree, len(ranges), 2), np.int64), np.full(1, -1, np.int64)
+        for share in range(self.parts.degree):
+            for at, (low, high) in enumerate(ranges.tolist()):
+                found[share, at] = [self.of_heads(index, share, low, high) for index in ("h", "g")]
+                if share == at == 0:
+                    lanes = self.of_lanes(ops)
+        return found, lanes
+
+    def rows(self, ops: Ops, lists: tuple[Ints, Ints], share: int, heads: Ints, backward: bool) -> Ints:
+        """Returns the rows of operations on GPU `share` of each group. Their last column sorts them into plan order.
+        lists: those of blocks and of lanes; heads: of every operation its lists of h and g."""
+        degree, (blocks, lanes) = self.parts.degree, lists
+        attend = ops.kind == ATTEND
+        tensor = np.where(attend, 0, ops.tensor)
+        table = np.full((len(ops), 13), -1, np.int64)
         table[:, 0] = np.where(attend, COMPUTE, np.array([_KINDS[one] for one in range(6)])[tensor])
         table[:, 1] = np.where(attend, self.attend_back if backward else self.attend, self.tensors[tensor])
-        table[:, 2] = ops.src[mine].astype(np.int64) * degree + share
-        table[:, 3] = np.where(attend, -1, ops.dst[mine].astype(np.int64) * degree + share)
-        table[:, 4] = blocks[ops.blocks[mine]]
-        table[:, 5] = np.where(~attend & np.isin(tensor, (KV, DKV)), g, h)
-        table[:, 6] = np.where(attend, blocks[ops.kv_blocks[mine]], -1)
+        table[:, 2] = ops.src.astype(np.int64) * degree + share
+        table[:, 3] = np.where(attend, -1, ops.dst.astype(np.int64) * degree + share)
+        table[:, 4] = blocks[ops.blocks]
+        table[:, 5] = np.where(~attend & np.isin(tensor, (KV, DKV)), heads[:, 1], heads[:, 0])
+        table[:, 6] = np.where(attend, blocks[ops.kv_blocks], -1)
         table[:, 7], table[:, 9] = 0, 0
         table[:, 8] = np.where(attend, _COMPUTE, _SENDS)
-        table[:, 11] = self.of_lanes(ops)[ops.via[mine]]
-        table[:, 12] = (2 * mine) * degree + share
+        table[:, 11] = lanes[ops.via]
+        table[:, 12] = 2 * np.arange(len(ops)) * degree + share
         extra = table[~attend & (tensor == DO)].copy()
         extra[:, 1], extra[:, 12] = self.row_sums, extra[:, 12] + degree
         return np.concatenate([table, extra])

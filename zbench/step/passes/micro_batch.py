@@ -204,18 +204,24 @@ class BatchTemplates:
 
     def _kept(self) -> Rows:
         """Returns the entries of the copies that a plan keeps where it brought them."""
-        found = []
-        for name, rank, blocks, (low, high) in kept_copies(self.parts):
+        found, tokens, cuts = [], dict[int, int](), dict[tuple[str, int, int], list[int]]()  # most are of few lists
+        for name, rank, blocks, heads in kept_copies(self.parts):
             if name not in self.formulas.saved:
                 continue
-            tokens = self.lists.number("t", self.parts.of_lists[blocks])
-            heads = np.arange(*np.searchsorted(self.parts.head_cuts, (low, high)))
-            index = "h" if name == "q" else "g"
-            cut = heads if name == "q" else np.unique(self.parts.kv_of_head[heads])
-            for share in range(self.parts.degree):
-                gpu, mine = rank * self.parts.degree + share, self.parts.of_slice(index, share)[cut]
-                found.append(self._entry(self.layout.number[name], gpu, tokens, self.lists.number(index, mine), 0))
+            if blocks not in tokens:
+                tokens[blocks] = self.lists.number("t", self.parts.of_lists[blocks])
+            if (name, *heads) not in cuts:
+                cuts[name, *heads] = self._cuts("h" if name == "q" else "g", heads)
+            for share, cut in enumerate(cuts[name, *heads]):
+                gpu = rank * self.parts.degree + share
+                found.append(self._entry(self.layout.number[name], gpu, tokens[blocks], cut, 0))
         return found
+
+    def _cuts(self, index: str, heads: tuple[int, int]) -> list[int]:
+        """Returns the list of parts of h or g that a range of heads has on each GPU of a group."""
+        cut = np.arange(*np.searchsorted(self.parts.head_cuts, heads))
+        cut = cut if index == "h" else np.unique(self.parts.kv_of_head[cut])
+        return [self.lists.number(index, self.parts.of_slice(index, share)[cut]) for share in range(self.parts.degree)]
 
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters

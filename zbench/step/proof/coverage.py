@@ -9,9 +9,10 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import INNER
 from zbench.step.layout import StepLayout
 from zbench.step.proof.item_rules import WalkTables
-from zbench.step.proof.items import EMPTY, INNER, find_key
+from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.proof.walk import rows_meet
 
 _OK, _TWICE, _MISSING = range(3)

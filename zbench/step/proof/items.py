@@ -3,13 +3,13 @@
 A row holds all that is known of an item, as a walk goes through items in no order that a cache could foresee.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
+
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 
 EMPTY = -1
 THERE, READ_ALREADY = 1, 2  # bits of flags
@@ -28,8 +28,6 @@ ROW = np.dtype(
     ],
     align=True,
 )
-# Of functions that only compiled ones call: without the wrapper for calls from Python, which takes long to compile.
-INNER: Mapping[str, Any] = MappingProxyType({"cache": True, "no_cpython_wrapper": True})
 ItemTable = NDArray[Any]  # of ROW; its length is a power of two
 
 
@@ -40,14 +38,14 @@ def new_table(most: int) -> ItemTable:
     return table
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def first_place(key, size):  # type: ignore[no-untyped-def]
     """Returns where to look for a key first, in a table of a power of two."""
     number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((number ^ (number >> np.uint64(29))) & np.uint64(size - 1))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED_IN_PLACE)
 def find_item(items, key):  # type: ignore[no-untyped-def]
     """Returns where an item is in the table, or the place that is free for it."""
     at = first_place(key, len(items))
@@ -56,7 +54,7 @@ def find_item(items, key):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def find_key(keys, key):  # type: ignore[no-untyped-def]
     """Returns where a key is in an array of keys alone, or the place that is free for it."""
     at = first_place(key, len(keys))

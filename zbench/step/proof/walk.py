@@ -3,6 +3,7 @@
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.step.layout import ADD, READ, WRITE
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.item_rules import (
@@ -26,11 +27,10 @@ from zbench.step.proof.item_rules import (
     update_state,
     write_copy,
 )
-from zbench.step.proof.items import INNER
 from zbench.step.tensor import SUM
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
     """Returns whether two groups of a relation meet. pairs: row_begin, partner_offsets and partners of WalkTables."""
     row = pairs[0][relation] + first
@@ -45,7 +45,7 @@ def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
     return low < end and pairs[2][low] == second
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-def]
     """Counts the groups of a list that a part meets; is_second: whether the part is of the second index."""
     count, mine = 0, t.groups[t.group_offsets[2 * relation + is_second] + part, 0]
@@ -59,7 +59,7 @@ def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-d
     return count
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
     """Returns the contributions that an operation makes to the cell with some parts of slots, which its other slots
     have; a slot of -1 is none."""
@@ -83,7 +83,7 @@ def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
     return amount * pairs
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-untyped-def]
     """Does to items what one reference of a formula says, for an operation `number`."""
     does, tensor, slots = t.rows[row, 0], t.rows[row, 1], (t.rows[row, 3], t.rows[row, 5])
@@ -132,7 +132,7 @@ def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-u
                 update_state(t, state, item, version)
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-untyped-def]
     """Follows a send, move, gather, reduce or drop of cells."""
     kind, tensor, encoding = op[0], op[1], op[10]
@@ -178,7 +178,7 @@ def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-u
                     take_sum(t, state, item, place + two, encoding, kind == MOVE)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED_IN_PLACE)
 def walk_items(t, ops, shift, update, place, state):  # type: ignore[no-untyped-def]
     """Follows operations until the first fault. ops: int64 [n, columns]; shift: added to their layers; update: to the
     versions that they name; place: to their places and homes."""

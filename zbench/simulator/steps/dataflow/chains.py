@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numba as nb
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import find_key
 from zbench.step.tensor import STATE, SUM
@@ -47,7 +48,7 @@ class ItemSpace(NamedTuple):
     needed: Flags
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     """Returns the place of an item in the table; it is entered if it is new, and its life goes on."""
     tensor, layer, place, cell = item
@@ -63,7 +64,7 @@ def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-untyped-def]
     """Notes a row, once for an operation."""
     offset = layer - where.lowest
@@ -77,7 +78,7 @@ def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-un
     state.used[2] += 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
     """Makes the operation wait for all of a chain."""
     while chain >= 0:
@@ -93,7 +94,7 @@ def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
         state.used[1] += 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     """Returns the chain with the operation in front."""
     if chain >= 0 and state.node[chain] == op:
@@ -104,7 +105,7 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
     tensor, layer, place, _ = item
@@ -118,7 +119,7 @@ def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
         _row(t, where, state, USES, op, tensor, layer, place)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
     tensor, layer, place, _ = item
@@ -132,7 +133,7 @@ def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-unt
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
     tensor, layer, place, _ = item
@@ -141,7 +142,7 @@ def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
     tensor, layer, place, _ = item

@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
 from zbench.simulator.steps.dataflow.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
@@ -75,7 +76,7 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _length(t, which):  # type: ignore[no-untyped-def]
     return 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
 
@@ -108,7 +109,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
     return np.array([items, nodes])
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows a formula, reference by reference."""
     op = ops[number]
@@ -135,7 +136,7 @@ def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     adds_item(t, where, state, number, item)
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows what is sent, moved, gathered or reduced."""
     op = ops[number]
@@ -169,7 +170,7 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     adds_item(t, where, state, number, (tensor, layer, home, cell))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED_IN_PLACE)
 def _follow(t, where, ops, state):  # type: ignore[no-untyped-def]
     for number in range(len(ops)):
         if ops[number, 0] == COMPUTE:
