@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
@@ -30,20 +31,22 @@ Owned = Callable[[Ints], Pieces]  # of a pack's lengths, what every rank of its 
 PACKINGS: tuple[Batching, ...] = get_args(Batching)
 
 
-def fastest_groups(batch: Batch, degree: int, cost: Cost) -> tuple[Plan, ...]:
+def fastest_groups(batch: Batch, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, ...]:
     """Returns the plans of groups of `degree` ranks that take least on the clock; with packs of fewer tokens where the
-    fastest do not fit."""
+    fastest do not fit. backward: what becomes of gathered kv."""
     every: list[tuple[tuple[int, float], tuple[Plan, ...]]] = []
     for share in SHARES:
         cap = max(int(share * fitting_tokens(cost) * degree), int(batch.lengths.max()))
-        some = [(lack_and_seconds(batch, plans, cost), plans) for plans in _candidates(batch, degree, cap, cost)]
+        some = [
+            (lack_and_seconds(batch, plans, cost), plans) for plans in _candidates(batch, degree, cap, cost, backward)
+        ]
         every += some
         if min(some, key=lambda one: one[0][1])[0][0] == 0:
             break
     return min(every, key=lambda one: one[0])[1]
 
 
-def _candidates(batch: Batch, degree: int, cap: int, cost: Cost) -> Iterator[tuple[Plan, ...]]:
+def _candidates(batch: Batch, degree: int, cap: int, cost: Cost, backward: Mode) -> Iterator[tuple[Plan, ...]]:
     """Yields the plans of a batch for every way to pack it and to own packs. cap: tokens of a pack at most."""
     groups = cost.cluster.num_ranks // degree
     first = least_limit(batch.lengths, groups, cap, cost)
@@ -51,7 +54,7 @@ def _candidates(batch: Batch, degree: int, cap: int, cost: Cost) -> Iterator[tup
     different = {pack.tobytes(): pack for pack in packs}
     for pack in different.values():
         for owned in _ways(degree, cost):
-            yield laid_plans(batch, partial(_lay, owned=owned), "regather", degree, cost, pack)
+            yield laid_plans(batch, partial(_lay, owned=owned), backward, degree, cost, pack)
 
 
 def _ways(degree: int, cost: Cost) -> Iterator[Owned]:

@@ -11,6 +11,7 @@ import numpy as np
 from zbench.contracts.schedule import ContractError, TokenPermutation
 from zbench.cost.cost import Cost
 from zbench.passes import reverse
+from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_groups import gathered
@@ -68,14 +69,14 @@ def dealt_tiles(lengths: Ints, ranks: int, tile: int, cost: Cost) -> TokenPermut
     return TokenPermutation(tuple(lengths.tolist()), ranks, order)
 
 
-def plan_of_permutation(schedule: TokenPermutation, sequences: Ints, cost: Cost) -> Plan:
+def plan_of_permutation(schedule: TokenPermutation, sequences: Ints, cost: Cost, backward: Mode = "regather") -> Plan:
     """Makes the plan of a pack whose ranks gather all keys. sequences: int64, which of the batch's each document is;
-    documents behind the last of them are padding, which nobody computes."""
+    documents behind the last of them are padding, which nobody computes. backward: what becomes of gathered kv."""
     lengths = np.array(schedule.lengths[: len(sequences)], np.int64)
     builder = Builder(lengths, schedule.ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
     owned, ranks = owned_pieces(schedule, len(sequences)), np.arange(schedule.ranks)
     gathered(builder, np.arange(len(sequences)), owned, ranks, cost.cluster.gpus_per_node)
-    return reverse(builder.build(), "regather")
+    return reverse(builder.build(), backward)
 
 
 def owned_pieces(schedule: TokenPermutation, num_documents: int) -> Pieces:

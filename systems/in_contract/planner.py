@@ -66,8 +66,8 @@ class InContract:
     least_degree, micro_batch_multiple, equal_size: the contract's. degree: with whole_on_dp, GPUs of a data-parallel
     rank, which exchange heads; None: the fewest that hold a sequence of `context_limit` tokens and leave every rank a
     sample. With equal_token_permutation, ranks of a context-parallel group; None: all. received_kv: what becomes of it
-    in rings. played_candidates: that the clock decides between. context_limit: tokens of the longest sequence; the run
-    gives its workload's.
+    in rings; of gathered keys, which no chain carries back, "carry" is "regather". played_candidates: that the clock
+    decides between. context_limit: tokens of the longest sequence; the run gives its workload's.
 
     Permutations are of packs that fit memory, padded to as many tokens for every rank of a group.
 
@@ -107,7 +107,7 @@ class InContract:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         kind = CONTRACTS[self.contract]
         if kind is EqualTokenPermutation and self.degree not in (None, self.cost.cluster.num_ranks):
-            return fastest_groups(batch, self.degree or 1, self.cost)
+            return fastest_groups(batch, self.degree or 1, self.cost, self._gathered_kv())
         if kind is EqualTokenPermutation:
             return fitting(batch.lengths, self.cost, lambda seqs: self._permuted(batch.lengths, seqs))
         if kind is WholeOnDP:
@@ -134,4 +134,9 @@ class InContract:
 
     def _permuted(self, lengths: Ints, seqs: Ints) -> Iterator[Plan]:
         pack = padded(lengths[seqs], self.cost.cluster.num_ranks)
-        yield plan_of_permutation(fastest_permutation(pack, self.cost), seqs, self.cost)
+        order = fastest_permutation(pack, self.cost, self._gathered_kv())
+        yield plan_of_permutation(order, seqs, self.cost, self._gathered_kv())
+
+    def _gathered_kv(self) -> Mode:
+        """Returns what becomes of gathered kv."""
+        return "keep" if self.received_kv == "keep" else "regather"

@@ -28,6 +28,7 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
+from zbench.passes.reverse import Mode
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import Simulated
@@ -77,8 +78,8 @@ def cells(nodes: int) -> Iterator[tuple[str, str, Cell]]:
                 config = compose("config", [*over, "system=nodewise"])
                 parts = Parts.of(config, Settings.of(config))
                 batches = tuple(parts.workload.batch(step) for step in range(BATCHES))
-                keys = config.workload
-                longest = min(int(keys.get("length", batches[0].num_tokens)), int(keys.context_limit))
+                tokens, keys = batches[0].num_tokens, config.workload
+                longest = min(tokens, int(keys.get("length", tokens)), int(keys.context_limit))
                 yield cluster, workload, Cell(parts.cost, batches, longest, make_system(config, parts.cost))
 
 
@@ -99,9 +100,11 @@ def torch_systems(cell: Cell, is_even: bool) -> tuple[list[InContract], list[Tor
     wide = degrees(cost, cell.longest, cost.cluster.num_ranks)
     if is_even:
         wide = sorted({int(one["degree"]) for one in cp_settings("headtail", cost, tokens, cell.longest)})
-    planners = [InContract(cost, contract="equal_token_permutation", degree=degree) for degree in wide]
-    shipped = [TorchCP(cost, balancer, degree) for degree in wide for balancer in BALANCERS]
-    return planners, shipped, shipped[0] if is_even else TorchCP(cost, context_limit=cell.longest)
+    kv: Mode = "regather" if cost.model.recompute == "full" else "keep"  # as cp_settings has it
+    planners = [InContract(cost, "equal_token_permutation", degree=degree, received_kv=kv) for degree in wide]
+    shipped = [TorchCP(cost, one, degree, received_kv=kv) for degree in wide for one in BALANCERS]
+    narrow = TorchCP(cost, received_kv=kv, context_limit=cell.longest)
+    return planners, shipped, shipped[0] if is_even else narrow
 
 
 SYSTEMS: dict[str, Callable[[Cell], tuple[Sequence[InContract], Sequence[System], System]]] = {

@@ -149,6 +149,7 @@ def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn
     plans = InContract(cost, contract="equal_token_permutation", degree=degree).plan(batch)
     for plan in plans:
         verify(plan, cost, memory=False)
+        assert plan.backward_mode == "regather"
     seconds = Simulated(cost).step(batch, plans).seconds
     if degree == 8:
         return  # all ranks: one pack of the batch, of which one document may not fit
