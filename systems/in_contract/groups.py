@@ -20,9 +20,8 @@ from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_groups import gathered
 from zbench.systems.common.mesh_packs import Batching, pack_batch
-from zbench.systems.common.mesh_plans import laid_plans
-from zbench.systems.common.micro_batches import fitting_tokens
-from zbench.systems.in_contract.choice import SHARES, lack_and_seconds
+from zbench.systems.common.mesh_plans import laid_plans, largest_fitting
+from zbench.systems.in_contract.choice import lack_and_seconds
 from zbench.systems.in_contract.permutation import TILES, dealt_tiles, owned_pieces, padded
 from zbench.systems.torch_cp.balancers import BALANCERS, Pieces, pieces
 from zbench.systems.torch_cp.planner import least_limit
@@ -32,29 +31,35 @@ PACKINGS: tuple[Batching, ...] = get_args(Batching)
 
 
 def fastest_groups(batch: Batch, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, ...]:
-    """Returns the plans of groups of `degree` ranks that take least on the clock; with packs of fewer tokens where the
-    fastest do not fit. backward: what becomes of gathered kv."""
-    every: list[tuple[tuple[int, float], tuple[Plan, ...]]] = []
-    for share in SHARES:
-        cap = max(int(share * fitting_tokens(cost) * degree), int(batch.lengths.max()))
-        some = [
-            (lack_and_seconds(batch, plans, cost), plans) for plans in _candidates(batch, degree, cap, cost, backward)
-        ]
-        every += some
-        if min(some, key=lambda one: one[0][1])[0][0] == 0:
-            break
-    return min(every, key=lambda one: one[0])[1]
+    """Returns the plans of groups of `degree` ranks that take least on the clock. backward: what becomes of gathered
+    kv. Packs of every way are as large as memory allows."""
+    candidates = [plans for packing in PACKINGS for plans in _candidates(batch, degree, cost, backward, packing)]
+    return min(candidates, key=lambda plans: lack_and_seconds(batch, plans, cost))
 
 
-def _candidates(batch: Batch, degree: int, cap: int, cost: Cost, backward: Mode) -> Iterator[tuple[Plan, ...]]:
-    """Yields the plans of a batch for every way to pack it and to own packs. cap: tokens of a pack at most."""
+def _candidates(batch: Batch, degree: int, cost: Cost, backward: Mode, packing: Batching) -> Iterator[tuple[Plan, ...]]:
+    """Yields the plans of every way to own a pack's tokens. The first way says how large packs may be, and the others,
+    whose ranks have about as many tokens, begin with that."""
+    roomy: list[int] = []
+
+    def plans_at(most: int, owned: Owned) -> tuple[Plan, ...]:
+        roomy.append(most)
+        return _plans(batch, degree, cost, backward, packing, owned, most)
+
+    pack_tokens = None
+    for owned in _ways(degree, cost):
+        yield largest_fitting(batch, degree, pack_tokens, cost, partial(plans_at, owned=owned))
+        pack_tokens = max(1, roomy[-1] // degree)
+
+
+def _plans(
+    batch: Batch, degree: int, cost: Cost, backward: Mode, packing: Batching, owned: Owned, most: int
+) -> tuple[Plan, ...]:
+    """Returns a plan for every micro-batch of packs of at most `most` tokens, or of one longer document."""
     groups = cost.cluster.num_ranks // degree
-    first = least_limit(batch.lengths, groups, cap, cost)
-    packs = [pack_batch(one, batch.lengths, groups, first if one == "arrival" else cap, cost) for one in PACKINGS]
-    different = {pack.tobytes(): pack for pack in packs}
-    for pack in different.values():
-        for owned in _ways(degree, cost):
-            yield laid_plans(batch, partial(_lay, owned=owned), backward, degree, cost, pack)
+    limit = least_limit(batch.lengths, groups, most, cost) if packing == "arrival" else most
+    pack = pack_batch(packing, batch.lengths, groups, limit, cost)
+    return laid_plans(batch, partial(_lay, owned=owned), backward, degree, cost, pack)
 
 
 def _ways(degree: int, cost: Cost) -> Iterator[Owned]:

@@ -106,8 +106,8 @@ class InContract:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         kind = CONTRACTS[self.contract]
-        if kind is EqualTokenPermutation and self.degree not in (None, self.cost.cluster.num_ranks):
-            return fastest_groups(batch, self.degree or 1, self.cost, self._gathered_kv())
+        if kind is EqualTokenPermutation and self.degree is not None:
+            return fastest_groups(batch, self.degree, self.cost, self._gathered_kv())
         if kind is EqualTokenPermutation:
             return fitting(batch.lengths, self.cost, lambda seqs: self._permuted(batch.lengths, seqs))
         if kind is WholeOnDP:

@@ -100,11 +100,11 @@ def torch_systems(cell: Cell, is_even: bool) -> tuple[list[InContract], list[Tor
     wide = degrees(cost, cell.longest, cost.cluster.num_ranks)
     if is_even:
         wide = sorted({int(one["degree"]) for one in cp_settings("headtail", cost, tokens, cell.longest)})
-    kv: Mode = "regather" if cost.model.recompute == "full" else "keep"  # as cp_settings has it
-    planners = [InContract(cost, "equal_token_permutation", degree=degree, received_kv=kv) for degree in wide]
-    shipped = [TorchCP(cost, one, degree, received_kv=kv) for degree in wide for one in BALANCERS]
-    narrow = TorchCP(cost, received_kv=kv, context_limit=cell.longest)
-    return planners, shipped, shipped[0] if is_even else narrow
+    modes: tuple[Mode, ...] = ("keep", "regather")  # without and with recomputation of what is gathered
+    own = [InContract(cost, "equal_token_permutation", degree=one, received_kv=kv) for one in wide for kv in modes]
+    shipped = [TorchCP(cost, one, degree, received_kv=kv) for degree in wide for one in BALANCERS for kv in modes]
+    default = TorchCP(cost, degree=wide[0]) if is_even else TorchCP(cost, context_limit=cell.longest)
+    return own, shipped, default
 
 
 SYSTEMS: dict[str, Callable[[Cell], tuple[Sequence[InContract], Sequence[System], System]]] = {

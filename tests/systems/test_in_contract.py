@@ -151,8 +151,6 @@ def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn
         verify(plan, cost, memory=False)
         assert plan.backward_mode == "regather"
     seconds = Simulated(cost).step(batch, plans).seconds
-    if degree == 8:
-        return  # all ranks: one pack of the batch, of which one document may not fit
     for balancer in BALANCERS:
         theirs = Simulated(cost).step(batch, TorchCP(cost, balancer, degree).plan(batch))
         assert theirs.out_of_memory or seconds <= theirs.seconds * (1 + 1e-9)
