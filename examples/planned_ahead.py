@@ -3,13 +3,16 @@
     torchrun --nproc-per-node=4 examples/planned_ahead.py
 
 Rank 0 has the planner and sends each plan to all ranks. Printed is how long planning took in all, how much of it the
-ranks waited for - the rest was hidden behind training - and how many plans were there before they were asked for.
+ranks waited for - the rest was hidden behind training - and how many plans were there when they were asked for. All of
+it is hidden where a step takes longer than a plan, which these batches are long enough for. With --nproc-per-node=1
+there is one rank, and on two cores one for the planner.
 """
 
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +26,8 @@ from zbench.describe.model import Model
 
 MODEL = Model("own", 1, 64, 4, 2, 16, 128, 256, element_bytes=4)
 Plan = Callable[[list[int]], zbench.StepPlans]
-LENGTHS = [[900 + 10 * number, 300, 40 * number + 1, 7, 7] for number in range(8)]  # of every step's batch
+LENGTHS = [[3600 + 40 * number, 1200, 160 * number + 4, 28, 28] for number in range(8)]  # of every step's batch
+READY = 1e-3  # seconds that asking for a plan takes at most, where it is there
 
 
 @dataclass
@@ -52,9 +56,9 @@ class Coming:
         return step, max(done - self.submitted, waited), waited
 
 
-def plan_nodewise(lengths: list[int]) -> zbench.StepPlans:
+def plan_nodewise(lengths: list[int], cluster: str = "local_2x2") -> zbench.StepPlans:
     """Returns the plans of a step; what the planner's process runs."""
-    return zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise", pipelines=False)
+    return zbench.plan(lengths, cluster=cluster, model=MODEL, system="nodewise", pipelines=False)
 
 
 def planned(batches: list[list[int]], rank: int, plan: Plan) -> Iterator[tuple[zbench.StepPlans, float, float]]:
@@ -110,11 +114,12 @@ def train(runtime: zbench.torch.Runtime, plan: Plan = plan_nodewise) -> tuple[li
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     runtime = zbench.torch.Runtime()
-    losses, times = train(runtime)
+    losses, times = train(runtime, partial(plan_nodewise, cluster="one_gpu" if runtime.num_ranks == 1 else "local_2x2"))
     if runtime.rank == 0:
         planning, waiting = (sum(column) for column in zip(*times, strict=True))
         print("loss of every step:", *(f"{loss:.3f}" for loss in losses))
-        waited = f"{waiting * 1e3:.1f} ms were waited for: {1 - waiting / planning:.0%} hidden"
-        print(f"planning took {planning * 1e3:.1f} ms, of which {waited}")
+        hidden = f"{waiting * 1e3:.1f} ms were waited for: {1 - waiting / planning:.0%} hidden"
+        ready = sum(waited < READY for _, waited in times)
+        print(f"planning took {planning * 1e3:.1f} ms, of which {hidden}; {ready} of {len(times)} plans were there")
     runtime.close()
     dist.destroy_process_group()

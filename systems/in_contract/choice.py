@@ -148,11 +148,12 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
     return min(every, key=lambda one: one[0])[1]
 
 
-def fastest_permutation(lengths: Ints, cost: Cost) -> TokenPermutation:
-    """Returns the permutation of a pack's tokens that takes least on the clock; the cluster's ranks divide them."""
+def fastest_permutation(lengths: Ints, cost: Cost, backward: Mode = "regather") -> TokenPermutation:
+    """Returns the permutation of a pack's tokens that takes least on the clock; the cluster's ranks divide them.
+    backward: what becomes of gathered kv."""
     batch, seqs = Batch(lengths, seed=0, step=0), np.arange(len(lengths))
     timed = [
-        (lack_and_seconds(batch, (plan_of_permutation(one, seqs, cost),), cost), one)
+        (lack_and_seconds(batch, (plan_of_permutation(one, seqs, cost, backward),), cost), one)
         for one in permutations(lengths, cost.cluster.num_ranks, cost)
     ]
     return min(timed, key=lambda one: one[0])[1]

@@ -11,10 +11,11 @@ import numpy as np
 from zbench.contracts.schedule import ContractError, TokenPermutation
 from zbench.cost.cost import Cost
 from zbench.passes import reverse
+from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_groups import gathered
-from zbench.systems.torch_cp.balancers import BALANCERS, pieces
+from zbench.systems.torch_cp.balancers import BALANCERS, Pieces, pieces
 
 TILES = (128, 512, 2048)  # tokens of the tiles that are dealt; the mask's have 128
 
@@ -68,9 +69,18 @@ def dealt_tiles(lengths: Ints, ranks: int, tile: int, cost: Cost) -> TokenPermut
     return TokenPermutation(tuple(lengths.tolist()), ranks, order)
 
 
-def plan_of_permutation(schedule: TokenPermutation, sequences: Ints, cost: Cost) -> Plan:
+def plan_of_permutation(schedule: TokenPermutation, sequences: Ints, cost: Cost, backward: Mode = "regather") -> Plan:
     """Makes the plan of a pack whose ranks gather all keys. sequences: int64, which of the batch's each document is;
-    documents behind the last of them are padding, which nobody computes."""
+    documents behind the last of them are padding, which nobody computes. backward: what becomes of gathered kv."""
+    lengths = np.array(schedule.lengths[: len(sequences)], np.int64)
+    builder = Builder(lengths, schedule.ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
+    owned, ranks = owned_pieces(schedule, len(sequences)), np.arange(schedule.ranks)
+    gathered(builder, np.arange(len(sequences)), owned, ranks, cost.cluster.gpus_per_node)
+    return reverse(builder.build(), backward)
+
+
+def owned_pieces(schedule: TokenPermutation, num_documents: int) -> Pieces:
+    """Returns what every rank owns of the first documents of the pack; those behind them are padding."""
     ends = np.cumsum(schedule.lengths)
     share = len(schedule.order) // schedule.ranks
     owned = np.sort(schedule.order.reshape(schedule.ranks, share), axis=1).reshape(-1)
@@ -78,15 +88,17 @@ def plan_of_permutation(schedule: TokenPermutation, sequences: Ints, cost: Cost)
     rank = np.repeat(np.arange(schedule.ranks), share)
     cut = np.flatnonzero((np.diff(owned) != 1) | (np.diff(document) != 0) | (np.diff(rank) != 0)) + 1
     first, last = np.concatenate([[0], cut]), np.concatenate([cut, [len(owned)]]) - 1
-    kept = document[first] < len(sequences)
+    kept = document[first] < num_documents
     first, last = first[kept], last[kept]
     seq = document[first]
     begin = (ends - schedule.lengths)[seq]
-    lengths = np.array(schedule.lengths[: len(sequences)], np.int64)
-    builder = Builder(lengths, schedule.ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
-    runs = seq, owned[first] - begin, owned[last] + 1 - begin, rank[first]
-    gathered(builder, np.arange(len(sequences)), runs, np.arange(schedule.ranks), cost.cluster.gpus_per_node)
-    return reverse(builder.build(), "regather")
+    return seq, owned[first] - begin, owned[last] + 1 - begin, rank[first]
+
+
+def padded(lengths: Ints, ranks: int) -> Ints:
+    """Returns the documents of a pack, with one of padding behind them where the ranks do not divide its tokens."""
+    missing = -int(lengths.sum()) % ranks
+    return np.append(lengths, missing) if missing else lengths
 
 
 def _keys_seen(lengths: Ints, cost: Cost) -> Ints:

@@ -7,8 +7,6 @@ every rank of a job finds the same one by itself.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from zbench.contracts.bound import check_ranks
 from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import (
@@ -29,8 +27,9 @@ from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_plans import holding_degree
 from zbench.systems.common.micro_batches import fitting
 from zbench.systems.in_contract.choice import fastest_permutation, fastest_rounds, fastest_whole
+from zbench.systems.in_contract.groups import fastest_groups
 from zbench.systems.in_contract.laid import plans_of_rings, plans_of_whole
-from zbench.systems.in_contract.permutation import check_even, plan_of_permutation
+from zbench.systems.in_contract.permutation import check_even, padded, plan_of_permutation
 
 PLAYED = 6  # candidates of the estimate that the clock decides between; a judgement
 
@@ -66,10 +65,11 @@ class InContract:
     """The planner inside a contract as a system. contract: its name (zbench.contracts.contract). max_tokens,
     least_degree, micro_batch_multiple, equal_size: the contract's. degree: with whole_on_dp, GPUs of a data-parallel
     rank, which exchange heads; None: the fewest that hold a sequence of `context_limit` tokens and leave every rank a
-    sample. received_kv: what becomes of it in rings. played_candidates: that the clock decides between. context_limit:
-    tokens of the longest sequence; the run gives its workload's.
+    sample. With equal_token_permutation, ranks of a context-parallel group; None: all. received_kv: what becomes of it
+    in rings; of gathered keys, which no chain carries back, "carry" is "regather". played_candidates: that the clock
+    decides between. context_limit: tokens of the longest sequence; the run gives its workload's.
 
-    Permutations are of packs that fit memory, a micro-batch each, padded to as many tokens for every rank.
+    Permutations are of packs that fit memory, padded to as many tokens for every rank of a group.
 
     Raises:
         ValueError: a key has no such value.
@@ -106,6 +106,8 @@ class InContract:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         kind = CONTRACTS[self.contract]
+        if kind is EqualTokenPermutation and self.degree is not None:
+            return fastest_groups(batch, self.degree, self.cost, self._gathered_kv())
         if kind is EqualTokenPermutation:
             return fitting(batch.lengths, self.cost, lambda seqs: self._permuted(batch.lengths, seqs))
         if kind is WholeOnDP:
@@ -131,7 +133,10 @@ class InContract:
         return next(wide, ranks)
 
     def _permuted(self, lengths: Ints, seqs: Ints) -> Iterator[Plan]:
-        ranks, mine = self.cost.cluster.num_ranks, lengths[seqs]
-        missing = -int(mine.sum()) % ranks
-        padded = np.append(mine, missing) if missing else mine
-        yield plan_of_permutation(fastest_permutation(padded, self.cost), seqs, self.cost)
+        pack = padded(lengths[seqs], self.cost.cluster.num_ranks)
+        order = fastest_permutation(pack, self.cost, self._gathered_kv())
+        yield plan_of_permutation(order, seqs, self.cost, self._gathered_kv())
+
+    def _gathered_kv(self) -> Mode:
+        """Returns what becomes of gathered kv."""
+        return "keep" if self.received_kv == "keep" else "regather"

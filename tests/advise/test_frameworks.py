@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zbench.advise.framework import Framework, LaunchSettings, Option, degrees, limits, power_of_two
@@ -13,7 +14,9 @@ from zbench.advise.verl import verl
 from zbench.api.parts import cluster_named, model_named
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.systems.in_contract.planner import InContract
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,15 @@ def test_torchtitans_micro_batches_are_of_context_parallel_groups(model: Model) 
     assert "--parallelism.context_parallel_load_balancer ptrr" in flags
     assert "--training.num_tokens_per_microbatch_per_dp_rank 32768" in flags
     assert "--training.num_tokens_per_train_step 131072" in flags  # four groups, one micro-batch each
+
+
+def test_torchtitans_contract_is_of_its_groups(model: Model, cost: Cost) -> None:
+    found = option(torchtitan, "torch_cp, headtail", model)
+    assert found.contract is not None
+    planner = InContract(cost, **found.contract({"balancer": "headtail", "degree": 8, "received_kv": "keep"}))
+    plans = planner.plan(Batch(np.array([40_000, 9000, 800, 70]), seed=0, step=0))
+    assert {plan.backward_mode for plan in plans} == {"keep"}
+    assert all((plan.forward.src // 8 == plan.forward.dst // 8).all() for plan in plans)  # inside their groups
 
 
 @pytest.mark.parametrize("of", [megatron, verl, torchtitan])

@@ -140,6 +140,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"strategy": {"parallel": {"tensor": 2}}}, "parallel.tensor is not a key of parallel=none"),
         ({"strategy": {"parallel": {"tensor_parallel": 3}}}, "parallel.tensor_parallel is 3; it has to divide"),
         ({"strategy": {"sharding": "zero1"}, "model": model_named("tiny")}, "sharding is zero1; that is of a model by"),
+        ({"strategy": "zero1"}, "strategy is of type str; it takes choices by group, as in {'sharding': 'zero1'}"),
         ({"system": "rign"}, "did you mean ring?"),
         ({"system": "static_best"}, "chooses from a workload's batches"),
         ({"system": object()}, "system is of type object; it takes a name"),
@@ -166,6 +167,13 @@ def test_what_cannot_be_is_one_sentence(changes: dict[str, Any], told: str) -> N
     with pytest.raises(ValueError, match=re.escape(told)) as caught:
         zbench.plan(**{"lengths": [600, 50], **SMALL, **changes})
     assert "\n" not in str(caught.value)
+
+
+def test_a_step_is_played_on_its_own_machine() -> None:
+    step = zbench.plan([60], system="ring", **SMALL)
+    assert zbench.simulate(step, **SMALL).seconds == zbench.simulate(step).seconds
+    with pytest.raises(ValueError, match=r"^the plans are for another cluster: cluster\.name is 'local_2x2' in theirs"):
+        zbench.simulate(step, cluster="a800_4x8")
 
 
 def test_what_is_no_path_is_one_sentence() -> None:

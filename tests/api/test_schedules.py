@@ -34,7 +34,8 @@ def test_contracts_and_keys_are_named() -> None:
     ("keys", "told"),
     [
         ({"contract": "rings"}, "contract is 'rings'; it takes one of"),
-        ({"ranks": 4}, "ranks is no key of contract aligned_pow2_rings; it takes max_tokens"),
+        ({"ranks": 2}, "ranks is 2; contract aligned_pow2_rings is for the 4 ranks of the cluster"),
+        ({"leest": 2}, "leest is no key of contract aligned_pow2_rings; it takes max_tokens"),
         ({"max_tokens": 100}, "sample 3 has 900 tokens; 4 ranks of at most 100"),
         ({"contract": "whole_on_dp", "ranks": 3}, "3 data-parallel ranks, which do not divide the 4"),
         ({"cluster": "a800"}, "cluster"),

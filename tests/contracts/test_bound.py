@@ -18,6 +18,7 @@ from zbench.systems.dynamic_cp import dynamic_rounds
 from zbench.systems.hybrid_dp import side_by_side
 from zbench.systems.in_contract.laid import plans_of_whole
 from zbench.systems.in_contract.permutation import dealt_tiles, plan_of_permutation
+from zbench.systems.in_contract.planner import InContract
 from zbench.systems.in_contract.whole import whole_schedules
 
 
@@ -62,6 +63,17 @@ def test_no_permutation_is_faster(data: st.DataObject) -> None:
 
 
 @given(st.data())
+def test_no_groups_of_permutations_are_faster(data: st.DataObject) -> None:
+    """Of any degree, inside nodes and across them, documents whole on a group."""
+    cost, batch = data.draw(costs(3, 4)), data.draw(batches(20_000, 12))
+    ranks = cost.cluster.num_ranks
+    degree = data.draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
+    plans = InContract(cost, contract="equal_token_permutation", degree=degree).plan(batch)
+    found = contract_bound_seconds(batch, EqualTokenPermutation(degree), cost)
+    assert bound_seconds(batch, cost) <= found <= Simulated(cost).step(batch, plans).seconds * (1 + 1e-9)
+
+
+@given(st.data())
 def test_no_packs_of_whole_samples_are_faster(data: st.DataObject) -> None:
     cost, batch = data.draw(costs(3, 4)), data.draw(batches(20_000, 30))
     degree = data.draw(st.sampled_from([n for n in range(1, 13) if cost.cluster.num_ranks % n == 0]))
@@ -98,3 +110,15 @@ def test_ranks_that_are_not_the_cluster_s_are_a_sentence() -> None:
         contract_bound_seconds(batch, AlignedPow2Rings(4), cost)
     with pytest.raises(ValueError, match="3 data-parallel ranks, which do not divide the 8 of c"):
         contract_bound_seconds(batch, WholeOnDP(3), cost)
+    with pytest.raises(ValueError, match="the contract is for 3 ranks; the cluster c has 8"):
+        contract_bound_seconds(batch, EqualTokenPermutation(3), cost)
+
+
+def test_a_document_takes_no_less_than_its_work_on_its_group() -> None:
+    """Groups narrower than the cluster leave the others without work on it: twice as narrow, twice as long."""
+    cost, batch = Cost(cluster(2, nic=5e9), MODELS["mha"]), Batch(np.array([65_536]), seed=0, step=0)
+    two, one = (
+        contract_bound_seconds(batch, EqualTokenPermutation(n), cost) - cost.optimizer_seconds() for n in (2, 1)
+    )
+    assert one == pytest.approx(2 * two, rel=1e-12)
+    assert two > 3.9 * (bound_seconds(batch, cost) - cost.optimizer_seconds())

@@ -58,7 +58,7 @@ def test_what_an_engine_runs_passes() -> None:
          "ranks 1 to 2 are a ring of 2 .*begin at a multiple of 2", (0, 1, 0)),
         ([[[0], [0], [0], [1]], [[2], [3], [4], [5]]], RINGS, "ring of 3 .* a power of two, or all 4 ranks", (0, 0, 0)),
         ([GOOD[0], [[4], [4], [5], [5]]], AlignedPow2Rings(4, least=2),
-         "ring of 1 .* takes at least 2 ranks", (0, 2, 1)),
+         "rank 2 is a ring of 1 .*; the contract's least is 2, so a ring has at least 2 ranks", (0, 2, 1)),
         (GOOD, AlignedPow2Rings(4, max_tokens=10),
          "micro-batch 0, rank 2 has 11 tokens on 1 rank, of sample 1 the most", (0, 2, 1)),
         (GOOD, AlignedPow2Rings(4, multiple=3),
@@ -109,6 +109,9 @@ def test_a_schedule_of_the_other_kind_is_told() -> None:
         check_schedule(permutation, RINGS)
     with pytest.raises(ContractError, match="contract equal_token_permutation takes a permutation"):
         check_schedule(SampleSchedule.of(LENGTHS, GOOD), EqualTokenPermutation(4))
+    for contract in (RINGS, EqualTokenPermutation(4)):
+        with pytest.raises(ContractError, match=r"^the schedule is of type list; contract "):
+            check_schedule(GOOD, contract)  # type: ignore[arg-type]
 
 
 @st.composite

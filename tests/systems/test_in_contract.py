@@ -16,6 +16,7 @@ from zbench.contracts.schedule import ContractError, SampleSchedule, TokenPermut
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.proof.verify import verify
 from zbench.simulator.simulate import Simulated
 from zbench.systems.dynamic_cp import DynamicCP
 from zbench.systems.in_contract.candidates import candidate_rounds, multiplied, operations, rounds_seconds
@@ -23,6 +24,8 @@ from zbench.systems.in_contract.choice import schedule_of_rounds
 from zbench.systems.in_contract.laid import plans_of_rings
 from zbench.systems.in_contract.planner import InContract, schedule_lengths
 from zbench.systems.in_contract.rates import ring_rates
+from zbench.systems.torch_cp.balancers import BALANCERS
+from zbench.systems.torch_cp.planner import TorchCP
 
 
 def cost_of(ranks: int, per_node: int) -> Cost:
@@ -137,6 +140,20 @@ def test_a_permutation_balances_attention_and_tokens() -> None:
     seen = np.concatenate([np.arange(length) + 1 for length in drawn])
     area = [int(seen[found.owned(rank)].sum()) for rank in range(4)]
     assert max(area) <= 1.02 * min(area)
+
+
+@settings(max_examples=15)
+@given(lengths(30_000, 20), st.sampled_from((1, 2, 4, 8)))
+def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn: np.ndarray, degree: int) -> None:
+    cost, batch = cost_of(8, 4), Batch(drawn, seed=0, step=0)
+    plans = InContract(cost, contract="equal_token_permutation", degree=degree).plan(batch)
+    for plan in plans:
+        verify(plan, cost, memory=False)
+        assert plan.backward_mode == "regather"
+    seconds = Simulated(cost).step(batch, plans).seconds
+    for balancer in BALANCERS:
+        theirs = Simulated(cost).step(batch, TorchCP(cost, balancer, degree).plan(batch))
+        assert theirs.out_of_memory or seconds <= theirs.seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

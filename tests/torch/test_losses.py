@@ -40,6 +40,26 @@ def test_what_cannot_be_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         zbench.torch.token_loss(torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64), 4)
     with pytest.raises(ValueError, match=r"^num_labels is 0; it takes the labels of the whole batch, at least 1$"):
         zbench.torch.token_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), 0)
+    for labels, told in (
+        (torch.zeros(2), r"labels is torch\.float32; it takes torch\.int64"),
+        (torch.tensor([IGNORED, 3]), r"labels has 3; logits have 3 columns, so it takes 0 to 2, or -100 where"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            zbench.torch.token_loss(torch.zeros(2, 3), labels, 2)
+    for count in ("5", float("nan"), 2.5, True, None, torch.ones(2)):
+        with pytest.raises(
+            ValueError, match=r"^num_labels is .*; it takes a whole number: the labels of the whole batch"
+        ):
+            zbench.torch.token_loss(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), count)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^logits is of type list; it takes a tensor$"):
+        zbench.torch.token_loss([1], torch.zeros(1, dtype=torch.int64), 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^logits has shape \[1, 2, 3\]; it takes \[T, V\]"):
+        zbench.torch.token_loss(torch.zeros(1, 2, 3), torch.zeros(1, dtype=torch.int64), 1)
+    with pytest.raises(ValueError, match=r"^lengths is of type int; it takes the tokens of each sequence"):
+        zbench.torch.next_tokens(torch.zeros(5), 5)  # type: ignore[arg-type]
+    for group in (3, "gloo", {}):
+        with pytest.raises(ValueError, match=r"^group is .*; it takes a group of torch\.distributed, as new_group"):
+            zbench.torch.Runtime(group)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^there is no process group; torch\.distributed\.init_process_group comes"):
         zbench.torch.Runtime()
     monkeypatch.setitem(sys.modules, "transformers", None)

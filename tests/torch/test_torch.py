@@ -12,11 +12,16 @@ from tests.torch.slow_planner import PLANNING, TRAINING
 from zbench.describe.mask import FULL, Mask
 from zbench.describe.model import Model
 from zbench.planned.step import StepPlans
+from zbench.plans.plan import ATTEND
+from zbench.run.choices import choices, missing_package
 from zbench.runtime.processes.launch import LocalFleet
 
 MODEL = Model("own", 2, 32, 4, 2, 8, 48, 128, element_bytes=8, lse_bytes=8)
 LENGTHS = [300, 2, 41, 1, 77]
 CLUSTER = "local_2x2"
+# Keys of systems that would leave every sequence of a small batch on a rank.
+CUTTING = {name: {"degree": 2} for name in ("dp_balanced", "mesh", "slime_schedule", "torch_cp", "verl_balance")}
+CUTTING |= {"fcp": {"block_tokens": 64}}
 
 
 def planned(system: str, lengths: list[int] = LENGTHS, model: Model = MODEL, cluster: str = CLUSTER) -> StepPlans:
@@ -52,6 +57,22 @@ def test_attention_is_dense_attention(ranks: LocalFleet) -> None:
     assert max(max(worst) for worst in ranks.call("attend", steps)) < 1e-12
     for mask in masks:
         assert max(max(worst) for worst in ranks.call("attend", [planned("ring", model=mask)])) < 1e-12
+
+
+def test_attention_is_dense_attention_under_every_system(ranks: LocalFleet) -> None:
+    """Of conf/system, without pipelines; all of them cut sequences here but two, whose sequences stay whole."""
+    mixed = [600, 2, 41, 1, 77, 160, 33, 9]
+    steps = {
+        name: zbench.plan(mixed, cluster=CLUSTER, model=MODEL, system=name, pipelines=False, **CUTTING.get(name, {}))
+        for name in choices("system")
+        if not missing_package(name)
+    }
+    told = ranks.call("attend", list(steps.values()))
+    worst = {name: max(rank[at] for rank in told) for at, name in enumerate(steps)}
+    assert max(worst.values()) < 1e-12, worst
+    assert {"hydraulis", "flexsp", "fcp", "distca", "bytescale", "wlb_llm"} < set(steps)
+    whole = {name for name, step in steps.items() if all((plan.forward.kind == ATTEND).all() for plan in step.plans)}
+    assert whole == {"hydraulis", "local_packing"}
 
 
 def test_tokens_travel_home_and_back(ranks: LocalFleet) -> None:

@@ -115,5 +115,5 @@ def _bound(question: Question, candidate: PinnedSystem) -> float:
 
 def _contract(keys: Keys, parts: Parts) -> Contract:
     """Returns the contract that a planner inside it has by these keys."""
-    ranks = parts.cost.cluster.num_ranks // int(keys.get("degree", 1))
-    return contract_named(str(keys["contract"]), ranks)
+    name, degree = str(keys["contract"]), int(keys.get("degree", 1))
+    return contract_named(name, degree if name == "equal_token_permutation" else parts.cost.cluster.num_ranks // degree)

@@ -18,6 +18,10 @@ _PADDED = (
     "torchtitan cuts documents at the end of a pack and pads what is left; here packs end where the next document does "
     "not fit, and padding costs nothing."
 )
+_BALANCER = (
+    "zbench.adapters.torch_context_parallel makes a load balancer that knows a pack's documents (docs/adapters.md); "
+    "which documents a group gets is the loader's choice."
+)
 _FLEX = "ptrr needs a model with FlexAttention (attn_backend=flex, the default of model_registry)."
 
 
@@ -29,7 +33,18 @@ def torchtitan() -> Framework:
 def _options(model: Model) -> Sequence[Option]:
     fsdp: Keys = {} if model.sharding == "zero3" else {"sharding": "zero3"}
     return tuple(
-        Option(f"torch_cp, {balancer}", "torch_cp", partial(cp_settings, balancer), cp_flags, fsdp, "configured", notes)
+        Option(
+            f"torch_cp, {balancer}",
+            "torch_cp",
+            partial(cp_settings, balancer),
+            cp_flags,
+            fsdp,
+            "configured",
+            notes,
+            permutation_contract,
+            None,
+            _BALANCER,
+        )
         for balancer, notes in (("headtail", (_PADDED,)), ("ptrr", (_PADDED, _FLEX)))
     )
 
@@ -47,6 +62,11 @@ def cp_settings(balancer: str, cost: Cost, tokens: int, longest: int) -> list[Ke
     received_kv = "regather" if cost.model.recompute == "full" else "keep"
     wide = [degree for degree in degrees(cost, longest, ranks, ranks) if degree * tokens >= longest * ranks]
     return [{"balancer": balancer, "degree": degree, "received_kv": received_kv} for degree in wide[:6]]
+
+
+def permutation_contract(keys: Keys) -> Keys:
+    """Returns the keys of a planner that deals the tokens of a pack to groups of as many ranks."""
+    return {"contract": "equal_token_permutation", "degree": keys["degree"], "received_kv": keys["received_kv"]}
 
 
 def cp_flags(pinned: LaunchSettings) -> list[str]:

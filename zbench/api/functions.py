@@ -124,20 +124,29 @@ def verify(step: StepPlans, memory: bool = True) -> None:
         _step(step).verify(memory)
 
 
-def simulate(step: StepPlans | Named, *, world: Worlds = None) -> StepResult:
+def simulate(
+    step: StepPlans | Named,
+    *,
+    cluster: Named | Cluster | None = None,
+    model: Named | Model | None = None,
+    world: Worlds = None,
+) -> StepResult:
     """Plays a step on its cluster's clock; the seconds are simulated. step: plans, or the path of a plan file.
 
         step = zbench.plan([600, 50, 3], cluster="local_2x2", model="tiny")
         print(zbench.simulate(step).seconds)
         print(zbench.simulate(step, world="latency_3").seconds)  # as planned, where latencies are not as described
 
-    world: what is otherwise on the machine than the planner was told, as of `plan`.
+    cluster, model: those that the plans have to be for, as of `load`: a step is played on the machine it was planned
+    for, and nowhere else. world: what is otherwise on that machine than the planner was told, as of `plan`.
 
     Raises:
-        ValueError: the file is no plan file (StepPlans.load), or its machine has no such world.
+        ValueError: the file is no plan file (StepPlans.load), the plans are for another cluster or model, or their
+            machine has no such world.
     """
     with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
+        _check_for(found, cluster, model)
         cost = make_cost(*machine_in(world, found.cluster, found.model))
         check_shapes(cost.cluster.device, whole_steps=False)
         return Simulated(cost).step(found.batch, found.plans)
@@ -179,9 +188,7 @@ def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | 
     with compiling_told():
         found = StepPlans.load(path)
     with told():
-        found.check_for(
-            None if cluster is None else cluster_named(cluster), None if model is None else model_named(model)
-        )
+        _check_for(found, cluster, model)
     return found
 
 
@@ -223,6 +230,10 @@ def checked_lengths(lengths: Lengths) -> Ints:
     if sum(map(int, values)) > MOST_TOKENS:
         raise ValueError(f"lengths adds up to more than {MOST_TOKENS:,} tokens, the most that a batch may have")
     return np.array(values, np.int64)
+
+
+def _check_for(step: StepPlans, cluster: Named | Cluster | None, model: Named | Model | None) -> None:
+    step.check_for(None if cluster is None else cluster_named(cluster), None if model is None else model_named(model))
 
 
 def _step(given: object) -> StepPlans:

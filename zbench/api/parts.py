@@ -114,6 +114,10 @@ def strategy_choices(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies
     Raises:
         ValueError: there is no such group, or one has neither.
     """
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"strategy is of type {type(given).__name__}; it takes choices by group, as in {{'sharding': 'zero1'}}"
+        )
     for group, how in given.items():
         if group not in STRATEGY_GROUPS:
             raise ValueError(f"strategy has {group!r}; it takes {', '.join(STRATEGY_GROUPS)}")

@@ -44,5 +44,10 @@ def plan_schedule(
     with told(), compiling_told():
         cost = make_cost(*machine_in(world, cluster_named(cluster), model_named(model, mask=mask)))
         own = CONTRACTS.get(contract) is WholeOnDP and "ranks" in keys
+        if not own and "ranks" in keys and contract in CONTRACTS:
+            raise ValueError(
+                f"ranks is {keys['ranks']!r:.60}; contract {contract} is for the {cost.cluster.num_ranks} ranks of the "
+                "cluster, and a cluster of others takes cluster="
+            )
         ranks = keys.pop("ranks") if own else cost.cluster.num_ranks
         return schedule_lengths(numbers, contract_named(contract, ranks, keys), cost)

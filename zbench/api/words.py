@@ -4,6 +4,7 @@ A first word of the command line without `=` is one of these; everything else is
 """
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,6 +67,11 @@ def simulate_words(words: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="world=NAME, world.KEY=VALUE (docs/worlds.md)")
     given = parser.parse_args(list(words))
     with told():
+        if other := [word for word in given.settings if re.match(r"(cluster|model)\b", word)]:
+            raise ValueError(
+                f"{other[0]!r} is no setting of zbench simulate: a plan file names its cluster and model; it takes "
+                "world=, for what is otherwise on that machine"
+            )
         chosen, keys = _settings(given.settings, ("world",), "zbench simulate")
         world = world_named(chosen.get("world"), keys["world"])
         step = StepPlans.load(given.file)

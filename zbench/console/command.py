@@ -24,6 +24,8 @@ from zbench.console.elastic import tell
 from zbench.console.signals import exit_code, leave_at_once, raised, stop_in
 from zbench.console.streams import finish, wrap_streams
 
+SETTINGS = "KEY=VALUE"  # how a command calls its settings
+UNKNOWN = "unrecognized arguments: "  # argparse's words
 FULL = "HYDRA_FULL_ERROR"  # in the environment: 1 shows tracebacks of errors that a sentence tells
 
 
@@ -31,7 +33,15 @@ class Parser(argparse.ArgumentParser):
     """A parser of options that tells a mistake in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises ValueError with argparse's message, so that it is told in one sentence."""
+        """Raises ValueError with argparse's message, so that it is told in one sentence.
+
+        Argparse counts settings, of which there may be none, among what is missing; and where options may stand among
+        other words it calls all of these unknown as soon as it does not know an option.
+        """
+        message = message.replace(f", {SETTINGS}", "")
+        if message.startswith(UNKNOWN):
+            words = message.removeprefix(UNKNOWN).split()
+            message = UNKNOWN + " ".join([word for word in words if word.startswith("-")] or words)
         raise ValueError(f"{message} (see --help)")
 
 

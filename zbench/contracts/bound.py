@@ -24,8 +24,10 @@ group: where the other ranks can have groups with the samples that are left, and
 Whole samples. A sample takes no less than its work on its data-parallel rank, and of the k + 1 longest on k ranks two
 are on one.
 
-Permutations. Of S tokens a rank owns S / W, and keys and values of all others come through its links, those that its
-node does not own through the node's NICs; in a backward their gradients go the other way.
+Permutations. A document takes no less than its work on the G ranks of its group. Of a pack a rank owns 1 / G, and keys
+and values of the rest come through its links, those that its node does not own through the node's NICs; in a backward
+their gradients go the other way. Summed over packs that is as much for all ranks as if every token came to G - 1 of
+them, and the rank that has most has the mean at least.
 """
 
 from dataclasses import dataclass
@@ -48,18 +50,22 @@ WEIGHTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.0)  # of work against transfers; an
 def contract_bound_seconds(batch: Batch, contract: Contract, cost: Cost, backward: Mode = "carry") -> float:
     """Returns the seconds of a step that no schedule of `batch` inside the contract can beat.
 
-    cost: of the cluster that has the contract's ranks, or, of whole samples, a multiple of them. backward: how the
-    engine's rings have keys and values again.
+    cost: of the cluster that has the contract's ranks, or, of whole samples and permutations, a multiple of them: then
+    a rank of whole samples is several GPUs, and documents go whole to groups of a permutation's ranks. backward: how
+    the engine's rings have keys and values again.
 
     Raises:
         ValueError: the contract's ranks are not the cluster's.
     """
     every = bound_seconds(batch, cost)
-    check_ranks(contract, cost)
+    if not isinstance(contract, EqualTokenPermutation) or cost.cluster.num_ranks % contract.ranks:
+        check_ranks(contract, cost)
     if isinstance(contract, WholeOnDP):
         own = _whole_seconds(batch.lengths, contract, cost)
     elif isinstance(contract, EqualTokenPermutation):
-        own = _gathered_seconds(batch.lengths, cost)
+        groups = WholeOnDP(cost.cluster.num_ranks // contract.ranks)
+        gathered = _gathered_seconds(int(batch.lengths.sum()), contract.ranks, cost)
+        own = max(_whole_seconds(batch.lengths, groups, cost), gathered)
     else:
         own = _ring_seconds(batch.lengths, contract, cost, backward)
     return max(every, own + cost.optimizer_seconds())
@@ -158,16 +164,17 @@ def _whole_seconds(lengths: Ints, contract: WholeOnDP, cost: Cost) -> float:
     return float(max(work[0], two))
 
 
-def _gathered_seconds(lengths: Ints, cost: Cost) -> float:
+def _gathered_seconds(tokens: int, degree: int, cost: Cost) -> float:
+    """Returns the seconds of a step in which groups of `degree` ranks gather the keys of packs of so many tokens in
+    all; 0 where the clock or the mask does not make ranks wait for it."""
     cluster, model = cost.cluster, cost.model
-    if model.mask.window or cost.pp > 1 or cluster.num_ranks == 1:
+    if model.mask.window or cost.pp > 1 or degree == 1:
         return 0.0
-    tokens = int(lengths.sum())
-    own, per_token = -(-tokens // cluster.num_ranks), model.message_bytes_per_token(KV, 0, model.num_heads)
+    per_token, per_node = model.message_bytes_per_token(KV, 0, model.num_heads), cluster.gpus_per_node
     links = [link.rate for number, link in enumerate(cluster.links) if number != cluster.host]
-    links = links if cluster.num_nodes > 1 else links[:NIC] + links[NIC + 1 :]
-    seconds = max(tokens - own, 0) * per_token / sum(links)
-    if cluster.num_nodes > 1:
-        outside = max(tokens - own * cluster.gpus_per_node, 0)
+    links = links if per_node % degree else links[:NIC] + links[NIC + 1 :]
+    seconds = tokens * (degree - 1) / cluster.num_ranks * per_token / sum(links)
+    if degree % per_node == 0:  # groups of whole nodes
+        outside = tokens * (degree // per_node - 1) / cluster.num_nodes
         seconds = max(seconds, outside * per_token / (cluster.nics_per_node * cluster.links[NIC].rate))
     return 2 * cost.layers * seconds

@@ -30,11 +30,11 @@ def check_schedule(schedule: Schedule, contract: Contract) -> None:
     name = contract_name(contract)
     if isinstance(contract, EqualTokenPermutation):
         if not isinstance(schedule, TokenPermutation):
-            raise ContractError(f"the schedule deals samples; contract {name} takes a permutation of tokens (order)")
+            raise ContractError(f"{_what(schedule)}; contract {name} takes a permutation of tokens (order)")
         _check_permutation(schedule, contract)
         return
     if not isinstance(schedule, SampleSchedule):
-        raise ContractError(f"the schedule is a permutation of tokens; contract {name} takes micro_batches of samples")
+        raise ContractError(f"{_what(schedule)}; contract {name} takes micro_batches of samples")
     _check_count(schedule, contract)
     seen: _Where = {}
     for number, lists in enumerate(schedule.micro_batches):
@@ -57,6 +57,14 @@ def check_schedule(schedule: Schedule, contract: Contract) -> None:
     _check_all_there(schedule, seen)
     if isinstance(contract, WholeOnDP) and contract.equal_size:
         _check_equal(schedule)
+
+
+def _what(schedule: object) -> str:
+    if isinstance(schedule, TokenPermutation):
+        return "the schedule is a permutation of tokens"
+    if isinstance(schedule, SampleSchedule):
+        return "the schedule deals samples"
+    return f"the schedule is of type {type(schedule).__name__}"
 
 
 def _check_count(schedule: SampleSchedule, contract: RingContract | WholeOnDP) -> None:
@@ -121,24 +129,24 @@ def _at(number: int, rank: int, sample: SampleId) -> tuple[int, int, SampleId]:
 
 
 def _check_size(number: int, group: RingGroup, contract: RingContract) -> None:
-    where = f"micro-batch {number}, ranks {group.first} to {group.first + group.size - 1}"
-    sample, size = group.samples[0], group.size
+    sample, size, last = group.samples[0], group.size, group.first + group.size - 1
+    ring = f"ranks {group.first} to {last} are a ring" if size > 1 else f"rank {group.first} is a ring"
+    where = f"micro-batch {number}, {ring} of {size} with sample {sample!r}"
     if size < contract.least:
         raise ContractError(
-            f"{where} are a ring of {size} with sample {sample!r}; it takes at least {contract.least} ranks",
+            f"{where}; the contract's least is {contract.least}, so a ring has at least {contract.least} ranks",
             *_at(number, group.first, sample),
         )
     if not isinstance(contract, AlignedPow2Rings) or size == contract.ranks:
         return
     if size & (size - 1):
         raise ContractError(
-            f"{where} are a ring of {size} with sample {sample!r}; it takes a power of two, or all {contract.ranks} "
-            "ranks",
+            f"{where}; its size has to be a power of two, or all {contract.ranks} ranks",
             *_at(number, group.first, sample),
         )
     if group.first % size:
         raise ContractError(
-            f"{where} are a ring of {size} with sample {sample!r}; it has to begin at a multiple of {size}",
+            f"{where}; it has to begin at a multiple of {size}",
             *_at(number, group.first, sample),
         )
 

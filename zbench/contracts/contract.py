@@ -117,7 +117,7 @@ def contract_named(name: str, ranks: int, keys: Mapping[str, Any] | None = None)
         raise ValueError(f"contract is {name!r}; it takes one of {', '.join(CONTRACTS)}")
     known = [field.name for field in fields(CONTRACTS[name]) if field.name != "ranks"]
     if wrong := [key for key in keys or {} if key not in known]:
-        takes = f"it takes {', '.join(known)}" if known else "it takes none but ranks"
+        takes = f"it takes {', '.join(known)}" if known else "it takes none"
         raise ValueError(f"{wrong[0]} is no key of contract {name}; {takes}")
     return CONTRACTS[name](ranks, **(keys or {}))
 

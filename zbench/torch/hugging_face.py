@@ -44,7 +44,8 @@ def planned_attention(
             not have: dropout, a soft cap, a bias, another window than the plan's.
     """
     if not isinstance(micro_batch, PlannedBatch):
-        raise ValueError(f"micro_batch is {micro_batch!r}; model(...) takes one of zbench.torch.Runtime.micro_batches")
+        given = "None" if micro_batch is None else f"of type {type(micro_batch).__name__}"
+        raise ValueError(f"micro_batch is {given}; model(...) takes one of zbench.torch.Runtime.micro_batches")
     if len(query) != 1:
         raise ValueError(f"input_ids has {len(query)} rows; it takes one row of this rank's tokens, [1, T]")
     if attention_mask is not None:

@@ -4,6 +4,8 @@ Shapes: N tokens of the packed batch, its sequences one after another; T tokens 
 """
 
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,10 @@ def next_tokens(tokens: Tensor, lengths: Sequence[int] | Ints) -> Tensor:
     """
     if not isinstance(tokens, Tensor):
         raise ValueError(f"tokens is of type {type(tokens).__name__}; it takes a tensor [N]")
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence | np.ndarray):
+        raise ValueError(
+            f"lengths is of type {type(lengths).__name__}; it takes the tokens of each sequence, as [5, 3]"
+        )
     for at, length in enumerate(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths):
         check_whole_number(f"lengths[{at}]", length, 1)
     ends = np.cumsum(np.asarray(lengths, np.int64))
@@ -48,12 +54,40 @@ def token_loss(logits: Tensor, labels: Tensor, num_labels: int | Tensor) -> Tens
     whole batch that are not IGNORED, on all ranks and in all micro-batches.
 
     Raises:
-        ValueError: there is no label in the batch, or labels are not one for each row of logits.
+        ValueError: there is no label in the batch, or labels are not one whole number for each row of logits, or not
+            one of its columns.
     """
+    for name, given in (("logits", logits), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{name} is of type {type(given).__name__}; it takes a tensor")
+    if logits.dim() != 2:
+        raise ValueError(
+            f"logits has shape {list(logits.shape)}; it takes [T, V], this rank's tokens and the vocabulary"
+        )
     if labels.shape != logits.shape[:1]:
         rows = list(logits.shape[:1])
         raise ValueError(f"labels has shape {list(labels.shape)}; it takes one for each row of logits, {rows}")
-    if num_labels < 1:
-        raise ValueError(f"num_labels is {int(num_labels)}; it takes the labels of the whole batch, at least 1")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels is {labels.dtype}; it takes torch.int64")
+    _check_count(num_labels)
+    if labels.device.type == "cpu":  # on a GPU it would have to be waited for
+        _check_columns(labels, logits.shape[1])
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     return F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum") / num_labels
+
+
+def _check_count(num_labels: Any) -> None:
+    is_one = num_labels.numel() == 1 if isinstance(num_labels, Tensor) else isinstance(num_labels, Real)
+    if not is_one or isinstance(num_labels, bool) or num_labels != num_labels // 1:  # nan is not equal to itself
+        raise ValueError(f"num_labels is {num_labels!r:.60}; it takes a whole number: the labels of the whole batch")
+    if num_labels < 1:
+        raise ValueError(f"num_labels is {int(num_labels)}; it takes the labels of the whole batch, at least 1")
+
+
+def _check_columns(labels: Tensor, vocabulary: int) -> None:
+    wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocabulary))]
+    if len(wrong):
+        raise ValueError(
+            f"labels has {int(wrong[0])}; logits have {vocabulary} columns, so it takes 0 to {vocabulary - 1}, or "
+            f"{IGNORED} where the loss leaves a token out"
+        )

@@ -32,6 +32,7 @@ from zbench.torch.patience import Patience, PatientEndpoint
 from zbench.torch.planned_batch import PlannedBatch, TokenRows
 
 COMPILING = 600.0  # seconds that ranks which compiled wait once for others that still do: a judgement
+NOT_MEMBER = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to processes that are not in the group
 KEPT = 8  # steps whose programs are kept, for loops that come back to the same plans
 
 
@@ -59,6 +60,11 @@ class Runtime:
         kernel: str = "auto",
         timeout: float = 60.0,
     ) -> None:
+        if group is not None and not isinstance(group, dist.ProcessGroup) and group is not NOT_MEMBER:
+            raise ValueError(
+                f"group is {group!r:.60}; it takes a group of torch.distributed, as new_group(ranks) makes it, or None "
+                "for all processes"
+            )
         if not dist.is_initialized():
             raise ValueError("there is no process group; torch.distributed.init_process_group comes before the Runtime")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
@@ -220,6 +226,8 @@ def _device(given: torch.device | str | None, backend: str) -> torch.device:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device is {given!r}; it takes a name of torch.device, as in 'cpu' or 'cuda:0'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {str(device)!r}; plans run on 'cpu' and on GPUs that torch calls 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {str(device)!r}; torch sees {with_noun(torch.cuda.device_count(), 'GPU')} here")
     if device.type == "cuda" and device.index is None:
