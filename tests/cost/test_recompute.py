@@ -1,4 +1,4 @@
-"""What selective recomputation runs again and lets go, against the formulas of whole steps, which say it by themselves."""
+"""What selective recomputation runs again and lets go, against the formulas of whole steps, which say it too."""
 
 from dataclasses import replace
 

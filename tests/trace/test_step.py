@@ -20,7 +20,7 @@ from zbench.trace.tracks import GATHER, SHOWN, sharing_track, titles
         ["system=ring"],
         ["system=zeppelin", "recompute=full", "sharding=zero1"],
         ["system=flexsp", "cluster.device.memory_bytes=1.4 GB", "tokens_per_gpu=2048"],  # three micro-batches
-        ["system=bytescale", "cluster.device.memory_bytes=3 GB", "tokens_per_gpu=2048", "sharding=zero2"],
+        ["system=bytescale", "cluster.device.memory_bytes=2.4 GB", "tokens_per_gpu=2048", "sharding=zero2"],
         ["system=ring", "recompute=selective"],
         ["system=hydraulis", "sharding=none"],
         ["system=bytescale", "cluster.num_nodes=4", "parallel.pipeline_parallel=2", "sharding=zero1"],
