@@ -111,7 +111,7 @@ def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
             assert sum(step.nic_tx_bytes) == pytest.approx(sum(today.nic_tx_bytes), rel=1e-6)
         found[sharding, count] = [sum(step.nic_tx_for[queue]) for queue in ("parameters", "gradients")]
     once, thrice = found["zero2", 1], found["zero2", 3]
-    assert once == found["zero1", 1] == found["zero1", 3]
+    assert once == found["zero1", 1] == pytest.approx(found["zero1", 3], rel=1e-6)
     assert thrice == pytest.approx([once[0], 3 * once[1]], rel=1e-6)
     assert thrice[1] == found["zero3", 3][1]
 
