@@ -1,4 +1,4 @@
-"""What selective recomputation runs again in a layer's backward, and what its forward need not keep for that.
+"""Counts what selective recomputation runs again in a layer's backward, and what its forward need not keep for that.
 
 It is the feed-forward up to its activation, as zbench.step.passes.recompute makes it again: the norm before it, gate
 and up, and their product. The way down is not run again, as nothing reads what it makes. Of experts it is those that a
