@@ -170,7 +170,9 @@ def block_seconds(start: Ints, stop: Ints, length: Ints, cost: Cost) -> np.ndarr
 def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
     """Returns the seconds of one layer's linear modules, both directions, for `tokens` that are a part of a rank's:
     without what a call costs however many there are."""
-    return 3 * (cost.linear_seconds(tokens) - cost.linear_seconds(np.ones_like(tokens)))
+    one = np.ones_like(tokens)
+    again = cost.again_seconds(tokens) - cost.again_seconds(one)
+    return np.asarray(3 * (cost.linear_seconds(tokens) - cost.linear_seconds(one)) + again, np.float64)
 
 
 def _leading_kv(ops: Ops) -> int:

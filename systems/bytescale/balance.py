@@ -57,8 +57,9 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     Linear modules, and in either direction the longer of attention (whole, or `degree` calls of a zigzag ring, all
     but the first joined to an earlier result) and the ring's hops. What ranks of a call share is left out.
     """
-    per_token = float(np.diff(cost.linear_seconds(np.array([1, 2])))[0])
-    total = np.asarray(3 * per_token * lengths / degree, np.float64)
+    few = np.array([1, 2])
+    per_token, again = (float(np.diff(of(few))[0]) for of in (cost.linear_seconds, cost.again_seconds))
+    total = np.asarray((3 * per_token + again) * lengths / degree, np.float64)
     whole, cut = np.flatnonzero(degree == 1), np.flatnonzero(degree > 1)
     total[whole] += sum(cost.whole_seconds(lengths[whole], back) for back in (False, True))
     total[cut] += _ring_seconds(lengths[cut], degree[cut], cost, backward)

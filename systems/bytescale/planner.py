@@ -67,7 +67,8 @@ class ByteScale:
     @property
     def _one_by_one(self) -> bool:
         """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
-        return bool(self.balance_micro_batches) and (self.cost.model.sharding == "zero3" or self._by_stages)
+        meet = self.cost.model.sharding in ("zero2", "zero3")
+        return bool(self.balance_micro_batches) and (meet or self._by_stages)
 
     @property
     def _by_stages(self) -> bool:
@@ -78,8 +79,8 @@ class ByteScale:
         the next.
 
         The largest shares run last: what the last backward takes hides the reduction of gradients, and stages wait
-        least for what becomes longer step by step. With ZeRO-3, where ranks meet in every micro-batch, each micro-batch
-        is balanced by itself.
+        least for what becomes longer step by step. With ZeRO-2 and 3, where ranks meet in every micro-batch, each of
+        them is balanced by itself.
         """
         room = capacity_tokens(self.cost)
         # PP-balance; then balance of every micro-batch by itself; then DP-balance over all micro-batches.

@@ -33,7 +33,7 @@ def pack_batch(batching: Batching, lengths: Ints, num_groups: int, most: int, co
 def sequence_seconds(lengths: Ints, cost: Cost) -> np.ndarray:
     """Returns the seconds of a layer, forward and backward, for whole sequences [n], as if alone on a GPU."""
     attention = cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
-    return np.asarray(attention + 3 * cost.linear_seconds(lengths), np.float64)
+    return np.asarray(attention + (3 * cost.linear_seconds(lengths) + cost.again_seconds(lengths)), np.float64)
 
 
 def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:

@@ -171,7 +171,7 @@ def _seconds(plan: Plan, cost: Cost) -> float:
     forward, backward = (_slowest(program, cost) for program in programs(plan, cost))
     tokens = plan.tokens_per_rank.max()[None]
     linear = float(cost.linear_seconds(tokens)[0])
-    layer = (1 + again) * (linear + forward) + 2 * linear + backward
+    layer = (1 + again) * (linear + forward) + float(cost.backward_linear_seconds(tokens)[0]) + backward
     return model.num_layers * layer + float(cost.head_seconds(tokens)[0])
 
 

@@ -118,7 +118,8 @@ def _seconds(stage: Stage, tokens: int) -> float:
     linear, gather = float(stage.linear_seconds(count)[0]), float(stage.gather_seconds(count)[0])
     starts = (1 + again + 8) * cost.cluster.device.kernel_seconds  # zbench.cost.cost.kernel_seconds
     forward, backward, _ = stage.gathers()
-    layer = (3 + again) * linear + (forward + backward) * gather + starts
+    linear = (3 + again) * linear + float(stage.again_seconds(count)[0])
+    layer = linear + (forward + backward) * gather + starts
     hops = 2 * float(hop_seconds(0, stage, count)[0].sum()) / stage.pp
     return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
 

@@ -50,7 +50,11 @@ def ring_rates(lengths: Ints, sizes: Ints, aligned: bool, cost: Cost, backward: 
     model, cluster = cost.model, cost.cluster
     again = 2 if model.recompute == "full" else 1  # forwards of a step
     even = np.array([max(1.0, lengths.sum() / cluster.num_ranks)])
-    linear = float(cost.linear_seconds(even)[0] - cost.linear_seconds(np.ones(1))[0]) / max(float(even[0]) - 1, 1.0)
+    one = np.ones(1)
+    linear, selective = (  # seconds of each further token
+        float(of(even)[0] - of(one)[0]) / max(float(even[0]) - 1, 1.0)
+        for of in (cost.linear_seconds, cost.again_seconds)
+    )
     head = float(cost.head_seconds(even)[0]) / float(even[0]) / cost.layers
     ahead, back = (hop_attention(lengths, sizes, cost, way) for way in (False, True))
     starts = np.array([cost.cluster.device.kernel_seconds * np.array([1, 8])] * len(sizes))
@@ -60,20 +64,20 @@ def ring_rates(lengths: Ints, sizes: Ints, aligned: bool, cost: Cost, backward: 
     link = np.where(inside, NVLINK, NIC)
     size = np.full(len(sizes), float(model.message_bytes_per_token(KV, 0, model.num_heads)))
     of = Collectives.of(cost)
-    gather = (2 * of.gather + of.reduce) / cost.layers if of.every_micro_batch else 0.0
+    gather = (2 * of.gather if of.every_micro_batch else 0.0) + (of.reduce if of.reduced else 0.0)
     return RingRates(
         np.ascontiguousarray(lengths, np.int64),
         np.ascontiguousarray(sizes, np.int64),
         again * ahead,
         back,
-        (LINEAR_PASSES + again - 1) * linear + head,
-        (LINEAR_PASSES + again - 1) * float(cost.linear_seconds(np.ones(1))[0]),
+        (LINEAR_PASSES + again - 1) * linear + selective + head,
+        (LINEAR_PASSES + again - 1) * float(cost.linear_seconds(one)[0]) + float(cost.again_seconds(one)[0]),
         starts * np.array([again, 1]),
         np.asarray(cost.message_seconds(size, link)),
         np.asarray(cost.latency_seconds(link)),
         np.where(inside, 0, cluster.links[NIC].channels).astype(np.int64),
         1.0 if backward == "keep" else 2.0,
-        gather,
+        gather / cost.layers,
     )
 
 

@@ -36,7 +36,9 @@ class Rates:
         model = cost.model
         passes = 4 if model.recompute == "full" else 3
         many = np.array([1 << 20, 1 << 21])
-        linear, head = np.diff(cost.linear_seconds(many)) / many[0], np.diff(cost.head_seconds(many)) / many[0]
+        linear, again, head = (
+            float(np.diff(of(many))[0] / many[0]) for of in (cost.linear_seconds, cost.again_seconds, cost.head_seconds)
+        )
         near, far = 64 * TILE, 128 * TILE
         one, two = attention_seconds(np.array([near, far]), cost)
         # Under a window attention is linear but for a sequence's begin; cuts need a square, however small.
@@ -44,7 +46,7 @@ class Rates:
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
         forward = float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2)
         token = TokenSeconds(
-            linear=passes * float(linear[0]) + float(head[0]) / model.num_layers,
+            linear=passes * linear + again + head / model.num_layers,
             square=float(square),
             query=float((one - square * near**2) / near),
             repack=float(cost.repack_seconds(np.array([(passes - 1) * (2 * q + kv)]))[0]),
@@ -55,7 +57,7 @@ class Rates:
             across=float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / nics,
             one_peer=max(channels * nics / cost.cluster.gpus_per_node, 1.0),
             forward=forward,
-            pace=_pace(cost, passes, forward, (q, kv, o)),
+            pace=_pace(cost, passes, (forward, again / linear), (q, kv, o)),
             taken=_taken(cost),
         )
 
@@ -82,21 +84,22 @@ def _taken(cost: Cost) -> Floats:
     return np.array([ahead, back]) / collectives.num_layers
 
 
-def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:
-    """Returns what a layer waits for. sizes: bytes of a token's q, kv and o.
+def _pace(cost: Cost, passes: int, shares: tuple[float, float], sizes: tuple[int, int, int]) -> Pace:
+    """Returns what a layer waits for. shares: of attention that is the forward's; of a forward's linear modules, that
+    selective recomputation runs again. sizes: bytes of a token's q, kv and o.
 
     Of the messages inside a node that homes send evenly, a port carries one P-th, and of that one P-th stays: it goes
     to P - 1 peers. On NICs it goes to all GPUs of other nodes, at least P, which have all of a NIC.
     """
     cluster, device = cost.cluster, cost.cluster.device
-    (q, kv, o), ranks = sizes, cluster.gpus_per_node
+    (q, kv, o), (forward, again), ranks = sizes, shares, cluster.gpus_per_node
     out, home = np.array([q + kv, o]), np.array([o, q + kv])  # backward: do, then dq and dkv
     times = np.array([passes - 2, 1])  # recomputation is a forward more
     inside, nics, copies = (ranks - 1) / ranks**2 * times, times / cluster.nics_per_node, device.copy_bandwidth
     near, far = np.zeros(2, bool), np.ones(2, bool)
     # Every field of PassSeconds, in the forward and in the backward.
     fields = {
-        "linear": np.array([passes - 2, 2]) / passes,
+        "linear": np.array([passes - 2, 2 + again]) / (passes + again),
         "attention": np.array([forward, 1 - forward]),
         "start": times * np.array([1, 8]) * device.kernel_seconds,  # a call of the backward starts eight kernels
         "join": times * 3 * device.kernel_seconds,

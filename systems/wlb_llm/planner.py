@@ -192,7 +192,8 @@ def capacity(degree: int, cost: Cost, backward: Mode) -> int:
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Returns the seconds that grow with a pack's tokens [n], one layer, both directions: linear modules and the
     gathers."""
-    return np.asarray(3 * cost.linear_seconds(tokens / degree) + kv_gather_seconds(tokens, degree, cost, backward))
+    linear = 3 * cost.linear_seconds(tokens / degree) + cost.again_seconds(tokens / degree)
+    return np.asarray(linear + kv_gather_seconds(tokens, degree, cost, backward))
 
 
 def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floats:

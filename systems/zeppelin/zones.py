@@ -31,7 +31,9 @@ def curves(lengths: Ints, cost: Cost, kv_moves: int) -> SequenceSeconds:
     attention = cost.whole_seconds(lengths, backward=False) + cost.whole_seconds(lengths, backward=True)
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
-    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(np.ones_like(lengths)))
+    one = np.ones_like(lengths)
+    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(one))
+    linear += cost.again_seconds(lengths) - cost.again_seconds(one)
     return SequenceSeconds(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
 
 

@@ -67,6 +67,22 @@ def test_megatrons_flags_follow_the_model(model: Model) -> None:
     assert "--use-distributed-optimizer" not in flags
     fsdp = found.flags(pinned(model, degree=4, pack_tokens=16384))
     assert "--use-megatron-fsdp" in fsdp
+    part = found.flags(pinned(replace(model, recompute="selective", sharding="zero2"), degree=4, pack_tokens=16384))
+    assert "--recompute-modules mlp" in part
+    assert "--data-parallel-sharding-strategy optim_grads" in part
+    two = option(megatron, "dynamic_cp", replace(model, sharding="zero2"))
+    assert two.model == {"sharding": "zero1"}
+    assert "sharding=zero2" in two.notes[0]
+
+
+def test_engines_that_run_whole_layers_again_are_played_so(model: Model) -> None:
+    part = replace(model, recompute="selective")
+    for of, name in ((torchtitan, "torch_cp, headtail"), (verl, "verl_balance")):
+        found = option(of, name, part)
+        assert found.model == {"recompute": "full"}
+        assert "recompute=selective is played as full" in found.notes[-1]
+    flags = option(verl, "dynamic_cp", part).flags(pinned(part, pack_tokens=8192))
+    assert "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_modules=[mlp]" in flags
 
 
 def test_verls_engines(model: Model) -> None:

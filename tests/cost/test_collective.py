@@ -59,16 +59,16 @@ def test_layers_and_collectives_share_the_busiest_nic(cost: Cost, span: float, s
 
 @given(costs(), st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4))
 def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans: list[tuple[float, float]]) -> None:
-    """And ZeRO-1 once a step."""
+    """ZeRO-1 does either once a step, and ZeRO-2 gathers once."""
     model, count = cost.model, len(spans)
     size = nic_bytes(cost, model.element_bytes * float(model.total_params))
     gradients = nic_bytes(cost, GRADIENT_BYTES * float(model.total_params))
-    for sharding, gathers, reductions in (("zero1", 1, 1), ("zero3", 2 * count, count)):
+    for sharding, gathers, reductions in (("zero1", 1, 1), ("zero2", 1, count), ("zero3", 2 * count, count)):
         sharing = Sharing(sharded(cost, sharding))
         for at, (forward, backward) in enumerate(spans):
             if sharing.of.every_micro_batch or at == 0:
                 sharing.forward(forward, 0.0, moved=False)
-            if sharing.of.every_micro_batch or at == count - 1:
+            if sharing.of.reduced or at == count - 1:
                 sharing.backward(backward, 0.0)
         assert (sharing.gathers, sharing.reductions) == (gathers, reductions)
         assert (sharing.nic_bytes == gathers * size + reductions * gradients).all()
@@ -78,7 +78,9 @@ def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans:
 def test_pipelines_keep_their_parameters_for_the_step(uneven: Cost) -> None:
     three = replace(uneven, model=replace(uneven.model, sharding="zero3"))
     assert Collectives.of(three).every_micro_batch
+    assert Collectives.of(three).reduced
     assert not Collectives.of(three, everything(three)).every_micro_batch
+    assert not Collectives.of(three, everything(three)).reduced
 
 
 @given(costs(), seconds, seconds)
@@ -93,8 +95,10 @@ def test_what_moved_hides_nothing(cost: Cost, span: float, nic: float) -> None:
 
 @given(costs(), st.floats(1e-3, 10))
 def test_a_micro_batch_with_its_own_collectives(cost: Cost, layers: float) -> None:
-    one, three = sharded(cost, "zero1"), sharded(cost, "zero3")
+    one, two, three = (sharded(cost, name) for name in ("zero1", "zero2", "zero3"))
     assert one.micro_batch_seconds(layers) == layers
+    assert layers <= two.micro_batch_seconds(layers) <= three.micro_batch_seconds(layers) * (1 + 1e-12)
+    assert two.micro_batch_seconds(layers) >= max(layers, two.reduce) * (1 - 1e-12)
     assert three.micro_batch_seconds(layers) >= max(layers, 2 * three.gather + three.reduce) * (1 - 1e-12)
     assert three.micro_batch_seconds(2 * layers) >= three.micro_batch_seconds(layers) * (1 - 1e-12)
 

@@ -37,7 +37,9 @@ def whole(cost: Cost, ranks: list[int], pipelines: Pipelines | None = None) -> t
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize(("recompute", "sharding"), [("none", "zero3"), ("full", "zero3"), ("none", "zero1")])
+@pytest.mark.parametrize(
+    ("recompute", "sharding"), [("none", "zero3"), ("full", "zero3"), ("none", "zero1"), ("selective", "zero2")]
+)
 def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
     tp: int, recompute: str, sharding: str
 ) -> None:

@@ -20,8 +20,9 @@ from zbench.cost.memory import (
     peak_bytes,
     static_bytes,
 )
+from zbench.cost.recompute import again_activation_bytes
 from zbench.describe.batch import Batch
-from zbench.describe.model import DKV, DO, DQ, KV, O, Q
+from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
@@ -89,7 +90,7 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
             tokens = int(plan.blocks.tokens[list(op.blocks)].sum())
             kept[op.dst] += tokens * model.message_bytes_per_token(NUMBER[op.tensor], *op.heads)
     assert kept_bytes(plan, cost).tolist() == kept
-    held = model.num_layers if model.recompute == "none" else 1
+    held = 1 if model.recompute == "full" else model.num_layers
     moments = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
     at_home = activation_bytes(model) * plan.tokens_per_rank
     expected = static_bytes(cost) + at_home + held * np.array(kept) + moments
@@ -101,13 +102,18 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
 @given(cases(nodes=2, gpus=5))
 def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> None:
     cost, _ = case
-    plain, full = (replace(cost.model, recompute=name, num_layers=4) for name in ("none", "full"))
+    plain, part, full = (replace(cost.model, recompute=name, num_layers=4) for name in RECOMPUTE)
     assert activation_bytes(full) <= activation_bytes(plain) + 4 * plain.element_bytes * plain.hidden
+    assert activation_bytes(full) <= activation_bytes(part) + 4 * plain.element_bytes * plain.hidden
+    # All but one layer have nothing of the feed-forward but its input.
+    assert activation_bytes(plain) - activation_bytes(part) == 3 * again_activation_bytes(plain)
     held = cost.model.element_bytes + GRADIENT_BYTES
-    none, one, three = (replace(cost, model=replace(cost.model, sharding=name)) for name in ("none", "zero1", "zero3"))
+    none, one, two, three = (replace(cost, model=replace(cost.model, sharding=name)) for name in SHARDING)
     ranks, params = cost.cluster.num_ranks, cost.model.total_params
     assert static_bytes(none) == (held + ADAM_BYTES) * params
     assert static_bytes(one) == int((held + ADAM_BYTES / ranks) * params)
+    shards, layer = (GRADIENT_BYTES + ADAM_BYTES) / ranks, cost.model.layer_params
+    assert static_bytes(two) == int((cost.model.element_bytes + shards) * params) + layer * GRADIENT_BYTES
     gathered = 2 * cost.model.layer_params * cost.model.element_bytes
     assert static_bytes(three) == int((held + ADAM_BYTES) / ranks * params) + gathered
 
@@ -132,7 +138,9 @@ def test_the_activations_of_llama_7b(uneven: Cost) -> None:
     assert layer_activation_bytes(model) / 4096 == pytest.approx(2 * 4 + 2 * 4 + 2 * 3 * 2.6875 + 4 * 32 / 4096)
 
 
-@pytest.mark.parametrize(("sharding", "remedy"), [("zero1", "sharding=zero3"), ("zero3", "more nodes")])
+@pytest.mark.parametrize(
+    ("sharding", "remedy"), [("zero1", "sharding=zero3"), ("zero2", "sharding=zero3"), ("zero3", "more nodes")]
+)
 def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str) -> None:
     cost = replace(uneven, model=replace(uneven.model, sharding=sharding))
     least = static_bytes(cost) + activation_bytes(cost.model)

@@ -91,6 +91,7 @@ def test_without_stages_nothing_is_different() -> None:
     [
         (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
         (8, 8, {}, "parallel.pipeline_parallel is 8; it has to divide model.num_layers=4"),
+        (4, 2, {"sharding": "zero2"}, "sharding is zero2; with parallel.pipeline_parallel=2 it takes zero1 or no"),
         (4, 2, {"sharding": "zero3"}, "sharding is zero3; with parallel.pipeline_parallel=2 it takes zero1 or no"),
     ],
 )
@@ -116,7 +117,7 @@ def test_turns_are_those_of_the_schedule(stages: int, count: int) -> None:
     assert all(starts == sorted(starts) for starts in mine.values())
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("rings", "near"), [(False, 1e-4), (True, 1e-2)]
 )  # of the head; ranks of a ring are not done at once
@@ -131,8 +132,10 @@ def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
     forward, backward = programs(plans[0], cost)
     linear = cost.linear_seconds(plans[0].tokens_per_rank)
     state = ClockState.zero(cost.cluster)
-    for part, times in ((forward, 1), *([(forward, 1)] if recompute == "full" else []), (backward, 2)):
-        Layers(part, times * linear, cost.layers).play(state)
+    back = cost.backward_linear_seconds(plans[0].tokens_per_rank)
+    assert (back > 2 * linear).all() == (recompute == "selective")
+    for part, seconds in ((forward, linear), *([(forward, linear)] if recompute == "full" else []), (backward, back)):
+        Layers(part, seconds, cost.layers).play(state)
     stage = state.ready.max()
     seconds, bubble = layers_end(cost, batch, plans)
     assert seconds == pytest.approx((count + pp - 1) * stage, rel=near)
@@ -154,7 +157,7 @@ def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches()
     assert all(few < many for few, many in zip(*bubbles, strict=True))
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
     """Pipelines (zbench.simulator.pipelined) have a schedule and accounts of their own; here four nodes of one GPU in
     a row take as long in both."""

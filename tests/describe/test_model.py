@@ -64,7 +64,7 @@ def test_eager_kernels_move_more() -> None:
         ("num_kv_heads", 3),
         ("experts_per_token", 2),
         ("recompute", "some"),
-        ("sharding", "zero2"),
+        ("sharding", "zero4"),
         ("kernels", "slow"),
         ("loss", "small"),
         ("vocab", -5),

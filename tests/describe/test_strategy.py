@@ -106,9 +106,9 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Sharding("zero2"), "sharding.strategy is 'zero2'; it takes none, zero1 or zero3"),
+        (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2 or zero3"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
-        (lambda: Recompute("selective"), "recompute.granularity is 'selective'; it takes none or full"),
+        (lambda: Recompute("chunked"), "recompute.granularity is 'chunked'; it takes none, selective or full"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),
         (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]

@@ -99,5 +99,6 @@ def test_settings_that_cannot_be(settings: dict[str, object], sentence: str) -> 
 
 
 def test_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sharding is zero1 .*; emulated nodes have sharding=none"):
-        Desk(replace(COST, model=replace(MODEL, sharding="zero1")), Fixed(seed=0, tokens=64, length=64))
+    for name in ("zero1", "zero2"):
+        with pytest.raises(ValueError, match=rf"sharding is {name} .*; emulated nodes have sharding=none"):
+            Desk(replace(COST, model=replace(MODEL, sharding=name)), Fixed(seed=0, tokens=64, length=64))

@@ -10,7 +10,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.links import Domain
 from zbench.describe.mask import CAUSAL, FULL, Mask
-from zbench.describe.model import Model
+from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.passes import order, remap, reverse, route
 from zbench.passes.reverse import MODES
 from zbench.plans.build import Builder
@@ -109,8 +109,8 @@ def models(draw: st.DrawFn, heads: int = 6) -> Model:
         tied_embeddings=draw(st.booleans()),
         num_experts=4,
         experts_per_token=draw(st.integers(1, 4)),
-        recompute=draw(st.sampled_from(("none", "full"))),
-        sharding=draw(st.sampled_from(("none", "zero1", "zero3"))),
+        recompute=draw(st.sampled_from(RECOMPUTE)),
+        sharding=draw(st.sampled_from(SHARDING)),
         kernels=draw(st.sampled_from(("fused", "eager"))),
     )
 

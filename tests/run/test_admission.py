@@ -111,6 +111,7 @@ def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
     assert state == 20 * params
     for strategy, share in (
         (("sharding=zero1",), 8 + 12 / 8),
+        (("sharding=zero2",), 4 + 16 / 8),
         (("sharding=zero3",), 20 / 8),
         (("sharding=zero1", "parallel.tensor_parallel=2"), 4 + 12 / 8),
         (("sharding=none", "parallel.pipeline_parallel=2"), 10),

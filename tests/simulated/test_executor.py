@@ -21,6 +21,7 @@ from zbench.report.overview import shares_of
 from zbench.simulated.executor import WholeStep
 from zbench.simulator.simulate import Simulated, playable
 from zbench.simulator.totals import Carried
+from zbench.systems.local_packing import LocalPacking
 
 LENGTHS = np.array([5000, 1800, 900, 400, 300, 220, 120, 77])
 BATCH = Batch(LENGTHS, seed=0, step=0)
@@ -85,15 +86,34 @@ def test_what_is_made_again_and_repacked_is_apart() -> None:
     """Of attention that is made again repacking is part of the recomputation."""
     (ulysses,) = [one for one in SYSTEMS if str(one) == "ulysses"]
     found = {}
-    for level in ("none", "full"):
+    for level in ("none", "selective", "full"):
         cost = cost_of(sharding="zero1", recompute=level)
         found[level] = WholeStep(cost).step(BATCH, planned(ulysses, cost)).seconds_for
         assert np.ptp(sum(map(np.array, found[level].values()))) < 1e-12
     assert min(found["none"]["repacking"]) > 0
     for name in ("repacking", "attention", "linear"):
-        assert found["full"][name] == pytest.approx(found["none"][name], rel=1e-9)
+        for level in ("selective", "full"):
+            assert found[level][name] == pytest.approx(found["none"][name], rel=1e-9)
     assert "recomputation" not in found["none"]
-    assert min(found["full"]["recomputation"]) > 0
+    assert 0 < min(found["selective"]["recomputation"]) < min(found["full"]["recomputation"])
+
+
+def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
+    """By both clocks, whose gathers and reductions send the same but for norms' gains, which have a home of their own
+    here, and for what the loss sums."""
+    found = {}
+    for sharding, count in (("zero1", 1), ("zero1", 3), ("zero2", 1), ("zero2", 3), ("zero3", 3)):
+        cost = cost_of(sharding=sharding)
+        plans = Dealt(LocalPacking(cost), count).plan(BATCH)
+        step, today = WholeStep(cost).step(BATCH, plans), Simulated(cost).step(BATCH, plans)
+        assert len(plans) == count
+        if sharding != "zero3":  # with which table and head are gathered once here, and twice there
+            assert sum(step.nic_tx_bytes) == pytest.approx(sum(today.nic_tx_bytes), rel=1e-6)
+        found[sharding, count] = [sum(step.nic_tx_for[queue]) for queue in ("parameters", "gradients")]
+    once, thrice = found["zero2", 1], found["zero2", 3]
+    assert once == found["zero1", 1] == pytest.approx(found["zero1", 3], rel=1e-6)
+    assert thrice == pytest.approx([once[0], 3 * once[1]], rel=1e-6)
+    assert thrice[1] == found["zero3", 3][1]
 
 
 def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:

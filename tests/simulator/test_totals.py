@@ -11,6 +11,7 @@ from tests.helpers.oracles import small
 from tests.helpers.strategies import batches, cases
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.model import RECOMPUTE
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.simulate import Simulated
@@ -43,7 +44,7 @@ def test_repacking_is_a_part_of_attends_of_some_heads_alone(case: tuple[Cost, Pl
         assert (kernel >= cost.cluster.device.call_seconds * (1 - 1e-12)).all()
 
 
-@given(st.data(), st.sampled_from(["none", "full"]))
+@given(st.data(), st.sampled_from(RECOMPUTE))
 def test_only_what_is_booked_changes(data: st.DataObject, recompute: str) -> None:
     """The step takes as long to the last bit, and what attention is less, communication and exposed time are more."""
     cost = small(2, 2)

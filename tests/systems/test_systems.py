@@ -96,10 +96,14 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
         return
     result = Simulated(cost).step(batch, plans)
     params = float(model.total_params)
-    rounds = len(plans) if model.sharding == "zero3" else 1
-    gathers, reductions = {"none": (0, 2), "zero1": (1, 1), "zero3": (2, 1)}[model.sharding]
+    gathers, reductions = {
+        "none": (0, 2),
+        "zero1": (1, 1),
+        "zero2": (1, len(plans)),
+        "zero3": (2 * len(plans), len(plans)),
+    }[model.sharding]
     shared = gathers * nic_bytes(cost, model.element_bytes * params)
-    shared = rounds * (shared + reductions * nic_bytes(cost, GRADIENT_BYTES * params))
+    shared += reductions * nic_bytes(cost, GRADIENT_BYTES * params)
     assert result.nic_tx_bytes == (law.nic_tx + shared).tolist()
     assert result.nic_rx_bytes == (law.nic_rx + shared).tolist()
     assert result.nvlink_bytes == law.inside_tx.sum() == law.inside_rx.sum()

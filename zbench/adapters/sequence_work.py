@@ -58,7 +58,9 @@ def fit_sequence_work(cost: Cost) -> SequenceWork:
 def alone_seconds(lengths: Ints, cost: Cost) -> Floats:
     """Returns float64 [n]: the seconds of a step that a sequence of each length takes of a GPU, communication aside."""
     again = 2 if cost.model.recompute == "full" else 1  # forwards of a step
-    linear = (again + 2) * float(cost.linear_seconds(np.array([EVEN]))[0]) / EVEN  # the backward is two forwards
+    even = np.array([EVEN])
+    # The backward is two forwards.
+    linear = float(((again + 2) * cost.linear_seconds(even) + cost.again_seconds(even))[0]) / EVEN
     attention = again * cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
     head = float(cost.head_seconds(np.array([EVEN]))[0]) / EVEN
     return np.asarray(cost.layers * (attention + linear * lengths) + head * lengths, np.float64)

@@ -118,6 +118,15 @@ def _models(option: Option, model: Model, gpus_per_node: int) -> Iterator[tuple[
         yield keys, replace(model, **keys)
 
 
+def whole_layers(model: Model) -> tuple[Keys, Sequence[str]]:
+    """Returns (keys of the model, notes) where an engine runs whole layers again or none: what is selective is full."""
+    if model.recompute != "selective":
+        return {}, ()
+    return {"recompute": "full"}, (
+        "Its engine runs whole layers again or none, so recompute=selective is played as full.",
+    )
+
+
 def limits(cost: Cost, tokens: int, longest: int = 0, ranks: int = 1) -> list[int]:
     """Returns limits of a rank's tokens that may be tried: a batch's tokens over the ranks, and multiples of that as
     far as a GPU holds them. longest: tokens of the longest sequence, ranks: over which it is cut; a limit that is too

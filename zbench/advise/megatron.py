@@ -17,9 +17,13 @@ _ADAPTER = (
     "(docs/adapters.md)."
 )
 _NO_FSDP = (
-    "Megatron refuses dynamic context parallelism together with Megatron-FSDP (ZeRO-3), so both of its schedulers are "
-    "played with ZeRO-1 (--use-distributed-optimizer), and not with the model's sharding=zero3."
+    "Megatron refuses dynamic context parallelism together with Megatron-FSDP (ZeRO-2 and 3), so both of its "
+    "schedulers are played with ZeRO-1 (--use-distributed-optimizer), and not with the model's sharding={}."
 )
+_RECOMPUTE = {
+    "selective": ["--recompute-granularity selective", "--recompute-modules mlp"],
+    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+}
 
 
 def megatron() -> Framework:
@@ -28,8 +32,8 @@ def megatron() -> Framework:
 
 
 def _options(model: Model) -> Sequence[Option]:
-    zero1: Keys = {"sharding": "zero1"} if model.sharding == "zero3" else {}
-    notes = (_NO_FSDP,) if zero1 else ()
+    zero1: Keys = {"sharding": "zero1"} if model.sharding in ("zero2", "zero3") else {}
+    notes = (_NO_FSDP.format(model.sharding),) if zero1 else ()
     return (
         Option(
             "dynamic_cp",
@@ -104,6 +108,7 @@ def _common(pinned: LaunchSettings, degree: int) -> list[str]:
     model = pinned.model
     sharding = {
         "zero1": ["--use-distributed-optimizer"],
+        "zero2": ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"],
         "zero3": ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads_params"],
     }
     multiple = 2 * degree * model.tensor_parallel
@@ -115,9 +120,5 @@ def _common(pinned: LaunchSettings, degree: int) -> list[str]:
         *(["--sequence-parallel"] if model.tensor_parallel > 1 else []),
         f"--pipeline-model-parallel-size {model.pipeline_parallel}",
         *sharding.get(model.sharding, []),
-        *(
-            ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-            if model.recompute == "full"
-            else []
-        ),
+        *_RECOMPUTE.get(model.recompute, []),
     ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import ceil
 
-from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, whole_layers
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -31,21 +31,22 @@ def torchtitan() -> Framework:
 
 
 def _options(model: Model) -> Sequence[Option]:
-    fsdp: Keys = {} if model.sharding == "zero3" else {"sharding": "zero3"}
+    again, more = whole_layers(model)
+    keys: Keys = again if model.sharding == "zero3" else {"sharding": "zero3", **again}
     return tuple(
         Option(
             f"torch_cp, {balancer}",
             "torch_cp",
             partial(cp_settings, balancer),
             cp_flags,
-            fsdp,
+            keys,
             "configured",
             notes,
             permutation_contract,
             None,
             _BALANCER,
         )
-        for balancer, notes in (("headtail", (_PADDED,)), ("ptrr", (_PADDED, _FLEX)))
+        for balancer, notes in (("headtail", (_PADDED, *more)), ("ptrr", (_PADDED, _FLEX, *more)))
     )
 
 

@@ -5,10 +5,20 @@ Keys: verl/trainer/config (ppo_trainer.yaml, actor, engine/fsdp.yaml, engine/meg
 and docs/advance/dynamic_context_parallel.rst of verl at 1dda039b.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 
-from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two, roomy_limit
+from zbench.advise.framework import (
+    Framework,
+    Keys,
+    LaunchSettings,
+    Option,
+    degrees,
+    limits,
+    power_of_two,
+    roomy_limit,
+    whole_layers,
+)
 from zbench.advise.megatron import default_limit, dynamic_settings, ring_contract
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
@@ -31,7 +41,8 @@ def verl() -> Framework:
 
 
 def _options(model: Model) -> Sequence[Option]:
-    fsdp: Keys = {} if model.sharding == "zero3" else {"sharding": "zero3"}
+    again, more = whole_layers(model)
+    fsdp: Keys = again if model.sharding == "zero3" else {"sharding": "zero3", **again}
     zero1: Keys = {} if model.sharding == "zero1" else {"sharding": "zero1"}
     return (
         Option(
@@ -41,7 +52,7 @@ def _options(model: Model) -> Sequence[Option]:
             balance_flags,
             fsdp,
             "configured",
-            ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
+            ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).", *more),
             whole_contract,
             None,
             _BALANCER,
@@ -96,7 +107,10 @@ def balance_flags(pinned: LaunchSettings) -> list[str]:
 def verl_dynamic_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the keys of the Megatron engine with dynamic context parallelism."""
     own, limit, model = f"{_ACTOR}.megatron", pinned.keys["pack_tokens"], pinned.model
-    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    recompute: Mapping[str, Keys] = {
+        "selective": {"recompute_granularity": "selective", "recompute_modules": "[mlp]"},
+        "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    }
     return [
         "model_engine=megatron",
         f"{own}.dynamic_context_parallel=True",
@@ -107,8 +121,7 @@ def verl_dynamic_flags(pinned: LaunchSettings) -> list[str]:
         f"{own}.use_distributed_optimizer=True",
         f"{own}.use_remove_padding=True",
         *(
-            [f"{own}.override_transformer_config.{key}={value}" for key, value in recompute.items()]
-            if model.recompute == "full"
-            else []
+            f"{own}.override_transformer_config.{key}={value}"
+            for key, value in recompute.get(model.recompute, {}).items()
         ),
     ]

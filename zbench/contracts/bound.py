@@ -129,7 +129,8 @@ def least_work_seconds(lengths: Ints, cost: Cost) -> Floats:
     head and attention of all layers and passes."""
     model, tokens = cost.model, np.array([float(lengths.sum())])
     again = 1 if model.recompute == "full" else 0
-    token = cost.layers * (3 + again) * float(cost.linear_seconds(tokens)[0]) + float(cost.head_seconds(tokens)[0])
+    layer = (3 + again) * cost.linear_seconds(tokens) + cost.again_seconds(tokens)
+    token = cost.layers * float(layer[0]) + float(cost.head_seconds(tokens)[0])
     attention = (1 + again) * least_seconds(lengths, cost, False) + least_seconds(lengths, cost, True)
     return np.asarray(lengths * (token / tokens[0]) + cost.layers * attention, np.float64)
 

@@ -80,15 +80,20 @@ def _others(node: Any) -> Iterator[tuple[str, object]]:
             yield from ((name, mode) for mode in MODES if mode != value)
 
 
+def _drawn(rng: Generator, names: tuple[str, str, str]) -> str:
+    """Draws one of three names, the last one half of the time."""
+    return names[int(np.searchsorted((0.3, 0.5), rng.random(), side="right"))]
+
+
 def _cost(rng: Generator) -> Cost:
     nodes, gpus, nics = SHAPES[rng.integers(len(SHAPES))]
     heads, kv_heads = HEADS[rng.integers(len(HEADS))]
     device = SHARP if rng.random() < 0.8 else REAL
     slow = 1e9 if rng.random() < 0.5 else 25e9
     cluster = Cluster("small", nodes, gpus, nics, slow, 0.8, 0.0, 2e11, 0.6, 0.0, device)
-    model = Model("small", 2, 16, heads, kv_heads, 3, 32, 64, recompute="full" if rng.random() < 0.3 else "none")
-    if rng.random() < 0.3:
-        model = replace(model, sharding="zero3")
+    recompute = _drawn(rng, ("full", "selective", "none"))
+    model = Model("small", 2, 16, heads, kv_heads, 3, 32, 64, recompute=recompute)  # type: ignore[arg-type]
+    model = replace(model, sharding=_drawn(rng, ("zero3", "zero2", "zero1")))  # type: ignore[arg-type]
     return Cost(cluster, model, pipelines=bool(rng.random() < 0.7))
 
 

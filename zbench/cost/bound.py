@@ -25,7 +25,8 @@ from zbench.plans.plan import Ints
 @dataclass(frozen=True, slots=True)
 class Least:
     """The seconds that computing a step takes at least. forward: of the forward's layers. backward: of the head, the
-    backward's layers and, with recomputation, the forward's again. both: of all that, never less than their sum."""
+    backward's layers and, with recomputation, what runs again of the forward's. both: of all that, never less than
+    their sum."""
 
     forward: float
     backward: float
@@ -36,7 +37,7 @@ class Least:
         """Works out the least seconds of a batch from its work, perfectly balanced, and from what one rank cannot
         share."""
         ranks, model = cost.cluster.num_ranks, cost.model
-        passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, recomputation
+        passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, all of it again
         even = batch.num_tokens / ranks
         there, back = (float(least_seconds(batch.lengths, cost, way).sum()) for way in (False, True))
         again = there if model.recompute == "full" else 0.0
@@ -76,11 +77,13 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool =
 
 
 def _linear_seconds(tokens: float, passes: int, cost: Cost, head: bool = True) -> float:
-    """Returns the seconds of the linear modules of a stage's layers and, with `head`, of the head for `tokens` on a
-    rank."""
+    """Returns the seconds of the linear modules of a stage's layers in so many passes and, with `head`, of the head and
+    of what selective recomputation runs again, for `tokens` on a rank."""
     count = np.array([tokens], np.float64)
     layers = float(cost.linear_seconds(count)[0]) * cost.layers * passes
-    return layers + float(cost.head_seconds(count)[0]) if head else layers
+    if not head:
+        return layers
+    return layers + float(cost.again_seconds(count)[0]) * cost.layers + float(cost.head_seconds(count)[0])
 
 
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:

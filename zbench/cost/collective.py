@@ -7,9 +7,10 @@ the whole link. Gradients of a layer are ready when its backward ends; parameter
 begins.
 
 How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
-backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every
-micro-batch gathers parameters for its forward and again for its backward, and reduces its gradients. Pipelines of
-different shapes (zbench.plans.pipelines) keep theirs for the step in either case.
+backward. With ZeRO-2 a rank keeps its share of the gradients alone, so every micro-batch reduces its own. With ZeRO-3
+(Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every micro-batch gathers parameters
+for its forward and again for its backward, and reduces its gradients. Pipelines of different shapes
+(zbench.plans.pipelines) keep theirs for the step in either case.
 """
 
 from dataclasses import dataclass
@@ -77,9 +78,11 @@ class Collectives:
     layers beside them do not hide.
 
     gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
-    forward and backward of a layer take. every_step: parameters are gathered at all, as they are not where every rank
-    keeps its own up to date; then a reduction is an all-reduce. every_micro_batch: ZeRO-3; else once a step. overlap:
-    layers hide what they can; if not, nothing is hidden.
+    forward and backward of a layer take, but for what selective recomputation adds. every_step: parameters are gathered
+    at all, as they are not where every rank keeps its own up to date; then a reduction is an all-reduce.
+    every_micro_batch: parameters are gathered in every micro-batch, twice, as with ZeRO-3; else once a step. reduced:
+    gradients are reduced in every micro-batch, as with ZeRO-2 and 3; else once a step. overlap: layers hide what they
+    can; if not, nothing is hidden.
     """
 
     num_layers: int
@@ -90,6 +93,7 @@ class Collectives:
     reduce: float
     gather_bytes: Ints
     reduce_bytes: Ints
+    reduced: bool
     overlap: bool = True
 
     @staticmethod
@@ -97,6 +101,7 @@ class Collectives:
         """Works out the collectives of a cost model. held: what the layers of pipelines need of the parameters, for the
         whole step; None: ranks need all of them, and with ZeRO-3 let them go again."""
         model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
+        reduced = cost.model.sharding in ("zero2", "zero3") and held is None
         held = held or everything(cost)
         of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
         parameters, gradients = (size * of_stage for size in (model.element_bytes, GRADIENT_BYTES))
@@ -110,6 +115,7 @@ class Collectives:
             reduce=halves * gather_seconds(cost, gradients, held),
             gather_bytes=every_nic(cost, parameters, held),
             reduce_bytes=halves * every_nic(cost, gradients, held),
+            reduced=reduced,
             overlap=model.overlap_collectives,
         )
 
@@ -138,13 +144,14 @@ class Collectives:
     def micro_batch_seconds(self, layers: float) -> float:
         """Gives the seconds of a micro-batch whose layers take `layers` on the slowest rank, with its own collectives.
 
-        They are ZeRO-3's, where attention leaves the NICs alone. ZeRO-1 has none: a step adds what it adds once,
-        whatever the number of micro-batches.
+        They are those of ZeRO-3, and of ZeRO-2 its reduction, where attention leaves the NICs alone. ZeRO-1 has none: a
+        step adds what it adds once, whatever the number of micro-batches.
         """
-        if not self.every_micro_batch:
+        if not self.reduced:
             return layers
         forward = layers / self.passes
-        return layers + self.forward(forward, 0.0) + self.backward(layers - forward, 0.0)
+        shown = self.forward(forward, 0.0) if self.every_micro_batch else 0.0
+        return layers + shown + self.backward(layers - forward, 0.0)
 
 
 @dataclass(slots=True)

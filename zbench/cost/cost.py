@@ -17,6 +17,7 @@ from zbench.cost import staging
 from zbench.cost.joins import arrange_seconds, join_seconds, repack_seconds, strided_seconds, sum_seconds
 from zbench.cost.kernel import kernel_seconds, stream_seconds
 from zbench.cost.loss import moved_bytes
+from zbench.cost.recompute import AGAIN_KERNELS, again_elementwise_bytes, again_flops, is_selective
 from zbench.cost.use import Repeats, Use, given
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
@@ -199,15 +200,31 @@ class Cost:
     def linear_seconds(self, tokens: Ints | Floats, matmul_share: float = 1.0) -> Floats:
         """Returns the forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.
 
-        matmul_share: the share of the matmuls that runs (selective recomputation runs some of them again).
+        matmul_share: the share of the matmuls that runs (a recomputation that is not the model's runs some again).
         """
-        device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
-        curve = device.matmul_by_tokens.get(model.name)
-        flops = 2 * matmul_share * model.layer_matmul_params * tokens
-        matmul = flops / device.matmul_flops if curve is None else flops * curve.seconds(np.maximum(tokens, 1))
-        elementwise = model.elementwise_bytes * tokens / device.copy_bandwidth
-        launches = np.where(tokens > 0, LAYER_KERNELS * device.kernel_seconds, 0.0)
-        return np.asarray(matmul + elementwise + launches + self.exchange_seconds(tokens), np.float64)
+        flops = 2 * matmul_share * self.model.layer_matmul_params
+        seconds = self._module_seconds(tokens, flops, self.model.elementwise_bytes, LAYER_KERNELS)
+        return seconds + self.exchange_seconds(tokens)
+
+    def backward_linear_seconds(self, tokens: Ints | Floats) -> Floats:
+        """Returns the backward seconds of one layer's linear modules, without a whole forward that runs again."""
+        return np.asarray(2 * self.linear_seconds(tokens) + self.again_seconds(tokens), np.float64)
+
+    def again_seconds(self, tokens: Ints | Floats) -> Floats:
+        """Returns the seconds of what selective recomputation runs again in a layer's backward, 0 without it: in a
+        tensor-parallel group tokens are gathered for it before, and not behind matmuls for the weights' gradient."""
+        if not is_selective(self.model):
+            return np.zeros(np.shape(tokens))
+        parts = again_flops(self.model), again_elementwise_bytes(self.model), AGAIN_KERNELS
+        return np.asarray(self._module_seconds(tokens, *parts) + self.group_gather_seconds(tokens), np.float64)
+
+    def _module_seconds(self, tokens: Ints | Floats, flops: float, moved: int, kernels: int) -> Floats:
+        """Returns the seconds of modules with so many FLOPs of matmuls and so many bytes through memory a token."""
+        device, tokens = self.cluster.device, np.asarray(tokens, np.float64)
+        curve, work = device.matmul_by_tokens.get(self.model.name), flops * tokens
+        matmul = work / device.matmul_flops if curve is None else work * curve.seconds(np.maximum(tokens, 1))
+        launches = np.where(tokens > 0, kernels * device.kernel_seconds, 0.0)
+        return np.asarray(matmul + moved * tokens / device.copy_bandwidth + launches, np.float64)
 
     def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
         """Returns the seconds of one gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's

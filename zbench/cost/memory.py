@@ -11,6 +11,7 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.loss import held_bytes
+from zbench.cost.recompute import again_activation_bytes, is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
@@ -26,13 +27,16 @@ def static_bytes(cost: Cost) -> int:
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
         return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes
+    if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
+        share = model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) / ranks
+        return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES
     return pipeline_static_bytes(cost, 1, cost.pp)
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on every rank of a pipeline, all tensors evenly on
-    its ranks, for the whole step also with ZeRO-3: other pipelines have other numbers of micro-batches, so none could
-    gather from all ranks for one of its own."""
+    its ranks, for the whole step also with ZeRO-2 and 3: other pipelines have other numbers of micro-batches, so none
+    could gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
     state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
@@ -56,7 +60,8 @@ def activation_bytes(model: Model) -> int:
     if model.recompute == "full":
         kept = model.num_layers * model.element_bytes * model.hidden + layer
     else:
-        kept = model.num_layers * layer
+        again = again_activation_bytes(model) if is_selective(model) else 0
+        kept = model.num_layers * (layer - again) + again
     return kept + held_bytes(model)
 
 
@@ -119,7 +124,8 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
     logits = held_bytes(model) / tp
     if model.recompute == "full":
         return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer, logits
-    return model.num_layers / pp * layer, 0.0, logits
+    again = again_activation_bytes(model) / tp if is_selective(model) else 0.0
+    return model.num_layers / pp * (layer - again), again, logits
 
 
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:

@@ -18,7 +18,7 @@ def stacked(cost: Cost, pp: int) -> Cost:
     """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
-        ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-3.
+        ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-2 or 3.
     """
     if pp == 1:
         return cost
@@ -26,10 +26,12 @@ def stacked(cost: Cost, pp: int) -> Cost:
     for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", model.num_layers)):
         if count % pp:
             raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}")
-    if model.sharding == "zero3":
-        raise ValueError(
-            f"sharding is zero3; with parallel.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
-            "their parameters for a step"
-        )
+    # DeepSpeed's pipelines refuse both, too (deepspeed/runtime/pipe/engine.py).
+    for sharding, what in (("zero2", "gradients"), ("zero3", "parameters")):
+        if model.sharding == sharding:
+            raise ValueError(
+                f"sharding is {sharding}; with parallel.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
+                f"their {what} for a step"
+            )
     stage = replace(cluster, num_nodes=cluster.num_nodes // pp)
     return replace(cost, cluster=stage, pipelines=False, pp=pp, single=cost.gpus)

@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.cost import collective
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
@@ -88,6 +89,10 @@ class Stage:
         tokens."""
         return self.cost.linear_seconds(-(-tokens // self.tp))
 
+    def again_seconds(self, tokens: Ints) -> Floats:
+        """Returns the seconds of what selective recomputation runs again in a layer's backward."""
+        return self.cost.again_seconds(-(-tokens // self.tp))
+
     def head_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of output projection and loss, split over the vocabulary, forward and backward."""
         return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
@@ -96,7 +101,8 @@ class Stage:
         """Returns the numbers of a layer's gathers, (forward, backward, behind matmuls in the backward); a forward that
         runs again is backward's."""
         again = 1 if self.cost.model.recompute == "full" else 0
-        return SHOWN, (1 + again) * SHOWN, HIDDEN
+        shown = int(is_selective(self.cost.model))  # one of the gathers that were behind matmuls
+        return SHOWN, (1 + again) * SHOWN + shown, HIDDEN - shown
 
 
 def held(pipelines: Pipelines, cost: Cost) -> collective.Held:

@@ -16,8 +16,8 @@ from zbench.describe.named import check_name
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
-RECOMPUTE = ("none", "full")
-SHARDING = ("none", "zero1", "zero3")
+RECOMPUTE = ("none", "selective", "full")
+SHARDING = ("none", "zero1", "zero2", "zero3")
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 
@@ -26,10 +26,12 @@ class Model:
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
-    recompute: "none", or "full" (every layer's forward runs again in its backward).
+    recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute) or "full"
+        (every layer's forward does).
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
-        (parameters and gradients on every rank, optimizer state split over all ranks) or "zero3" (parameters,
-        gradients and optimizer state split over all ranks; also FSDP).
+        (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
+        rank, the rest split over all ranks) or "zero3" (parameters, gradients and optimizer state split over all
+        ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.cost.loss).
     overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
@@ -56,8 +58,8 @@ class Model:
     experts_per_token: int = 1
     element_bytes: int = 2
     lse_bytes: int = 4
-    recompute: Literal["none", "full"] = "none"
-    sharding: Literal["none", "zero1", "zero3"] = "zero1"
+    recompute: Literal["none", "selective", "full"] = "none"
+    sharding: Literal["none", "zero1", "zero2", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     loss: Literal["whole", "chunked"] = "whole"
     overlap_collectives: bool = True

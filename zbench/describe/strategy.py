@@ -5,7 +5,7 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 (`TrainingStrategy.model_fields`), so that one object says what a GPU has to hold and compute.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,11 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
 })  # fmt: skip
 
 
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+
+
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
@@ -35,15 +40,14 @@ class Sharding:
     window: int = 1
 
     def __post_init__(self) -> None:
-        if self.strategy not in SHARDING:
-            takes = f"{', '.join(SHARDING[:-1])} or {SHARDING[-1]}"
-            raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {takes}")
+        _check_choice("sharding.strategy", self.strategy, SHARDING)
         check_whole_number("sharding.window", self.window, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """The part of a layer's forward that runs again in its backward.
+    """The part of a layer's forward that runs again in its backward (beside attention's scores, which its kernels make
+    again in any case).
 
     granularity: as zbench.describe.model.Model has it, its recompute.
     """
@@ -51,8 +55,7 @@ class Recompute:
     granularity: str
 
     def __post_init__(self) -> None:
-        if self.granularity not in RECOMPUTE:
-            raise ValueError(f"recompute.granularity is {self.granularity!r}; it takes {' or '.join(RECOMPUTE)}")
+        _check_choice("recompute.granularity", self.granularity, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,13 +63,13 @@ class Desk(Torch):
                 f"executor.recompute is {self.recompute!r}; paced devices do what the cost model knows: leave it null "
                 "and set the group recompute"
             )
-        Torch.__post_init__(self)
         if self.cost.model.sharding != "none" or self.parameters == "sharded":
             raise ValueError(
                 f"sharding is {self.cost.model.sharding} and executor.parameters {self.parameters}; emulated "
                 "nodes have sharding=none and executor.parameters=replicated only: gloo gathers parameters round "
                 "one ring of ranks, through one NIC of each node, which no cluster that is emulated does"
             )
+        Torch.__post_init__(self)
         Wiring.of(self.cost.cluster)
         self._fault()
 

@@ -37,9 +37,9 @@ def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Pro
     The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulator.simulate
     plays for one layer whose ranks start together.
     """
-    linear = cost.linear_seconds(plan.tokens_per_rank)
+    linear, again = (of(plan.tokens_per_rank) for of in (cost.linear_seconds, cost.backward_linear_seconds))
     forward, ahead, first = _ordered(plan, plan.forward, given[0], False, linear, cost)
-    backward, back, second = _ordered(plan, plan.backward, given[1], True, 2 * linear, cost)
+    backward, back, second = _ordered(plan, plan.backward, given[1], True, again, cost)
     return plan.with_(forward=forward, backward=backward), ahead + back, (first, second)
 
 

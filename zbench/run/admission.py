@@ -100,8 +100,9 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
 
 def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1) -> tuple[float, float]:
     """Returns the bytes of a GPU of a whole step, (state, activations of that many tokens): parameters and gradients of
-    its slice of its stage, or its shards of them with ZeRO-3; master copies and moments, or its shards of them; and of
-    a batch's activations as much as it has of the tokens. expert_parallel: GPUs that hold all experts together.
+    its slice of its stage, or its shards of them with ZeRO-3 (of gradients with ZeRO-2, too); master copies and
+    moments, or its shards of them; and of a batch's activations as much as it has of the tokens. expert_parallel: GPUs
+    that hold all experts together.
     """
     model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
     elements = weight_elements(model)
@@ -109,8 +110,9 @@ def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1) -> tuple[float,
     own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_parallel) / cost.pp
     wide = wide_bytes(model)
     shard = own if model.sharding == "none" else model.total_params / cost.tp / cost.pp / groups
-    resting = (model.element_bytes + wide) * (shard if model.sharding == "zero3" else own)
-    state = resting + 3 * wide * shard
+    parameters = shard if model.sharding == "zero3" else own
+    gradients = shard if model.sharding in ("zero2", "zero3") else own
+    state = model.element_bytes * parameters + wide * gradients + 3 * wide * shard
     activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
     return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))
 

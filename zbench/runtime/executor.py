@@ -93,6 +93,11 @@ class Torch:
         model = self.cost.model
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(model, self.workload, {name: getattr(self, name) for name in common})
+        if model.sharding == "zero2":
+            raise ValueError(
+                "sharding is zero2; executor=torch shards gradients together with parameters or not at all, so it "
+                "takes none, zero1 or zero3 (executor=torch_whole_step has all)"
+            )
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
         check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)

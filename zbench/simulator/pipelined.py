@@ -24,13 +24,15 @@ from zbench.simulator.totals import Carried, Totals
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """The micro-batches of a pipeline, arrays [v]: which plans they are; tokens; seconds of a layer's attention and
-    linear modules, forward and backward, of a layer's gathers, shown, and of the head, on every rank of a stage."""
+    """The micro-batches of a pipeline, arrays [v]: which plans they are; tokens; seconds of a layer's attention
+    (forward, backward), of its linear modules, forward, and of what selective recomputation runs again of them, of its
+    gathers, shown (forward, backward), and of the head, on every rank of a stage."""
 
     index: Ints
     tokens: Ints
     attention: tuple[Floats, Floats]
     linear: Floats
+    again: Floats
     gathers: tuple[Floats, Floats]
     head: Floats
 
@@ -93,13 +95,14 @@ def _micro(stage: Stage, index: Ints, tokens: Ints, attention: tuple[Floats, Flo
     forward, backward, _ = stage.gathers()
     gather = stage.gather_seconds(tokens)
     gathers = (forward * gather, backward * gather)
-    return Micro(index, tokens, attention, stage.linear_seconds(tokens), gathers, stage.head_seconds(tokens))
+    linear, again = stage.linear_seconds(tokens), stage.again_seconds(tokens)
+    return Micro(index, tokens, attention, linear, again, gathers, stage.head_seconds(tokens))
 
 
 def _line(lead: int, stage: Stage, micro: Micro) -> Line:
     again = 1 if stage.cost.model.recompute == "full" else 0
     forward = stage.layers * (micro.attention[0] + micro.linear + micro.gathers[0])
-    back = micro.attention[1] + again * micro.attention[0] + (2 + again) * micro.linear + micro.gathers[1]
+    back = micro.attention[1] + again * micro.attention[0] + (2 + again) * micro.linear + micro.again + micro.gathers[1]
     forwards = np.repeat(forward[None], stage.pp, axis=0)
     forwards[-1] += micro.head
     backwards = np.repeat(stage.layers * back[None], stage.pp, axis=0)
@@ -165,7 +168,7 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
     stage, micro = line.stage, line.micro
     again = 1 if cost.model.recompute == "full" else 0
     attention = stage.layers * float(((1 + again) * micro.attention[0] + micro.attention[1]).sum())
-    linear = stage.layers * (3 + again) * float(micro.linear.sum())
+    linear = stage.layers * ((3 + again) * float(micro.linear.sum()) + float(micro.again.sum()))
     shown = stage.layers * float(sum(micro.gathers).sum())  # type: ignore[union-attr]
     behind = stage.layers * stage.gathers()[2] * float(stage.gather_seconds(micro.tokens).sum())
     hops = 2 * line.hops.sum(axis=1)

@@ -5,7 +5,8 @@ layers x (attention, linear modules) backward; what they do not hide of paramete
 reductions; and the optimizer. Attention is played hop by hop (zbench.simulator.clock), the rest is charged
 per rank (zbench.cost.cost, zbench.cost.collective). Ranks are held together by their data only: a rank whose
 neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
-every forward and every backward gathers parameters from all ranks, so there they meet. Plans with pipelines are
+every forward and every backward gathers parameters from all ranks, so there they meet; with ZeRO-2 every backward sums
+gradients of all ranks, who have no room for those of more than a layer, so they meet in it. Plans with pipelines are
 played by zbench.simulator.pipelined, jobs with stages by zbench.simulator.staged.
 """
 
@@ -122,9 +123,10 @@ def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, floa
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
     """Tells when the last rank ends every layer of the forward and the backward: seconds from when the first begins."""
     state = ClockState.zero(cost.cluster)
-    linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
-    for part, times in zip(parts, (1, 2), strict=True):
-        played, found = Layers(part, times * linear, layers), []
+    tokens, ends, begin = plan.tokens_per_rank, [], 0.0
+    linear = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
+    for part, seconds in zip(parts, linear, strict=True):
+        played, found = Layers(part, seconds, layers), []
         for _ in range(layers):
             played.one(state)
             found.append(float(state.ready.max()) - begin)
@@ -197,7 +199,7 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
         forward, backward = playable(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
         head = cost.head_seconds(plan.tokens_per_rank)
-        first, last, every = plan is plans[0], plan is plans[-1], sharing.of.every_micro_batch
+        every, first, last = sharing.of.every_micro_batch, plan is plans[0], plan is plans[-1]
         begin, used = float(state.ready.max()), Carried.of(forward, cost)
         played = Layers(forward, linear, model.num_layers).play(state)
         if first or every:
@@ -209,8 +211,8 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
         state.ready += head
         begin, used_back = float(state.ready.max()), used.times(again).plus(Carried.of(backward, cost))
         replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
-        played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
-        if last or every:
+        played_back = Layers(backward, cost.backward_linear_seconds(plan.tokens_per_rank), model.num_layers).play(state)
+        if last or sharing.of.reduced:
             shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
             state.meet()
             state.ready += shown

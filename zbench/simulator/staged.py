@@ -93,7 +93,8 @@ def _play(state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: 
     if not backward:
         return (forward.play(state),)
     again = (forward.play(state),) if cost.model.recompute == "full" else ()
-    return (*again, Layers(parts[1], 2 * linear, cost.layers).play(state))
+    back = cost.backward_linear_seconds(plan.tokens_per_rank)
+    return (*again, Layers(parts[1], back, cost.layers).play(state))
 
 
 def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
@@ -123,10 +124,12 @@ class Totals:
         They count as communication, with those behind matmuls.
         """
         layers, again = cost.layers, 1 if cost.model.recompute == "full" else 0
-        shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
+        early = int(is_selective(cost.model))  # a gather that is else behind matmuls
+        gather = cost.group_gather_seconds(plan.tokens_per_rank)
+        shown = layers * ((3 + again) * cost.exchange_seconds(plan.tokens_per_rank) + early * gather)
         self.linear -= shown
         self.exposed += shown
-        self.communication += shown + layers * HIDDEN * cost.group_gather_seconds(plan.tokens_per_rank)
+        self.communication += shown + layers * (HIDDEN - early) * gather
         size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
         none = np.zeros(cost.cluster.num_nics, np.int64)
         self.carried = self.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))

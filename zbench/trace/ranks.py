@@ -41,7 +41,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
         begin = float(state.ready.max())
         for name, of in (("recompute", forward),) * again + (("backward", backward),):
             yield from _layers(name, plan, of, state, channels, cost, place)
-        if micro == len(plans) - 1 or sharing.of.every_micro_batch:
+        if micro == len(plans) - 1 or sharing.of.reduced:
             used = used.times(again).plus(Carried.of(backward, cost))
             yield from _sharing("backward", sharing, begin, used, state, cost, place)
     yield from spans(OPTIMIZER, state.ready, np.full(cluster.num_ranks, cost.optimizer_seconds()), cost, {})
@@ -51,8 +51,9 @@ def _layers(
     name: str, plan: Plan, of: HopGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     """Yields the events of one pass, forward, recompute or backward, over all layers."""
-    ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
-    times = 2 * linear if name == "backward" else linear
+    back = name == "backward"
+    ops, tokens = plan.backward if back else plan.forward, plan.tokens_per_rank
+    times = cost.backward_linear_seconds(tokens) if back else cost.linear_seconds(tokens)
     for layer in range(cost.model.num_layers):
         from_input = layer if name == "forward" else cost.model.num_layers - 1 - layer
         here = {**place, "pass": name, "layer": from_input}

@@ -163,7 +163,7 @@ def test_a_byte_too_many_fails_the_check() -> None:
         ({"kernel": "fast"}, "executor.kernel is 'fast'; it takes auto, matmul"),
         ({"parameters": "zero3"}, "executor.parameters is 'zero3'; it takes replicated, sharded"),
         ({"compile": "yes"}, "executor.compile is 'yes'; it takes true, false or null"),
-        ({"recompute": "some"}, "executor.recompute is 'some'; it takes auto, none, linear, full"),
+        ({"recompute": "some"}, "executor.recompute is 'some'; it takes auto, none, selective, linear, full"),
         ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
         ({"warmup": 1.5}, "executor.warmup is 1.5; it takes a whole number of at least 0"),
         ({"checkpoint_every": 0}, "executor.checkpoint_every is 0"),

@@ -213,7 +213,12 @@ def test_attention_runs_alike_with_and_without_tokens(model: Model, element_byte
     forward, backward = [f"forward {i}" for i in range(3)], [f"backward {i}" for i in range(3)]
     again = [call for pair in zip(forward[::-1], backward[::-1], strict=True) for call in pair]
     once = forward + backward[::-1]
-    for recompute, expected in (("none", once), ("linear", once), ("full", forward + again)):
+    for recompute, expected in (
+        ("none", once),
+        ("selective", once),
+        ("linear", once),
+        ("full", forward + again),
+    ):
         calls: list[str] = []
         network = Transformer(replace(model, element_bytes=element_bytes), 0)
         network.recompute = recompute

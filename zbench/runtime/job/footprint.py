@@ -4,9 +4,10 @@ Not zbench.cost.memory, which reckons what any trainer of that kind would need: 
 says otherwise. Here is what this executor keeps: zbench.runtime.training.blocks and zbench.runtime.training.parameters
 say why. What runs again, by level, in a layer's backward:
 
-    none    elementwise work alone, as always: no matmul, no attention, no message
-    linear  all but attention: its inputs, its output and what was received stay
-    full    the layer's whole forward, attention's messages included
+    none       elementwise work alone, as always: no matmul, no attention, no message
+    selective  the feed-forward: its input stays, and all of what is before it
+    linear     all but attention: its inputs, its output and what was received stay
+    full       the layer's whole forward, attention's messages included
 
 Order is that of time: a level that keeps less never takes less time.
 """
@@ -21,7 +22,7 @@ from zbench.cost.memory import kept_bytes, moment_bytes
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 
-LEVELS = ("none", "linear", "full")
+LEVELS = ("none", "selective", "linear", "full")
 INDEX_BYTES = 8  # torch's int64
 # Share of a device for its context and the allocator's fragments: a guess. zbench.speed measures what it ought to be,
 # (taken_bytes - peak_bytes) / capacity.
@@ -76,8 +77,8 @@ def training_state_bytes(cost: Cost, parameters: str, level: str, num_micro_batc
     """Returns the bytes of weights, gradients, both moments, in the wide dtype; and of copies of weights in the
     activations' dtype.
 
-    Without recomputation every layer's copy stays from its forward to its backward. Sharded ranks gather a layer and
-    the next one, and hold whole gradients from one micro-batch to the next.
+    Every layer's copy of what does not run again stays from its forward to its backward. Sharded ranks gather a layer
+    and the next one, and hold whole gradients from one micro-batch to the next.
     """
     model, wide = cost.model, wide_bytes(cost.model)
     narrow = model.element_bytes < wide
@@ -86,8 +87,9 @@ def training_state_bytes(cost: Cost, parameters: str, level: str, num_micro_batc
         gathered = (2 * model.layer_params + rest) * model.element_bytes
         whole = wide * model.total_params if num_micro_batches > 1 else wide * (model.layer_params + rest)
         return 4 * wide * model.total_params // cost.cluster.num_ranks + gathered + whole
-    layers = 1 if level != "none" else model.num_layers
-    copies = (layers * model.layer_params + model.head_params) * model.element_bytes if narrow else 0
+    kept = {"none": model.layer_params, "selective": model.attention_params}.get(level, 0)  # of every layer
+    of_layers = model.num_layers * kept + model.layer_params - kept
+    copies = (of_layers + model.head_params) * model.element_bytes if narrow else 0
     transient = (model.element_bytes + wide) * 2 * model.hidden * model.ffn_hidden * model.num_experts if narrow else 0
     return 4 * wide * model.total_params + copies + transient + wide * model.head_params
 
@@ -100,6 +102,8 @@ def kept_layer_bytes(model: Model, level: str) -> int:
     attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
     if level == "linear":
         return e * h + attention
+    if level == "selective":
+        return 2 * e * h + attention
     if model.num_experts == 1:
         return 2 * e * h + attention + 2 * e * model.ffn_hidden
     # Of experts also the norm's output, rows gathered, outputs in order; the choice, two orders and the share.

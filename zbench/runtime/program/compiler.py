@@ -102,8 +102,10 @@ class Compiler:
         ), state
 
     def _linear(self, backward: bool) -> float:
-        tokens = np.array([self.layout.num_tokens])
-        return float(self.cost.linear_seconds(tokens)[0]) * (2 if backward else 1) if self.is_paced else 0.0
+        if not self.is_paced:
+            return 0.0
+        seconds = self.cost.backward_linear_seconds if backward else self.cost.linear_seconds
+        return float(seconds(np.array([self.layout.num_tokens]))[0])
 
     def _modelled(self, ops: Ops, backward: bool) -> dict[int, tuple[float, float]]:
         """Returns the seconds of attends on the cluster's device, (in all, of these repacking), by operation."""

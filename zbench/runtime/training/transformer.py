@@ -135,6 +135,9 @@ class DecoderLayer(nn.Module):
         out: Tensor
         if recompute == "full":
             out = again(self._run, x, turns, attend, fused)
+        elif recompute == "selective":
+            o = attend(*self._project(x, turns, fused))
+            out = again(self._feed_forward, self._attended(x, o), fused)
         else:
             o = attend(*again(self._project, x, turns, fused))
             out = again(self._after, x, o, fused)
@@ -154,7 +157,14 @@ class DecoderLayer(nn.Module):
 
     def _after(self, x: Tensor, o: Tensor, fused: Elementwise) -> Tensor:
         """Returns the layer's output, of its input and what was attended to, o [T, H, D]."""
-        x = torch.addmm(x, o.flatten(1), self.out.to(x.dtype).T)
+        return self._feed_forward(self._attended(x, o), fused)
+
+    def _attended(self, x: Tensor, o: Tensor) -> Tensor:
+        """Returns the feed-forward's input, [T, h], of the layer's and what was attended to, o [T, H, D]."""
+        return torch.addmm(x, o.flatten(1), self.out.to(x.dtype).T)
+
+    def _feed_forward(self, x: Tensor, fused: Elementwise) -> Tensor:
+        """Returns the layer's output, of the feed-forward's input."""
         if self.router is not None:
             return x + self._experts(Norm.apply(x, self.ffn_norm, fused), self.router, fused)
         gate_up = NormLinear.apply(x, self.ffn_norm, self.gate_up.to(x.dtype), fused)

@@ -16,7 +16,8 @@ from zbench.step.passes.zero import ShardedParameters
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
-ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # sharding.strategy: the stage of whole_step
+# By sharding.strategy: the stage of whole_step.
+ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": "3"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,71 @@
+"""Choices of sharding and recomputation by both clocks: seconds of a step and the fullest GPU's memory.
+
+python -m tests.bench.strategies [tokens_per_gpu ...]   # a800_4x8, llama_7b, longtail_128k; about a minute
+
+All of it is simulated. Plans are made for each choice, so that a system's micro-batches follow the memory that it has.
+`today` is executor=simulated, `step` executor=whole_step; in brackets over today's. `no links`: with links a thousand
+times as fast, over today's with the same.
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+
+from hydra import compose, initialize_config_dir
+
+from tests.bench.steps import faster
+from zbench import CONF
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Plan
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.simulated.executor import WholeStep
+from zbench.simulator.simulate import Simulated
+
+SYSTEMS = ("zeppelin", "ring", "local_packing")
+CHOICES = (
+    *product(("none", "zero1", "zero2", "zero3"), ("none",)),
+    *product(("zero1", "zero3"), ("selective", "full")),
+    ("zero2", "selective"),
+)
+TOKENS = (4096, 16384)
+
+
+def case(system: str, sharding: str, recompute: str, tokens: int) -> tuple[Batch, tuple[Plan, ...], Cost]:
+    """Returns a batch, a system's plans of it, and the cost model of a choice."""
+    chosen = [f"system={system}", f"sharding={sharding}", f"recompute={recompute}", f"tokens_per_gpu={tokens}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster=a800_4x8", "model=llama_7b", "workload=longtail_128k", *chosen])
+    parts = Parts.of(config, Settings.of(config))
+    batch = parts.batch(0)
+    return batch, tuple(make_system(config, parts.cost).plan(batch)), parts.cost
+
+
+def row(system: str, sharding: str, recompute: str, tokens: int) -> str:
+    """Returns a row of the table."""
+    batch, plans, cost = case(system, sharding, recompute, tokens)
+    fast = make_cost(faster(cost.cluster), cost.model)
+    today, step = (made(cost).step(batch, plans) for made in (Simulated, WholeStep))
+    alone, free = (made(fast).step(batch, plans).seconds for made in (Simulated, WholeStep))
+    by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (today, step)]
+    return (
+        f"| {system} | {sharding} | {recompute} | {len(plans)} | {today.seconds:.3f} | {step.seconds:.3f} "
+        f"({step.seconds / today.seconds - 1:+.1%}) | {free / alone - 1:+.2%} | {by[0][0]:.1f} to {by[0][1]:.1f} | "
+        f"{by[1][0]:.1f} to {by[1][1]:.1f} ({by[1][1] / by[0][1] - 1:+.1%}) |"
+    )
+
+
+def rows(counts: list[int]) -> Iterator[str]:
+    """Yields the rows of all choices, for so many tokens a GPU each."""
+    for tokens in counts:
+        for system in SYSTEMS:
+            for sharding, recompute in CHOICES:
+                yield row(system, sharding, recompute, tokens)
+
+
+if __name__ == "__main__":
+    print("| system | sharding | recompute | micro-batches | today, s | step, s | no links | GiB, today | GiB, step |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for one in rows([int(one) for one in sys.argv[1:]] or list(TOKENS)):
+        print(one, flush=True)
