@@ -6,9 +6,8 @@
     2      gradients in shards as well: they are reduced in every micro-batch
     3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
 
-With a window of 0 a layer's parameters are gathered when the layer before it has used its own. With one of ALL
-(stages 1 and 2) every layer's are gathered before the first forward (zbench.step.passes.buckets), as gradients are
-reduced several layers together where zbench.describe.overlap.Overlap says so.
+With a window of 0 a layer's parameters are gathered when the layer before it has used its own. What is gathered before
+the first forward, and reduced several layers together: zbench.step.passes.buckets.
 
 A step begins and ends with what the update leaves: from stage 1 on, every parameter at its home alone. That is where
 Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param-gather.
