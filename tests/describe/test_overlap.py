@@ -32,5 +32,7 @@ def test_a_bucket_is_a_layer_the_end_or_a_number_of_parameters(value: object) ->
 
 
 def test_a_window_by_name_is_all() -> None:
-    with pytest.raises(ValueError, match="^sharding.window is 'most'; it takes a whole number of at least 0, or all$"):
+    with pytest.raises(
+        ValueError, match=r"^sharding\.window is 'most'; it takes a whole number of at least 0, or all$"
+    ):
         Overlap("most")

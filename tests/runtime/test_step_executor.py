@@ -96,7 +96,9 @@ def test_gradients_reduced_in_the_end_and_parameters_gathered_first(sharding: st
     ahead = {"window": "all" if sharding == "zero1" else 1, "gradient_bucket": "end"}
     found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, **ahead), Zeppelin(cost))
     assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
-    played = [WholeStep(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)]
+    played = [
+        WholeStep(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)
+    ]
     for queue in ("parameters", "gradients"):
         sums = {sum(one.nic_tx_for[queue]) for one in (*played, found[0])}
         assert len(sums) == 1, queue

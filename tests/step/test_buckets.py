@@ -56,9 +56,7 @@ def case(number: int) -> tuple[Step, Step, list[Plan]]:
     for lengths in batches:
         plans.append(plan_of(lengths, ranks, 4 // degree, first=sum(len(plan.lengths) for plan in plans)))
     overlap, how = Overlap(window, bucket_of(model, degree, experts, layers)), experts_of(number)
-    one, other = (
-        whole_step(model, plans, degree, zero, given, "none", how, stages) for given in (overlap, Overlap())
-    )
+    one, other = (whole_step(model, plans, degree, zero, given, "none", how, stages) for given in (overlap, Overlap()))
     return one, other, plans
 
 
@@ -174,7 +172,11 @@ def test_runs_are_of_a_template_whatever_stands_between() -> None:
     [
         (Overlap(ALL), "3", "sharding.window is all; with ZeRO-3 .*, so it takes 0 to 5 layers"),
         (Overlap(6), "1", r"the prefetch window \(sharding.window\) is 6; it takes 0 to 5 layers"),
-        (Overlap(1, 300), "3", "sharding.gradient_bucket is 300; a layer of tiny has 444 parameters on a GPU, .* at least"),
+        (
+            Overlap(1, 300),
+            "3",
+            "sharding.gradient_bucket is 300; a layer of tiny has 444 parameters on a GPU, .* at least",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(overlap: Overlap, zero: str, told: str) -> None:
@@ -185,7 +187,12 @@ def test_what_cannot_be_is_one_sentence(overlap: Overlap, zero: str, told: str) 
 def test_what_is_beyond_memory_is_one_sentence() -> None:
     each = FIVE.layer_params
     for zero, overlap, most, told in (
-        ("1", Overlap(ALL), 5 * each * FIVE.element_bytes, "sharding.window is all; the parameters of 5 layers of tiny"),
+        (
+            "1",
+            Overlap(ALL),
+            5 * each * FIVE.element_bytes,
+            "sharding.window is all; the parameters of 5 layers of tiny",
+        ),
         ("3", Overlap(2), 3 * each * FIVE.element_bytes, "sharding.window is 2; the parameters of 3 layers of tiny"),
         ("3", Overlap(1, END), 5 * each * 4, "sharding.gradient_bucket is end; the gradients of 5 layers of tiny"),
     ):

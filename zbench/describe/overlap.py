@@ -55,3 +55,6 @@ class Overlap:
     def layers_ahead(self) -> int:
         """The layers that are gathered ahead while another one is under way."""
         return 0 if isinstance(self.window, str) else self.window
+
+
+USUAL = Overlap()  # as FSDP2 has it

@@ -45,8 +45,8 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel: of
-    zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
+    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel:
+    of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
 

@@ -37,8 +37,9 @@ class WholeStep:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
-    are gathered, and which gradients are reduced together (zbench.describe.overlap.Overlap). expert_parallel: GPUs that hold all experts of a layer together, for models
-    that have some; skew: how unevenly tokens choose them (zbench.step.passes.routing.ExpertParallel).
+    are gathered, and which gradients are reduced together (zbench.describe.overlap.Overlap). expert_parallel: GPUs that
+    hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
+    (zbench.step.passes.routing.ExpertParallel).
     """
 
     cost: Cost

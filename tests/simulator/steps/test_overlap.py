@@ -17,6 +17,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
+
 def step_of(system: str, zero: str, window: int | str, bucket: float | str, layers: int = 26) -> tuple[Step, tuple]:
     found, cost = planned(system)
     model = replace(found.model, num_layers=layers, sharding=f"zero{zero}")
@@ -32,7 +33,9 @@ def moments(program: StepProgram, start: Floats, done: Floats, name: str, comput
     for number, one in enumerate(program.instances):
         mine = np.arange(program.begin[number], program.begin[number + 1])
         kinds = program.kinds[mine]
-        mine = mine[(kinds == COMPUTE) if computes else (np.isin(kinds, (GATHER, REDUCE)) & (program.table[CLASS, mine] >= 0))]
+        mine = mine[
+            (kinds == COMPUTE) if computes else (np.isin(kinds, (GATHER, REDUCE)) & (program.table[CLASS, mine] >= 0))
+        ]
         if one.variant.of.template.name == name and len(mine):
             found[one.layer] = (start[mine].min(), done[mine].max())
     return found

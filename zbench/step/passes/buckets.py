@@ -2,8 +2,8 @@
 
 A bucket of k layers is k instances of a template that reduces a layer's gradients, after the backward of the last of
 the k. The layer that is done last goes first: reductions follow one another in their queue, so the others stand behind
-it, and none of a bucket begins before every GPU has made all of its gradients. One template serves buckets of all sizes,
-and the proof of a step costs the same with each. A bucket's reduction is that of its layers one after another.
+it, and none of a bucket begins before every GPU has made all of its gradients. One template serves buckets of all
+sizes, and the proof of a step costs the same with each. A bucket's reduction is that of its layers one after another.
 
 What is gathered before the first forward has templates of its own as well, the embedding's table last, so that the
 first token waits for all of it.
@@ -63,7 +63,7 @@ def gathers_first(batch: BatchTemplates) -> list[Template]:
     """Returns the templates that gather a layer's and the head's parameters before the first forward, [] where they
     are gathered in it."""
     rows, found = batch.parameters, []
-    head = tuple(one for one in rows.of.of_head if one not in TABLE)  # a table that is both is the embedding's to gather
+    head = tuple(one for one in rows.of.of_head if one not in TABLE)  # a tied table is the embedding's to gather
     for name, weights in (("gather", rows.of.of_layers), ("gather_head", head)) if rows.of.gathered_first else ():
         home = [line for weight in weights for line in rows.at_home(weight, weight)]
         everywhere = [line for weight in weights for line in rows.everywhere(weight, weight)]
