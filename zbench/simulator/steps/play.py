@@ -37,10 +37,10 @@ class PlayedStep:
 
     ends: for each entry of the step's order that was not left out whole, when all of it has ended. busy: by what for,
     float64 [GPUs], seconds of computes ("attend", "optimizer", the others "compute") and of sending ports by the
-    operations' queues. nic_tx, nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had
-    become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
-    zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds of every GPU go to,
-    as zbench.simulator.steps.breakdown has them.
+    operations' queues. nic_tx, nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes.
+    settled: whether layers had become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic:
+    seconds [GPUs], as zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds
+    of every GPU go to, as zbench.simulator.steps.breakdown has them.
     """
 
     seconds: float
