@@ -10,7 +10,7 @@ from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
-from zbench.describe.overlap import ALL, END, Overlap
+from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, REDUCE
@@ -44,7 +44,7 @@ def experts_of(number: int) -> ExpertParallel:
 
 def bucket_of(model: Model, degree: int, experts: int, layers: int | str) -> float | str:
     """The size of a bucket that has room for so many layers and a half."""
-    each = ShardedParameters(model, 4, degree, "none", Overlap(), experts).layer_elements
+    each = ShardedParameters(model, 4, degree, "none", StepOverlap(), experts).layer_elements
     return layers if isinstance(layers, str) else layers * each + each // 2
 
 
@@ -55,8 +55,10 @@ def case(number: int) -> tuple[Step, Step, list[Plan]]:
     plans: list[Plan] = []
     for lengths in batches:
         plans.append(plan_of(lengths, ranks, 4 // degree, first=sum(len(plan.lengths) for plan in plans)))
-    overlap, how = Overlap(window, bucket_of(model, degree, experts, layers)), experts_of(number)
-    one, other = (whole_step(model, plans, degree, zero, given, "none", how, stages) for given in (overlap, Overlap()))
+    overlap, how = StepOverlap(window, bucket_of(model, degree, experts, layers)), experts_of(number)
+    one, other = (
+        whole_step(model, plans, degree, zero, given, "none", how, stages) for given in (overlap, StepOverlap())
+    )
     return one, other, plans
 
 
@@ -151,7 +153,7 @@ def test_the_proof_costs_what_it_costs_with_a_reduction_a_layer() -> None:
     plans = case(0)[2]
     touches = set()
     for layers, model in ((2, FIVE), (5, FIVE), (END, FIVE), (10, replace(FIVE, num_layers=100))):
-        step = whole_step(model, plans, 1, "3", Overlap(1, bucket_of(model, 1, 1, layers)))
+        step = whole_step(model, plans, 1, "3", StepOverlap(1, bucket_of(model, 1, 1, layers)))
         touches.add(prove_step(step).touches)
     usual = prove_step(case(0)[1]).touches
     assert max(touches) == pytest.approx(usual, rel=0.05)
@@ -170,16 +172,16 @@ def test_runs_are_of_a_template_whatever_stands_between() -> None:
 @pytest.mark.parametrize(
     ("overlap", "zero", "told"),
     [
-        (Overlap(ALL), "3", "sharding.window is all; with ZeRO-3 .*, so it takes 0 to 5 layers"),
-        (Overlap(6), "1", r"the prefetch window \(sharding.window\) is 6; it takes 0 to 5 layers"),
+        (StepOverlap(ALL), "3", "sharding.window is all; with ZeRO-3 .*, so it takes 0 to 5 layers"),
+        (StepOverlap(6), "1", r"the prefetch window \(sharding.window\) is 6; it takes 0 to 5 layers"),
         (
-            Overlap(1, 300),
+            StepOverlap(1, 300),
             "3",
             "sharding.gradient_bucket is 300; a layer of tiny has 444 parameters on a GPU, .* at least",
         ),
     ],
 )
-def test_what_cannot_be_is_one_sentence(overlap: Overlap, zero: str, told: str) -> None:
+def test_what_cannot_be_is_one_sentence(overlap: StepOverlap, zero: str, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         whole_step(FIVE, [plan_of([5, 3], 2, 4)], 1, zero, overlap)
 
@@ -189,12 +191,17 @@ def test_what_is_beyond_memory_is_one_sentence() -> None:
     for zero, overlap, most, told in (
         (
             "1",
-            Overlap(ALL),
+            StepOverlap(ALL),
             5 * each * FIVE.element_bytes,
             "sharding.window is all; the parameters of 5 layers of tiny",
         ),
-        ("3", Overlap(2), 3 * each * FIVE.element_bytes, "sharding.window is 2; the parameters of 3 layers of tiny"),
-        ("3", Overlap(1, END), 5 * each * 4, "sharding.gradient_bucket is end; the gradients of 5 layers of tiny"),
+        (
+            "3",
+            StepOverlap(2),
+            3 * each * FIVE.element_bytes,
+            "sharding.window is 2; the parameters of 3 layers of tiny",
+        ),
+        ("3", StepOverlap(1, END), 5 * each * 4, "sharding.gradient_bucket is end; the gradients of 5 layers of tiny"),
     ):
         of = ShardedParameters(FIVE, 2, 1, zero, overlap)
         check_room(of, 5, most)

@@ -1,4 +1,4 @@
-"""What of a step's parameter gathers and gradient reductions is beside the work of its layers, as frameworks have it.
+"""The parameter gathers and gradient reductions of a step that are beside the work of its layers, as frameworks say.
 
 Pure data: conf/sharding sets it with a yaml for each framework's default, zbench.step.passes builds it.
 """
@@ -12,8 +12,8 @@ LAYER, END = "layer", "end"  # of buckets
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
-    """How far ahead parameters are gathered, and how many gradients are reduced together.
+class StepOverlap:
+    """The layers whose parameters are gathered ahead, and those whose gradients are reduced together.
 
     window: layers whose parameters are gathered ahead of the one under way, or ALL: every layer's are gathered before
         a step's first forward begins, and nothing is computed meanwhile.
@@ -42,9 +42,9 @@ class Overlap:
             )
 
     @staticmethod
-    def of(window: "int | Overlap") -> "Overlap":
+    def of(window: "int | StepOverlap") -> "StepOverlap":
         """Returns an overlap itself, or that of a window alone."""
-        return window if isinstance(window, Overlap) else Overlap(window)
+        return window if isinstance(window, StepOverlap) else StepOverlap(window)
 
     @property
     def gathers_first(self) -> bool:
@@ -57,4 +57,4 @@ class Overlap:
         return 0 if isinstance(self.window, str) else self.window
 
 
-USUAL = Overlap()  # as FSDP2 has it
+USUAL = StepOverlap()  # as FSDP2 has it

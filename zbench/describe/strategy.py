@@ -12,7 +12,7 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
-from zbench.describe.overlap import LAYER, Overlap
+from zbench.describe.overlap import LAYER, StepOverlap
 
 STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "experts")
 # By field of a model: the group and the key that set it.
@@ -29,7 +29,7 @@ class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
 
     strategy: as zbench.describe.model.Model has it, its sharding. window, gradient_bucket: what of its gathers and
-        reductions is beside the layers' work, as zbench.describe.overlap.Overlap has them.
+        reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
     """
 
     strategy: str
@@ -40,7 +40,7 @@ class Sharding:
         if self.strategy not in SHARDING:
             takes = f"{', '.join(SHARDING[:-1])} or {SHARDING[-1]}"
             raise ValueError(f"sharding.strategy is {self.strategy!r}; it takes {takes}")
-        Overlap(self.window, self.gradient_bucket)  # refuses what cannot be
+        StepOverlap(self.window, self.gradient_bucket)  # refuses what cannot be
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.overlap import LAYER, Overlap
+from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -84,7 +84,7 @@ class TorchWholeStep:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        overlap, memory = Overlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property

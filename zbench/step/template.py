@@ -171,7 +171,7 @@ class Step:
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
-        """For each entry of the order the number of its run: entries that play a template from one place on, in one
+        """The number of the run of each entry of the order: entries that play a template from one place on, in one
         version, each for layers of its own, are a run though others stand between them, as a backward is whose
         gradients are reduced several layers together."""
         numbers: dict[tuple[int, int, int], int] = {}

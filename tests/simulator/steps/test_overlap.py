@@ -8,7 +8,7 @@ import pytest
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Floats
-from zbench.describe.overlap import ALL, END, LAYER, Overlap
+from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.simulator.steps.expand import CLASS
 from zbench.simulator.steps.play import play_layers, play_some_layers, play_step, with_fewer_layers
 from zbench.simulator.steps.program import StepProgram
@@ -22,7 +22,7 @@ def step_of(system: str, zero: str, window: int | str, bucket: float | str, laye
     found, cost = planned(system)
     model = replace(found.model, num_layers=layers, sharding=f"zero{zero}")
     size = bucket if isinstance(bucket, str) else bucket * model.layer_params
-    step = whole_step(model, found.plans, 1, zero, Overlap(window, size))
+    step = whole_step(model, found.plans, 1, zero, StepOverlap(window, size))
     prove_step(step)
     return step, (found.plans, make_cost(cost.cluster, model))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.model import Model
-from zbench.describe.overlap import Overlap
+from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
@@ -45,7 +45,7 @@ def whole_step(
     plans: Sequence[Plan],
     degree: int = 1,
     zero: str = "3",
-    window: int | Overlap = 1,
+    window: int | StepOverlap = 1,
     recompute: str = "none",
     experts: ExpertParallel = TOGETHER,
     stages: int = 1,
@@ -64,7 +64,7 @@ def whole_step(
     groups = plans[0].num_ranks
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, zero, Overlap.of(window), experts.degree)
+    parameters = ShardedParameters(model, groups, degree, zero, StepOverlap.of(window), experts.degree)
     formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))

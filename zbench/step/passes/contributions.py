@@ -1,4 +1,4 @@
-"""What a micro-batch contributes to gradients, section by section, and where it is reduced."""
+"""A micro-batch contributes to gradients section by section, and some sections reduce them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

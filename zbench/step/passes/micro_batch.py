@@ -118,7 +118,7 @@ class BatchTemplates:
 
     @cached_property
     def contributions(self) -> Contributions:
-        """What it adds to gradients."""
+        """The contributions to gradients."""
         modules = (self.linear, self.experts)
         return Contributions(self.number + 1 == self.count, self.parameters, self.formulas, modules)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
-from zbench.describe.overlap import USUAL, Overlap
+from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
@@ -37,7 +37,7 @@ class ProvenSteps:
     num_gpus: int
     tensor_parallel: int = 1
     stages: int = 1
-    overlap: Overlap = USUAL
+    overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     memory_bytes: float | None = None
 

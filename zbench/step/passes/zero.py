@@ -25,7 +25,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
-from zbench.describe.overlap import ALL, END, LAYER, Overlap
+from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.step.index import Index
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
@@ -80,7 +80,7 @@ class ShardedParameters:
     groups: int
     degree: int
     stage: str
-    overlap: Overlap
+    overlap: StepOverlap
     experts: int = 1
 
     def __post_init__(self) -> None:
