@@ -131,7 +131,10 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"cluster": 5}, "cluster is of type int; it takes a name of conf/cluster"),
         ({"cluster": "no.yaml"}, "cluster is 'no.yaml'; it cannot be read"),
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
-        ({"strategy": {"sharding": "zero2"}}, "sharding is 'zero2'; it takes one of none, zero1, zero3"),
+        (
+            {"strategy": {"sharding": "zero2"}},
+            "sharding is 'zero2'; it takes one of ddp, deepspeed_zero3, fsdp2, megatron_zero1",
+        ),
         (
             {"strategy": {"sharding": 3}},
             "strategy has sharding of type int; it takes a name of",

@@ -36,6 +36,15 @@ MODELS = {
     "llama_7b_pp4": ("none", "zero1", 1, 4),
 }
 
+# Frameworks' defaults by name: strategy, window, bucket of gradients.
+OVERLAPS = {
+    "ddp": ("none", 1, "layer"),
+    "fsdp2": ("zero3", 1, "layer"),
+    "deepspeed_zero3": ("zero3", 1, 500_000_000),
+    "megatron_zero1": ("zero1", "all", "end"),
+    "megatron_zero1_overlap": ("zero1", 1, "layer"),
+}
+
 
 def composed(*words: str) -> Any:
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -50,7 +59,9 @@ def fields_of(model: Model) -> tuple[Any, ...]:
 def test_every_choice_can_be(path: Path) -> None:
     made = instantiate(OmegaConf.load(path))
     assert type(made).__name__.lower() == path.parent.name
-    if path.parent.name in ("sharding", "recompute"):
+    if path.stem in OVERLAPS:
+        assert (made.strategy, made.window, made.gradient_bucket) == OVERLAPS[path.stem]
+    elif path.parent.name in ("sharding", "recompute"):
         assert path.stem in (getattr(made, "strategy", None), getattr(made, "granularity", None))
     elif path.parent.name == "parallel":
         degrees = {"tp": made.tensor_parallel, "pp": made.pipeline_parallel}
@@ -63,7 +74,7 @@ def test_every_choice_can_be(path: Path) -> None:
 
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
-    assert (names["sharding"], names["recompute"]) == (set(SHARDING), set(RECOMPUTE))
+    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS}, set(RECOMPUTE))
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -109,6 +120,8 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2 or zero3"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("chunked"), "recompute.granularity is 'chunked'; it takes none, selective or full"),
+        (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
+        (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),
         (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]
@@ -130,6 +143,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
     assert {key: said[key] for key in said.keys() - MODEL_FIELDS.keys()} == {
         "expert_parallel": 1,
         "sharding.window": 1,
+        "sharding.gradient_bucket": "layer",
         "experts.skew": 0,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})

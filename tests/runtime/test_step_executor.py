@@ -90,6 +90,21 @@ def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) 
         assert found[0].nic_tx_for.get(queue) == played.nic_tx_for.get(queue)
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_gradients_reduced_in_the_end_and_parameters_gathered_first(sharding: str) -> None:
+    """As Megatron-LM's distributed optimizer has it by default; losses and bytes are those of every other overlap."""
+    cost = cost_of(sharding=sharding)
+    ahead = {"window": "all" if sharding == "zero1" else 1, "gradient_bucket": "end"}
+    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, **ahead), Zeppelin(cost))
+    assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
+    played = [
+        WholeStep(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)
+    ]
+    for queue in ("parameters", "gradients"):
+        sums = {sum(one.nic_tx_for[queue]) for one in (*played, found[0])}
+        assert len(sums) == 1, queue
+
+
 def test_bfloat16_sends_what_the_step_says() -> None:
     """Gradients are computed in two bytes a number, summed and sent in four; losses are as near as its 8 bits are."""
     cost = cost_of(sharding="zero1", element_bytes=2, lse_bytes=4)

@@ -12,6 +12,7 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
+from zbench.describe.overlap import LAYER, StepOverlap
 
 STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "experts")
 # By field of a model: the group and the key that set it.
@@ -32,16 +33,17 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
 
-    strategy: as zbench.describe.model.Model has it, its sharding. window: layers whose parameters are gathered ahead of
-        the one under way.
+    strategy: as zbench.describe.model.Model has it, its sharding. window, gradient_bucket: what of its gathers and
+        reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
     """
 
     strategy: str
-    window: int = 1
+    window: int | str = 1
+    gradient_bucket: int | float | str = LAYER
 
     def __post_init__(self) -> None:
         _check_choice("sharding.strategy", self.strategy, SHARDING)
-        check_whole_number("sharding.window", self.window, 0)
+        StepOverlap(self.window, self.gradient_bucket)  # refuses what cannot be
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,9 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     names, other keys dotted."""
     found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
-    return found | {"sharding.window": config["sharding"].get("window", 1), "experts.skew": config["experts"]["skew"]}
+    for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
+        found[f"sharding.{key}"] = config["sharding"].get(key, usual)
+    return found | {"experts.skew": config["experts"]["skew"]}
 
 
 def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
@@ -56,7 +57,8 @@ def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: WholeStep) -
     """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
     LAYERS."""
     cost = executor.cost
-    layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, executor.window), cost.model.num_layers)
+    ahead = StepOverlap(executor.window).layers_ahead
+    layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, ahead), cost.model.num_layers)
     titles = track_titles(cost.gpus.cluster)
     columns = Columns()
     for event in replace(executor, cost=cost.of_layers(layers)).events(batch, plans):

@@ -10,6 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench.describe.model import Model
+from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
@@ -37,6 +38,7 @@ _SET = {
     "workload": "workload to the name of one",
     **{field: f"{typed_key(field)}={{}}" for field in MODEL_FIELDS},
     "window": "sharding.window={}",
+    "gradient_bucket": "sharding.gradient_bucket={}",
     "expert_parallel": "parallel.expert_parallel={}",
     "skew": "experts.skew={}",
 }
@@ -120,9 +122,11 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     sharding, parallel, experts = strategy.sharding, strategy.parallel, strategy.experts
     if plays:
         degree = parallel.expert_parallel
-        return {"window": sharding.window, "expert_parallel": degree, "skew": experts.skew}
+        ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
+        return {**ahead, "expert_parallel": degree, "skew": experts.skew}
     for name, value, usual in (
         ("sharding.window", sharding.window, 1),
+        ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
         ("parallel.expert_parallel", parallel.expert_parallel, 1),
         ("experts.skew", experts.skew, 0),
     ):

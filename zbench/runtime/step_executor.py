@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -44,8 +45,8 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel: of
-    zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
+    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel:
+    of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
 
@@ -63,7 +64,8 @@ class TorchWholeStep:
     check: Sequence[str] = ()
     resume: str | None = None
     device: str = "auto"
-    window: int = 1
+    window: int | str = 1
+    gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     skew: float = 0.0
     _fleet: Fleet | None = field(default=None, init=False)
@@ -82,7 +84,8 @@ class TorchWholeStep:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.window, experts)
+        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property
     def first_step(self) -> int:

@@ -14,6 +14,7 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
@@ -35,13 +36,15 @@ OPERATION_OF_LAYER = 400
 class WholeStep:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
-    What the run gives it of a strategy (zbench.describe.strategy): window: layers whose parameters are gathered ahead
-    where they are in shards between steps. expert_parallel: GPUs that hold all experts of a layer together, for models
-    that have some; skew: how unevenly tokens choose them (zbench.step.passes.routing.ExpertParallel).
+    What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
+    are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
+    that hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
+    (zbench.step.passes.routing.ExpertParallel).
     """
 
     cost: Cost
-    window: int = 1
+    window: int | str = 1
+    gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     skew: float = 0.0
 
@@ -53,7 +56,8 @@ class WholeStep:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.window, experts)
+        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property
     def operation_bytes(self) -> int:

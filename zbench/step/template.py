@@ -169,6 +169,32 @@ class Step:
     def _spans(self) -> list[tuple[int, int]]:
         return [(first, last) for first, last in self.layers_of_stages.tolist()]
 
+    @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """The number of the run of each entry of the order: entries that play a template from one place on, in one
+        version, each for layers of its own, are a run though others stand between them, as a backward is whose
+        gradients are reduced several layers together."""
+        numbers: dict[tuple[int, int, int], int] = {}
+        layers: list[set[int]] = []
+        found = []
+        for one in self.order:
+            key, mine = (one.template, one.place, one.version), set(one.layers)
+            if key not in numbers or layers[numbers[key]] & mine:
+                numbers[key] = len(layers)
+                layers.append(set())
+            layers[numbers[key]] |= mine
+            found.append(numbers[key])
+        return tuple(found)
+
+    @cached_property
+    def turn_layers(self) -> int:
+        """The most layers that an entry of a run of several entries has: after so many of a run's layers what is
+        played repeats. 1 where every run is one entry."""
+        of_run: dict[int, list[int]] = {}
+        for run, one in zip(self.runs, self.order, strict=True):
+            of_run.setdefault(run, []).append(one.repeats)
+        return max([max(counts) for counts in of_run.values() if len(counts) > 1], default=1)
+
     @property
     def is_staged(self) -> bool:
         """Whether layers are in stages of a pipeline, each on places of its own."""

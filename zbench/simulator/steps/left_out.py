@@ -22,7 +22,7 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 
 class Added(NamedTuple):
-    """The seconds that cuts add. cut: of each hop the cut of its instance's entry (-1: none) and whether it is after
+    """The seconds that cuts add. cut: of each hop the cut of its instance's run (-1: none) and whether it is after
     it, int64 [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
 
     cut: Ints
@@ -32,11 +32,13 @@ class Added(NamedTuple):
 @dataclass(frozen=True)
 class LeftOut:
     """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
-    how many layers stood between it and the one before it in its entry."""
+    how many layers stood between it and the one before it in its run. turn: the layers after which what is played
+    repeats, of which the steady half of a run has whole turns."""
 
     program: StepProgram
     timeline: Timeline
     skipped: Ints
+    turn: int = 1
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -55,15 +57,20 @@ class LeftOut:
         return [self._steady(number) for number in self.cuts]
 
     def _alike(self, number: int) -> list[int]:
-        """Returns the instances of a cut's entry that are alike, as those that were left out are."""
+        """Returns the instances of a cut's run that are alike, as those that were left out are."""
         instances = self.program.instances
-        mine = [at for at, one in enumerate(instances) if one.entry == instances[number].entry]
+        mine = [at for at, one in enumerate(instances) if one.run == instances[number].run]
         variant = instances[mine[len(mine) // 2]].variant
         return [at for at in mine if instances[at].variant is variant]
 
+    def _half(self, same: list[int]) -> int:
+        """Returns where the steady half of instances that are alike begins."""
+        half, quarter = len(same) // 2, 2 * self.turn
+        return half if self.turn == 1 else len(same) - max((len(same) - half) // quarter, 1) * quarter
+
     def _steady(self, number: int) -> tuple[Floats, bool]:
         same = self._alike(number)
-        half, last = len(same) // 2, len(same) - 1
+        half, last = self._half(same), len(same) - 1
         if half < 1 or last - half < 1:
             return np.zeros(self.program.queues), False
         middle = (half + last) // 2
@@ -75,7 +82,7 @@ class LeftOut:
     def looked_at(self, number: int) -> Ints:
         """Returns the hops of the instances by which the run of a cut is found to have settled."""
         same, begin = self._alike(number), self.program.begin
-        half, last = len(same) // 2, len(same) - 1
+        half, last = self._half(same), len(same) - 1
         three = sorted({same[at] for at in (half - 1, (half + last) // 2, last) if at >= 0})
         return np.concatenate([np.arange(begin[at], begin[at + 1]) for at in three])
 
@@ -90,7 +97,7 @@ class LeftOut:
         found = []
         for number in self.cuts:
             same = self._alike(number)
-            half = same[len(same) // 2 :]
+            half = same[max(self._half(same), 0) :]
             found.append((half, self.skipped[number] / len(half)))
         return found
 
@@ -113,12 +120,12 @@ class LeftOut:
         instances = self.program.instances
         of = np.full((len(instances), 2), -1, np.int64)
         late = np.zeros((len(self.cuts) + 1, self.program.queues))
-        of_entry = {instances[number].entry: at for at, number in enumerate(self.cuts)}
+        of_run = {instances[number].run: at for at, number in enumerate(self.cuts)}
         for at, number in enumerate(self.cuts):
             late[at] = self.skipped[number] * self._adds[at][0]
         for number, one in enumerate(instances):
-            if one.entry in of_entry:
-                of[number] = of_entry[one.entry], number >= self.cuts[of_entry[one.entry]]
+            if one.run in of_run:
+                of[number] = of_run[one.run], number >= self.cuts[of_run[one.run]]
         return Added(np.repeat(of, np.diff(self.program.begin), axis=0), late)
 
     @cached_property

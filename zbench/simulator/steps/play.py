@@ -28,18 +28,19 @@ from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
 
 LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
+TURNS = 4  # of several layers that are played at least, two before and two after those that are left out
 
 
 @dataclass(frozen=True)
 class PlayedStep:
     """A step that was played; seconds are the described cluster's, simulated.
 
-    ends: for each entry of the step's order, when all of it has ended. busy: by what for, float64 [GPUs], seconds of
-    computes ("attend", "optimizer", the others "compute") and of sending ports by the operations' queues. nic_tx,
-    nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had
-    become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic: seconds [GPUs], as
-    zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds of every GPU go to,
-    as zbench.simulator.steps.breakdown has them.
+    ends: for each entry of the step's order that was not left out whole, when all of it has ended. busy: by what for,
+    float64 [GPUs], seconds of computes ("attend", "optimizer", the others "compute") and of sending ports by the
+    operations' queues. nic_tx, nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes.
+    settled: whether layers had become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic:
+    seconds [GPUs], as zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds
+    of every GPU go to, as zbench.simulator.steps.breakdown has them.
     """
 
     seconds: float
@@ -90,39 +91,51 @@ def _longest_stage(step: Step) -> int:
 
 def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
     """Returns a step with at most `kept` layers in each stage, the instances of it, (entry, layer), and for each how
-    many layers before it were left out: those in the middle of a stage are."""
+    many layers before it in its run were left out: those in the middle of a stage are.
+
+    Where gradients are reduced several layers together these are left out together, and a few more may be kept.
+    """
     ends = [*(one.layer for one in step.stages[1:]), step.num_layers]
     number, stages, which = 0, [], {}
     for one, end in zip(step.stages, ends, strict=True):
         stages.append(StageStart(number, one.place))
-        count = end - one.layer
-        begin, less = min(kept, count) // 2, max(count - kept, 0)
+        begin, less = _left_out(end - one.layer, kept, step.turn_layers)
         for layer in (*range(one.layer, one.layer + begin), *range(one.layer + begin + less, end)):
             which[layer] = number
             number += 1
     which[step.num_layers] = number
     order, skipped = [], []
-    for entry, of in enumerate(step.order):
-        before = -1
-        for at, layer in enumerate(of.layers):
+    before, since = dict.fromkeys(step.runs, -1), dict.fromkeys(step.runs, -1)  # by run: the last one kept, and of all
+    for entry, (of, run) in enumerate(zip(step.order, step.runs, strict=True)):
+        for layer in of.layers:
+            since[run] += 1
             if layer in which:
                 order.append((entry, which[layer]))
-                skipped.append(at - before - 1)
-                before = at
+                skipped.append(since[run] - before[run] - 1)
+                before[run] = since[run]
     return replace(step, num_layers=number, stages=tuple(stages)), order, np.array(skipped, np.int64)
 
 
-def _unless(made: StepProgram, skipped: Ints) -> Unless | None:
+def _left_out(count: int, kept: int, turn: int) -> tuple[int, int]:
+    """Returns how many of a stage's layers stand before those that are left out, and how many these are. turn: the
+    layers that are left out together, counted from the last."""
+    kept = max(kept, TURNS * turn + count % turn) if turn > 1 else kept
+    begin, less = min(kept, count) // 2, max(count - kept, 0)
+    begin += (count - begin) % turn
+    return begin, less // turn * turn
+
+
+def _unless(made: StepProgram, skipped: Ints, turn: int) -> Unless | None:
     """Returns when to stop playing a program, as its first run of layers has not settled."""
     cuts = np.flatnonzero(skipped).tolist()
     if not cuts:
         return None
 
     def stops(timeline: Timeline) -> bool:
-        return not LeftOut(made, timeline, skipped).agrees(cuts[0])
+        return not LeftOut(made, timeline, skipped, turn).agrees(cuts[0])
 
     nothing = np.zeros(0)
-    return Unless(LeftOut(made, Timeline(nothing, nothing, nothing), skipped).looked_at(cuts[0]), stops)
+    return Unless(LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn).looked_at(cuts[0]), stops)
 
 
 @dataclass(frozen=True)
@@ -146,15 +159,14 @@ class _Played:
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
-        free = Free.of(cluster, made.queues)
-        timeline = run_unless(
-            made.graph, made.trains, cluster.num_ranks, free, _unless(made, skipped) if only else None
-        )
+        free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
+        unless = _unless(made, skipped, turn) if only else None
+        timeline = run_unless(made.graph, made.trains, cluster.num_ranks, free, unless)
         if timeline is None:
             return None
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
-        return _Played(parts, LeftOut(made, timeline, skipped))
+        return _Played(parts, LeftOut(made, timeline, skipped, turn))
 
     @property
     def program(self) -> StepProgram:
@@ -174,8 +186,9 @@ class _Played:
         """Returns the step with all its layers."""
         last = {one.entry: float(end) for one, end in zip(self.program.instances, self.ends.tolist(), strict=True)}
         ends = [
-            (self.parts.step.templates[one.template].name, last.get(entry, 0.0))
+            (self.parts.step.templates[one.template].name, last[entry])
             for entry, one in enumerate(self.parts.step.order)
+            if entry in last
         ]
         busy, sent, received, inside = self._sums()
         seconds = float(self.ends.max(initial=0.0))

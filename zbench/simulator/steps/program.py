@@ -31,9 +31,11 @@ from zbench.step.template import Step
 
 @dataclass(frozen=True)
 class PlayedInstance:
-    """An instance of a program: its entry in the step's order, its template, the layer and the variant."""
+    """An instance of a program: its entry in the step's order and that one's run, its template, the layer and the
+    variant."""
 
     entry: int
+    run: int
     template: int
     layer: int
     variant: Variant
@@ -109,11 +111,11 @@ class StepParts:
 def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
     """Puts instances, each (entry of the step's order, layer), into a program. step: with the layers that are there,
     maybe fewer than that of the parts."""
-    instances = []
+    instances, runs = [], parts.step.runs
     for entry, layer in order:
         of = step.order[entry]
         variant = parts.variant(of.template, layer, of.place, step)
-        instances.append(PlayedInstance(entry, of.template, layer, variant))
+        instances.append(PlayedInstance(entry, runs[entry], of.template, layer, variant))
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
     producer = [one.variant.lowered.producer + first for one, first in zip(instances, begin[:-1], strict=True)]
     consumer = [one.variant.lowered.consumer + first for one, first in zip(instances, begin[:-1], strict=True)]

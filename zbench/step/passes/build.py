@@ -12,15 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.model import Model
+from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.lists import PLACE
-from zbench.step.passes.micro_batch import BatchTemplates, Rows
+from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
+from zbench.step.passes.contributions import Rows
+from zbench.step.passes.gradients import GradientRows
+from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.optimizer import optimizer_template
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import sections
-from zbench.step.passes.zero import ParameterRows, ShardedParameters
+from zbench.step.passes.zero import ShardedParameters
 from zbench.step.template import Instance, Items, Step, Template
 
 
@@ -41,7 +45,7 @@ def whole_step(
     plans: Sequence[Plan],
     degree: int = 1,
     zero: str = "3",
-    window: int = 1,
+    window: int | StepOverlap = 1,
     recompute: str = "none",
     experts: ExpertParallel = TOGETHER,
     stages: int = 1,
@@ -49,8 +53,9 @@ def whole_step(
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
-    window: layers that parameters are gathered ahead. recompute: a level of zbench.step.passes.recompute. experts:
-    how those of a model with experts are laid out and chosen. stages: of a pipeline, each with all of the plans' GPUs.
+    window: layers that parameters are gathered ahead, or that and the buckets of gradients. recompute: a level of
+    zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages: of a
+    pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
@@ -59,19 +64,24 @@ def whole_step(
     groups = plans[0].num_ranks
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, zero, window, experts.degree)
+    parameters = ShardedParameters(model, groups, degree, zero, StepOverlap.of(window), experts.degree)
     formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
-    loss, firsts = 0, []
+    loss, firsts, reduced = 0, [], []
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, experts)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, stages)
+        begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
         firsts.append(len(built.templates))
         built.batches.append(one)
         built.templates += made + (border_templates(one) if stages > 1 else [])
-    order = pipeline_order(starts, model.num_layers, firsts, _fetches(built, stages))
+        reduced.append(_numbered(built, reductions(one, begun, built.gradients)))
+    fetches, first = _fetches(built, stages), _numbered(built, gathers_first(replace(built.batches[0], count=1)))[0]
+    order = order_of_gathers(first, starts, model.num_layers) if first >= 0 else []
+    buckets = Buckets(parameters.bucket_layers, parameters.reduced_last, reduced)
+    order += pipeline_order(starts, model.num_layers, firsts, fetches, buckets)
     order += _updates(built, model.num_layers, [one.place for one in starts], [one.layer for one in starts])
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
@@ -90,13 +100,21 @@ def whole_step(
     )
 
 
+def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:
+    """Adds up to two templates and returns their numbers, -1 where there is none."""
+    first = len(built.templates)
+    built.templates += templates
+    one, other = (first + at if at < len(templates) else -1 for at in range(2))
+    return one, other
+
+
 def _fetches(built: _Built, stages: int) -> list[tuple[int, int]]:
     """Adds the templates that gather a stage's first layers ahead and returns those of every micro-batch, forward and
     backward, -1 where there is none: with stage 3 each has both, and where parameters are gathered once a step, the
     first one's forward has."""
     first, number, of = replace(built.batches[0], count=1), len(built.templates), built.batches[0].parameters.of
     found = [(-1, -1)] * len(built.batches)
-    if stages > 1 and of.stage != "none":
+    if stages > 1 and of.stage != "none" and not of.gathered_first:
         built.templates.append(first.fetch("fetch", True))
         found[0] = (number, -1)
     if stages > 1 and of.gathered:
@@ -120,7 +138,7 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
     return order + [Instance(first + 1 + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
 
 
-def _resting(rows: ParameterRows, version: int, last: int) -> Rows:
+def _resting(rows: GradientRows, version: int, last: int) -> Rows:
     """Returns the entries of all parameters and their optimizer state before or after a step. last: the first place of
     the last stage, which has what is after the layers."""
     found: Rows = []

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 
@@ -13,16 +12,16 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
+from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules, of_experts
+from zbench.step.passes.gradients import GradientRows
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
-from zbench.step.passes.zero import ParameterRows, ShardedParameters
+from zbench.step.passes.zero import ShardedParameters
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
 
-_TABLE = ("we",)
-Rows = list[list[int]]
 Tables = list[Ints | Rows]
 
 
@@ -35,7 +34,7 @@ class BatchTemplates:
     parts: PlanParts
     layout: StepLayout
     lists: ListTable
-    parameters: ParameterRows
+    parameters: GradientRows
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
@@ -62,7 +61,7 @@ class BatchTemplates:
             parts,
             layout,
             lists,
-            ParameterRows(parameters, layout, lists),
+            GradientRows(parameters, layout, lists),
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
@@ -117,10 +116,21 @@ class BatchTemplates:
         """Returns the entry of a tensor of tokens at home."""
         return [[self.layout.number[name], layer, AT_HOME, self.lists.whole("t"), -1, 0, 0, 0]]
 
+    @cached_property
+    def contributions(self) -> Contributions:
+        """The contributions to gradients."""
+        modules = (self.linear, self.experts)
+        return Contributions(self.number + 1 == self.count, self.parameters, self.formulas, modules)
+
     @property
     def _gathers(self) -> bool:
         """Whether the forward gathers parameters."""
         return self.parameters.of.gathered or (self.parameters.of.gathered_once and self.number == 0)
+
+    @property
+    def _gathers_layers(self) -> bool:
+        """Whether the forward gathers parameters of layers and of the head, which may be there already."""
+        return self._gathers and not self.parameters.of.gathered_first
 
     def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
         """Returns the gathers of parameters that are of no layer, and their entries before and after them. again: of
@@ -137,7 +147,7 @@ class BatchTemplates:
     def _embedding(self) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(rows.of.window), True)
-        gathers, before, after = self._around_layers(_TABLE)
+        gathers, before, after = self._around_layers(TABLE)
         ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         needs, leaves = before + self._weights((), ahead), after + self._weights(ahead, ()) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
@@ -152,7 +162,7 @@ class BatchTemplates:
 
     def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
-        return tuple(layers) if (self._gathers if forward else self.parameters.of.gathered) else ()
+        return tuple(layers) if (self._gathers_layers if forward else self.parameters.of.gathered) else ()
 
     def _weights(self, gathered: Sequence[int], home: Sequence[int]) -> Rows:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered or at home alone."""
@@ -167,7 +177,7 @@ class BatchTemplates:
     def _around(self, forward: bool) -> tuple[Rows, Rows]:
         """Returns what a layer's template needs and leaves of parameters."""
         of = self.parameters.of
-        if not (of.gathered or (self._gathers and forward)):
+        if not (of.gathered or (self._gathers_layers and forward)):
             return self._weights((0,), ()), self._weights((0,), ())
         offsets = [layer if forward else -layer for layer in range(of.window + 1)]
         needs = self._weights(offsets[:-1], offsets[-1:])
@@ -175,7 +185,7 @@ class BatchTemplates:
 
     def _forward(self) -> Template:
         rows = self.parameters
-        gathers = rows.gathers(rows.of.of_layers, rows.of.window) if self._gathers else []
+        gathers = rows.gathers(rows.of.of_layers, rows.of.window) if self._gathers_layers else []
         needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved
         ops: Tables = [gathers, *self._computed("forward")]
@@ -226,14 +236,15 @@ class BatchTemplates:
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(-rows.of.window, 0), False)
-        gathers, had, has = self._around_layers(rows.of.of_head, _TABLE)
+        there = rows.of.of_head if rows.of.gathered_first else TABLE
+        gathers, had, has = self._around_layers(rows.of.of_head, there)
         ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
             every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
             ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
-        before, after, reductions = self._gradients("head", gradients)
+        before, after, reductions = self.contributions.entries("head", gradients)
         needs = had + self._weights((), ahead) + self.tokens("x") + before
         leaves = has + self._weights(ahead, ()) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
@@ -246,7 +257,7 @@ class BatchTemplates:
         again = "~" if "o~" in self.layout.number else ""
         gathers = rows.gathers(rows.of.of_layers, -rows.of.window) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed("backward", again)]
-        before, after, reductions = self._gradients("backward", gradients)
+        before, after, reductions = self.contributions.entries("backward", gradients)
         needs, leaves = self._around(False)
         needs += self.tokens("dx", 1) + self._saved + before
         return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
@@ -254,36 +265,6 @@ class BatchTemplates:
     def _embedding_backward(self, gradients: dict[str, Ints], begun: Mapping[str, Ints]) -> Template:
         """Returns the template of the table's gradient. begun: contributions before the micro-batch."""
         ops = self._computed("embedding_backward")
-        before, after, reductions = self._gradients("embedding_backward", gradients, begun)
+        before, after, reductions = self.contributions.entries("embedding_backward", gradients, begun)
         needs = self.tokens("dx") + before
         return self.template("embedding_backward", [*ops, reductions], needs, after, "embedding_backward")
-
-    def _gradients(
-        self, section: str, gradients: dict[str, Ints], begun: Mapping[str, Ints] = MappingProxyType({})
-    ) -> tuple[Rows, Rows, Rows]:
-        """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
-        contributions.
-
-        The table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for that
-        one the contributions before the first.
-        """
-        of, rows, last = self.parameters.of, self.parameters, self.number + 1 == self.count
-        weights = {"head": of.of_head, "backward": of.of_layers, "embedding_backward": _TABLE}[section]
-        before: Rows = []
-        after: Rows = []
-        reduced = []
-        for weight in weights:
-            had, of_both = gradients[weight], of.model.tied_embeddings and weight in _TABLE
-            now = gradients[weight] = self._counted(section, weight, had)
-            goes_on, goes_back = of_both and section == "embedding_backward", of_both and section == "head"
-            before += rows.unreduced(weight, begun[weight], had) if goes_on else rows.gradients(weight, had, False)
-            after += rows.unreduced(weight, had, now) if goes_back else rows.gradients(weight, now, last)
-            reduced += [] if goes_back else [weight]
-        return before, after, rows.reductions(tuple(reduced), last)
-
-    def _counted(self, section: str, weight: str, had: Ints) -> Ints:
-        """Returns the contributions of every GPU to a gradient after a section, -1: none at all."""
-        for one in self.formulas.contributors[section, f"d{weight}"]:
-            made = (self.experts if of_experts(one) else self.linear).contributions(one)
-            had = np.where(made < 0, had, np.maximum(had, 0) + made)
-        return had

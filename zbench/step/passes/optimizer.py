@@ -6,12 +6,13 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, Operations, operation_row
-from zbench.step.passes.zero import WHOLE, ParameterRows, ShardedParameters
+from zbench.step.passes.gradients import GradientRows
+from zbench.step.passes.zero import WHOLE, ShardedParameters
 from zbench.step.template import Items, Template
 
 
 def optimizer_template(
-    name: str, weights: tuple[str, ...], totals: dict[str, Ints], rows: ParameterRows, layout: tuple[int, StepLayout]
+    name: str, weights: tuple[str, ...], totals: dict[str, Ints], rows: GradientRows, layout: tuple[int, StepLayout]
 ) -> Template:
     """Returns the template that updates parameters once: version 0 becomes version 1.
 

@@ -12,7 +12,9 @@ from zbench.describe.model import Model
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, operation_row
-from zbench.step.passes.micro_batch import BatchTemplates, Rows
+from zbench.step.passes.buckets import Buckets
+from zbench.step.passes.contributions import Rows
+from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.template import AT_HOME, Instance, StageStart, Template
 
 FORWARD, BACKWARD = range(2)
@@ -79,11 +81,15 @@ def _border(batch: BatchTemplates, name: str) -> Template:
 
 
 def pipeline_order(
-    stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: Sequence[tuple[int, int]]
+    stages: tuple[StageStart, ...],
+    num_layers: int,
+    batches: Sequence[int],
+    fetches: Sequence[tuple[int, int]],
+    buckets: Buckets,
 ) -> list[Instance]:
     """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
     EMBEDDING to SEND_DX; fetches: for each the templates that gather a stage's first layers ahead, forward and
-    backward, -1 where none does."""
+    backward, -1 where none does; buckets: of reductions that are templates of their own."""
     ends = [*(one.layer for one in stages[1:]), num_layers]
     order = []
     for at, way, batch in one_forward_one_backward(len(stages), len(batches)):
@@ -103,9 +109,9 @@ def pipeline_order(
             order.append(Instance(first + SEND_DX, end - 1, place=place))
             if fetches[batch][1] >= 0:
                 order.append(Instance(fetches[batch][1], end - 1, place=place))
-        order.append(Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place))
-        if at == 0:
-            order.append(Instance(first + EMBEDDING_BACKWARD, 0))
+        backward = Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place)
+        after = [Instance(first + EMBEDDING_BACKWARD, 0)] if at == 0 else []
+        order += buckets.backward(batch, backward, after, at + 1 == len(stages))
     return order
 
 

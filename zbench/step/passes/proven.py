@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
+from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -23,8 +25,9 @@ ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": 
 @dataclass(frozen=True, slots=True)
 class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
-    recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; window: layers whose parameters are
-    gathered ahead; experts: how those of a model that has some are laid out and chosen.
+    recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: how far ahead parameters
+    are gathered, and gradients' buckets; experts: how those of a model that has some are laid out and chosen.
+    memory_bytes: of a GPU, None if nothing has to fit.
 
     Raises:
         ValueError: there are no such steps.
@@ -35,8 +38,9 @@ class ProvenSteps:
     num_gpus: int
     tensor_parallel: int = 1
     stages: int = 1
-    window: int = 1
+    overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
+    memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -50,7 +54,10 @@ class ProvenSteps:
         places, degree = self.num_gpus // self.stages, self.tensor_parallel
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
-        ShardedParameters(model, places // degree, degree, ZERO[model.sharding], self.window, experts.degree)
+        zero = ZERO[model.sharding]
+        parameters = ShardedParameters(model, places // degree, degree, zero, self.overlap, experts.degree)
+        if self.memory_bytes is not None:
+            check_room(parameters, -(-model.num_layers // self.stages), self.memory_bytes)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
@@ -64,6 +71,6 @@ class ProvenSteps:
             )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
-        step = whole_step(model, plans, degree, zero, self.window, model.recompute, experts, self.stages)
+        step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         prove_step(step)
         return step

@@ -6,7 +6,8 @@
     2      gradients in shards as well: they are reduced in every micro-batch
     3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
 
-With a window of 0 a layer's parameters are gathered when the layer before it has used its own.
+With a window of 0 a layer's parameters are gathered when the layer before it has used its own. What is gathered before
+the first forward, and reduced several layers together: zbench.step.passes.buckets.
 
 A step begins and ends with what the update leaves: from stage 1 on, every parameter at its home alone. That is where
 Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param-gather.
@@ -24,11 +25,12 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
+from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.step.index import Index
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import GATHER, REDUCE, operation_row
-from zbench.step.template import AT_HOME, COMPLETE
+from zbench.step.operations import GATHER, operation_row
+from zbench.step.template import AT_HOME
 
 STAGES = ("none", "1", "2", "3")
 LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
@@ -78,15 +80,45 @@ class ShardedParameters:
     groups: int
     degree: int
     stage: str
-    window: int
+    overlap: StepOverlap
     experts: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
         most = min(self.model.num_layers, 8)
-        if self.stage != "none" and not 0 <= self.window <= most:
+        if self.stage != "none" and self.window > most:
             raise ValueError(f"the prefetch window (sharding.window) is {self.window}; it takes 0 to {most} layers")
+        if self.stage == "3" and self.overlap.gathers_first:
+            raise ValueError(
+                f"sharding.window is {ALL}; with ZeRO-3 a layer's parameters are gathered for each layer anew, so it "
+                f"takes 0 to {most} layers"
+            )
+        if self.overlap.gradient_bucket not in (LAYER, END) and self.bucket_layers < 1:
+            raise ValueError(
+                f"sharding.gradient_bucket is {self.overlap.gradient_bucket:.0f}; a layer of {self.model.name} has "
+                f"{self.layer_elements} parameters on a GPU, and whole steps reduce no part of a layer: it takes "
+                f"{LAYER}, {END}, or at least that"
+            )
+
+    @property
+    def window(self) -> int:
+        """The layers that are gathered ahead while another one is under way."""
+        return self.overlap.layers_ahead
+
+    @property
+    def layer_elements(self) -> int:
+        """The parameters of a layer on a GPU, all of its slices."""
+        elements = weight_elements(self.model)
+        return sum(elements[name] // self.slices(name)[1] for name in self.of_layers)
+
+    @property
+    def bucket_layers(self) -> int:
+        """The layers whose gradients are reduced together; all of the model's where they are reduced in the end."""
+        size = self.overlap.gradient_bucket
+        if isinstance(size, str):
+            return 1 if size == LAYER else self.model.num_layers
+        return min(int(size // self.layer_elements), self.model.num_layers)
 
     @property
     def gathered(self) -> bool:
@@ -97,6 +129,21 @@ class ShardedParameters:
     def gathered_once(self) -> bool:
         """Whether parameters are gathered in a step's first forward and then stay until they are updated."""
         return self.stage in ("1", "2")
+
+    @property
+    def gathered_first(self) -> bool:
+        """Whether parameters are gathered before a step's first forward begins."""
+        return self.gathered_once and self.overlap.gathers_first
+
+    @property
+    def reduced_last(self) -> bool:
+        """Whether gradients are reduced after a stage's last backward, those of no layer among them."""
+        return self.overlap.gradient_bucket == END
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether the gradients of several layers are reduced together, or in the end."""
+        return self.reduced_last or self.bucket_layers > 1
 
     @property
     def num_gpus(self) -> int:
@@ -213,65 +260,3 @@ class ParameterRows:
     def gathers(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
         """Returns gathers of parameters."""
         return [line for weight in weights for line in self.collectives(GATHER, weight, weight, layer)]
-
-    def reductions(self, weights: tuple[str, ...], last: bool) -> list[list[int]]:
-        """Returns the reductions of gradients at the end of a micro-batch's backward. last: of all micro-batches."""
-        if not last and self.of.stage in ("none", "1"):
-            return []
-        found = [line for weight in weights for line in self.collectives(REDUCE, f"d{weight}", weight)]
-        if last and self.of.stage == "none":
-            found += [line for weight in weights for line in self.collectives(GATHER, f"d{weight}", weight)]
-        return found
-
-    def totals(self, weight: str, counts: Ints) -> list[int]:
-        """Returns the contributions of all GPUs to each slice of a gradient. counts: of every GPU, -1: none at all."""
-        return [int(np.maximum(counts[members], 0).sum()) for _, members in self.of.members(weight)]
-
-    def gradients(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
-        """Returns the entries of a gradient after some micro-batches, [] if there is nothing of it.
-
-        counts: contributions made so far by every GPU, -1 where it had no part in it; a GPU of whose experts no token
-        came has made none, and has zeros. last: after the last micro-batch.
-        """
-        if counts.max() < 0:
-            return []
-        name, totals = f"d{weight}", self.totals(weight, counts)
-        if last and self.of.stage == "none":
-            alone = len(self.of.members(weight)[0][1]) == 1
-            return self._entries(name, weight, 0, 0, totals if alone else [COMPLETE] * len(totals))
-        if last or self.of.stage in ("2", "3"):
-            if len(set(totals)) == 1:
-                return self.at_home(name, weight, count=totals[0])
-            number = self.layout.number[name]
-            return [
-                [number, 0, AT_HOME, *self._cells(weight, share), count, 0, 0] for share, count in enumerate(totals)
-            ]
-        found = []
-        for share, members in self.of.members(weight):
-            for gpu in members[counts[members] >= 0].tolist():
-                found.append(self._gradient(weight, gpu, self._cells(weight, share), int(counts[gpu])))
-        return found
-
-    def _gradient(self, weight: str, gpu: int, cells: list[int], count: int) -> list[int]:
-        """Returns the entry of cells of a gradient on a GPU."""
-        return [self.layout.number[f"d{weight}"], 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0]
-
-    def unreduced(self, weight: str, had: Ints, counts: Ints) -> list[list[int]]:
-        """Returns the entries of a gradient within a micro-batch that adds to it more than once: a GPU keeps what it
-        contributes until the last time. had, counts: contributions of every GPU before the micro-batch and so far, -1
-        where it had no part in it."""
-        if self.of.stage in ("none", "1"):
-            return self.gradients(weight, counts, False)
-        found, home = [], self.of.home(weight).reshape(self.of.slices(weight)[1], -1)
-        for (share, members), total in zip(self.of.members(weight), self.totals(weight, had), strict=True):
-            index = self.of.slices(weight)[0]
-            for gpu in members.tolist():
-                mine = int(counts[gpu] - max(had[gpu], 0)) if counts[gpu] >= 0 else 0
-                for shards, count in ((home[share] == gpu, total + mine), (home[share] != gpu, mine)):
-                    if count and shards.any():
-                        cells = [
-                            self.lists.number(index, [share]),
-                            self.lists.number(f"z{weight}", np.flatnonzero(shards)),
-                        ]
-                        found.append(self._gradient(weight, gpu, cells, count))
-        return found

@@ -1,0 +1,60 @@
+"""The parameter gathers and gradient reductions of a step that are beside the work of its layers, as frameworks say.
+
+Pure data: conf/sharding sets it with a yaml for each framework's default, zbench.step.passes builds it.
+"""
+
+from dataclasses import dataclass
+
+from zbench.describe.checks import check_whole_number, is_whole
+
+ALL = "all"  # of a window
+LAYER, END = "layer", "end"  # of buckets
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverlap:
+    """The layers whose parameters are gathered ahead, and those whose gradients are reduced together.
+
+    window: layers whose parameters are gathered ahead of the one under way, or ALL: every layer's are gathered before
+        a step's first forward begins, and nothing is computed meanwhile.
+    gradient_bucket: LAYER, a layer's gradients are reduced when its backward has made them; a number of a GPU's
+        parameters, those of as many layers as it has room for are reduced when the last of these are made; or END, all
+        of a stage's are reduced after its last backward, and nothing is computed meanwhile.
+
+    Raises:
+        ValueError: one of them cannot be; the message names its key.
+    """
+
+    window: int | str = 1
+    gradient_bucket: int | float | str = LAYER
+
+    def __post_init__(self) -> None:
+        if isinstance(self.window, str) and self.window != ALL:
+            raise ValueError(f"sharding.window is {self.window!r}; it takes a whole number of at least 0, or {ALL}")
+        if not isinstance(self.window, str):
+            check_whole_number("sharding.window", self.window, 0)
+        size = self.gradient_bucket
+        whole = is_whole(size) or (isinstance(size, float) and size.is_integer())
+        if size not in (LAYER, END) and not (whole and size >= 1):  # type: ignore[operator]
+            raise ValueError(
+                f"sharding.gradient_bucket is {size!r}; it takes {LAYER}, {END}, or a whole number of a GPU's "
+                "parameters, as 500000000"
+            )
+
+    @staticmethod
+    def of(window: "int | StepOverlap") -> "StepOverlap":
+        """Returns an overlap itself, or that of a window alone."""
+        return window if isinstance(window, StepOverlap) else StepOverlap(window)
+
+    @property
+    def gathers_first(self) -> bool:
+        """Whether all parameters are gathered before anything is computed."""
+        return self.window == ALL
+
+    @property
+    def layers_ahead(self) -> int:
+        """The layers that are gathered ahead while another one is under way."""
+        return 0 if isinstance(self.window, str) else self.window
+
+
+USUAL = StepOverlap()  # as FSDP2 has it

@@ -1,0 +1,76 @@
+"""A micro-batch contributes to gradients section by section, and some sections reduce them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.passes.experts import ExpertModules, of_experts
+from zbench.step.passes.gradients import GradientRows
+from zbench.step.passes.sections import Sections
+from zbench.step.passes.tensor_parallel import LinearModules
+
+TABLE = ("we",)
+Rows = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """The contributions of a micro-batch. is_last: of the step's micro-batches."""
+
+    is_last: bool
+    rows: GradientRows
+    formulas: Sections
+    modules: tuple[LinearModules, ExpertModules]
+
+    def entries(
+        self, section: str, gradients: dict[str, Ints], begun: Mapping[str, Ints] = MappingProxyType({})
+    ) -> tuple[Rows, Rows, Rows]:
+        """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
+        contributions.
+
+        The table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for that
+        one the contributions before the first.
+        """
+        rows = self.rows
+        before: Rows = []
+        after: Rows = []
+        reduced = []
+        for weight in self._contributed(section):
+            had, made = gradients[weight], self.made(section, weight)
+            now = gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
+            of_both = rows.of.model.tied_embeddings and weight in TABLE
+            later = (of_both and section == "head") or weight in self.reduced_later(section)
+            if of_both and section == "embedding_backward":
+                first = begun[weight]
+                before += rows.unreduced(weight, first, np.where(had > first, had - np.maximum(first, 0), -1))
+            else:
+                before += rows.gradients(weight, had, False)
+            after += rows.unreduced(weight, had, made) if later else rows.gradients(weight, now, self.is_last)
+            reduced += [] if later else [weight]
+        return before, after, rows.reductions(tuple(reduced), self.is_last)
+
+    def _contributed(self, section: str) -> tuple[str, ...]:
+        """Returns the parameters to whose gradients a section contributes."""
+        of = self.rows.of
+        return {"head": of.of_head, "backward": of.of_layers, "embedding_backward": TABLE}[section]
+
+    def reduced_later(self, section: str) -> tuple[str, ...]:
+        """Returns the parameters of the head or of layers ("backward") whose gradients are reduced by a template of
+        their own (zbench.step.passes.buckets), and not where the section contributes to them."""
+        of = self.rows.of
+        in_later = {"head": of.reduced_last, "backward": of.in_buckets}.get(section, False)
+        if not in_later or not self.rows.reduces(self.is_last):
+            return ()
+        tied = TABLE if of.model.tied_embeddings else ()
+        return tuple(one for one in self._contributed(section) if one not in tied)
+
+    def made(self, section: str, weight: str) -> Ints:
+        """Returns the contributions of every GPU to a gradient in a section, -1: none at all."""
+        found, (linear, experts) = np.full(self.rows.of.num_gpus, -1, np.int64), self.modules
+        for one in self.formulas.contributors[section, f"d{weight}"]:
+            made = (experts if of_experts(one) else linear).contributions(one)
+            found = np.where(made < 0, found, np.maximum(found, 0) + made)
+        return found
