@@ -15,7 +15,7 @@ from zbench.describe.arrays import Ints
 from zbench.simulator.steps.held import LOGITS, HeldBytes, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.variant import Variant
-from zbench.step.template import AT_HOME
+from zbench.step.template import ACROSS, AT_HOME
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     """Returns the bytes of what there is before a step, int64 [names, places]."""
     step, layout = parts.step, parts.step.layouts[0]
     sizes = layout.sizes_of_lists
-    firsts = np.array([step.stage(layer).place for layer in range(step.num_layers + 1)], np.int64)
     found = np.zeros((len(names), step.num_places), np.int64)
     for tensor, _, places, list0, list1, *_ in step.begins.rows():
         one = layout.tensors[tensor]
@@ -91,7 +90,7 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
                 [int(sizes[which]) for which in (list0, list1) if which >= 0]
             )
         count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[one.layers]
-        starts = firsts[:count] if one.layers != "none" else np.zeros(1, np.int64)
-        for place, times in zip(*np.unique(starts, return_counts=True), strict=True):
-            found[names[one.name]] += int(times) * np.roll(size, int(place))
+        for layer in range(count):
+            where = step.where(ACROSS if one.layers != "none" else 0, layer)
+            np.add.at(found[names[one.name]], where[size > 0], size[size > 0])
     return found

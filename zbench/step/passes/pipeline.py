@@ -90,7 +90,7 @@ def pipeline_order(
         begin, end, place, first = stages[at].layer, ends[at], stages[at].place, batches[batch]
         if way == FORWARD:
             if at == 0:
-                order.append(Instance(first + EMBEDDING, 0))
+                order.append(Instance(first + EMBEDDING, 0, place=place))
             elif fetches[batch][0] >= 0:
                 order.append(Instance(fetches[batch][0], begin, place=place))
             order.append(Instance(first + LAYERS, begin, end - begin, place=place))
@@ -105,7 +105,7 @@ def pipeline_order(
                 order.append(Instance(fetches[batch][1], end - 1, place=place))
         order.append(Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place))
         if at == 0:
-            order.append(Instance(first + EMBEDDING_BACKWARD, 0))
+            order.append(Instance(first + EMBEDDING_BACKWARD, 0, place=place))
     return order
 
 
