@@ -23,6 +23,7 @@ from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
+from zbench.step.passes.pipeline_parameters import takes_pipelines
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
 WHOLE_STEP = "zbench.simulated.executor.WholeStep"
@@ -117,13 +118,14 @@ class Parts:
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """Makes the parts of a configuration. make: how a part is made of the configuration."""
         target = config["executor"].get("_target_")
-        simulated, pipelines = target in CLOCKS, target == SIMULATED
+        simulated = target in CLOCKS
         strategy = make_strategy(config, make)
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        pipelines = target == SIMULATED or (target == WHOLE_STEP and takes_pipelines(model, cluster.num_ranks))
         cost = make_cost(cluster, model, pipelines)
         seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:

@@ -71,8 +71,11 @@ def _named(variant: Variant, names: Mapping[str, int], parts: StepParts) -> Held
     rows = np.array([names[one.name] for one in variant.of.layout.tensors] + [names[LOGITS]], np.int64)
     one = held_by(variant, parts.step.num_places, parts.cost.model)
     found = np.zeros((3, len(names), parts.step.num_places), np.int64)
-    found[:, rows] = np.roll(np.stack([one.before, one.after, one.then]), variant.place, axis=2)
-    return HeldBytes(found[0], found[1], found[2], np.roll(one.peak, variant.place))
+    parted, peak = np.stack([one.before, one.after, one.then]), np.zeros_like(one.peak)
+    used = np.flatnonzero(parted.any(axis=(0, 1)) | (one.peak != 0))
+    found[:, rows[:, None], variant.where[used]] = parted[:, :, used]
+    peak[variant.where[used]] = one.peak[used]
+    return HeldBytes(found[0], found[1], found[2], peak)
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:

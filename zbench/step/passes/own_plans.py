@@ -9,6 +9,11 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.pipeline_parameters import PipelineShapes
 
 
+def micro_batches(plans: Sequence[Plan]) -> list[Plan]:
+    """Returns the plans of a step's micro-batches, one for each of the layouts that have any."""
+    return list(plans) if plans[0].pipelines is None else [plan for _, plan in own_plans(plans)]
+
+
 def own_plans(plans: Sequence[Plan]) -> list[tuple[int, Plan]]:
     """Returns the micro-batches of pipelines, (the number of its pipeline, a plan of it alone), in the order of the
     layouts of their step."""

@@ -23,7 +23,8 @@ ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero3": "3"}  # shardi
 class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; window: layers whose parameters are
-    gathered ahead; experts: how those of a model that has some are laid out and chosen.
+    gathered ahead; experts: how those of a model that has some are laid out and chosen. pipelines: whether plans may
+    have pipelines.
 
     Raises:
         ValueError: there are no such steps.
@@ -36,6 +37,7 @@ class ProvenSteps:
     stages: int = 1
     window: int = 1
     experts: ExpertParallel = TOGETHER
+    pipelines: bool = False
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -57,7 +59,7 @@ class ProvenSteps:
         Raises:
             ValueError: plans have pipelines. zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        if plans[0].pipelines is not None:
+        if plans[0].pipelines is not None and not self.pipelines:
             raise ValueError(
                 f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
             )

@@ -19,7 +19,7 @@ from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import border_templates, pipeline_order, stage_starts
-from zbench.step.passes.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
+from zbench.step.passes.pipeline_parameters import CUT_BY_SLICES, CommonParameters, OwnParameters, PipelineShapes
 from zbench.step.passes.sections import sections
 from zbench.step.passes.zero import layer_weights, outer_weights
 from zbench.step.template import Instance, Items, StageStart, Step
@@ -51,7 +51,7 @@ def _check(model: Model, shapes: PipelineShapes) -> None:
         raise ValueError(
             f"model.num_experts is {model.num_experts}; plans have pipelines, and steps of these take models with 1"
         )
-    for name in ("num_heads", "num_kv_heads", "ffn_hidden", "vocab"):
+    for name in CUT_BY_SLICES:
         if getattr(model, name) % shapes.slices:
             raise ValueError(
                 f"pipelines have tensor-parallel degrees {sorted(set(shapes.tp))}, for which parameters are cut in "
