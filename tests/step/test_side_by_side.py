@@ -30,6 +30,7 @@ CASES: tuple[tuple[Model, list[tuple[int, int]], str, str, list[list[tuple[int, 
     (TIED, [(2, 1), (1, 1)], "3", "none", [[(3, 0), (5, 1)], [(4, 1)]]),
     (FOUR, [(1, 4), (4, 1), (2, 1)], "1", "none", [[(3, 1)], [(4, 1)]]),  # two of them have no tokens
     (FOUR, [(2, 3)], "1", "elementwise", [[(3, 0)], [(4, 0)]]),
+    (EIGHT, [(8, 2), (4, 2), (2, 3), (1, 2)], "1", "none", [[(9, 0), (5, 1), (3, 2)], [(4, 3), (2, 0), (6, 2)]]),
 )  # fmt: skip
 
 

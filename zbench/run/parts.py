@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
@@ -23,7 +24,6 @@ from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
-from zbench.step.passes.pipeline_parameters import takes_pipelines
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
 WHOLE_STEP = "zbench.simulated.executor.WholeStep"
@@ -125,8 +125,9 @@ class Parts:
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        pipelines = target == SIMULATED or (target == WHOLE_STEP and takes_pipelines(model, cluster.num_ranks))
-        cost = make_cost(cluster, model, pipelines)
+        cost = make_cost(cluster, model)
+        pipelines = target == SIMULATED or (target == WHOLE_STEP and in_whole_steps(cost))
+        cost = replace(cost, pipelines=pipelines)
         seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
             raise ValueError(

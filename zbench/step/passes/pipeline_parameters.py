@@ -18,16 +18,6 @@ from zbench.describe.model import Model
 from zbench.plans.pipelines import Pipelines
 from zbench.step.passes.zero import WHOLE, ShardedParameters, weight_elements
 
-CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # of a model: what slices have equal parts of
-
-
-def takes_pipelines(model: Model, num_ranks: int) -> bool:
-    """Returns whether steps have all pipelines that a planner may choose for a model: on up to so many ranks, of any
-    tensor-parallel degree that divides the heads, in any number of stages."""
-    degrees = [one for one in range(1, num_ranks + 1) if model.num_heads % one == 0]
-    cut = all(getattr(model, name) % int(np.lcm.reduce(degrees)) == 0 for name in CUT_BY_SLICES)
-    return cut and model.num_experts == 1 and not model.tied_embeddings
-
 
 @dataclass(frozen=True)
 class PipelineShapes:

@@ -63,6 +63,11 @@ class ProvenSteps:
             raise ValueError(
                 f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
             )
+        if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
+            raise ValueError(
+                f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
+                f"stages of its own; executor={self.executor} takes plans with pipelines where both are 1"
+            )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.window, model.recompute, experts, self.stages)

@@ -12,14 +12,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from zbench.describe.model import Model
+from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.across import AcrossPipelines, BuiltPipelines
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import border_templates, pipeline_order, stage_starts
-from zbench.step.passes.pipeline_parameters import CUT_BY_SLICES, CommonParameters, OwnParameters, PipelineShapes
+from zbench.step.passes.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
 from zbench.step.passes.sections import sections
 from zbench.step.passes.zero import layer_weights, outer_weights
 from zbench.step.template import Instance, Items, StageStart, Step
