@@ -14,7 +14,7 @@ from zbench.run.parts import Parts, Settings, make_system
 from zbench.simulated.executor import WholeStep
 from zbench.simulator.simulate import Simulated
 from zbench.simulator.steps.play import play_some_layers, play_step
-from zbench.step.passes.own_plans import micro_batches
+from zbench.step.passes.own_plans import plans_of_layouts
 
 PAIRS = ("null", "[[8,1]]", "[[8,1],[2,1]]", "[[4,2]]", "[[8,2],[4,1]]", "[[2,4],[1,8]]")
 
@@ -32,8 +32,8 @@ def row(pairs: str, every: bool) -> None:
     begin = process_time()
     step = executor.built(batch, plans)
     built = process_time() - begin
-    played = play_step(step, micro_batches(plans), parts.cost.gpus)
-    print(f"{plans[0].notes['strategy']}: {len(micro_batches(plans))} micro-batches, {len(step.order)} instances")
+    played = play_step(step, plans_of_layouts(plans), parts.cost.gpus)
+    print(f"{plans[0].notes['strategy']}: {len(plans_of_layouts(plans))} micro-batches, {len(step.order)} instances")
     print(f"  other clock {other.seconds:.4f} s, {max(other.peak_bytes) / 2**30:.2f} GiB, phases {other.phases}")
     print(f"  whole step  {played.seconds:.4f} s, {played.memory.peak.max() / 2**30:.2f} GiB, settled {played.settled}")
     most = int(np.argmax(played.busy["compute"] + played.busy["attend"]))
@@ -43,7 +43,7 @@ def row(pairs: str, every: bool) -> None:
     spent = {name: round(float(seconds[most]), 4) for name, seconds in played.spent.items() if seconds[most] > 1e-3}
     print(f"  its seconds: {spent}; processor seconds {built:.1f} + {process_time() - begin - built:.1f}")
     if every:
-        whole = play_some_layers(step, micro_batches(plans), parts.cost.gpus, step.num_layers)
+        whole = play_some_layers(step, plans_of_layouts(plans), parts.cost.gpus, step.num_layers)
         print(f"  all layers as one program: {whole.seconds:.4f} s")
 
 

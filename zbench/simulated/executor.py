@@ -19,7 +19,7 @@ from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
-from zbench.step.passes.own_plans import micro_batches
+from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
@@ -81,7 +81,7 @@ class WholeStep:
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
-        return self.result(batch, plans, play_step(self.built(batch, plans), micro_batches(plans), self.cost.gpus))
+        return self.result(batch, plans, play_step(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus))
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
@@ -104,7 +104,7 @@ class WholeStep:
         Raises:
             ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
         """
-        program, timeline = play_layers(self.built(batch, plans), micro_batches(plans), self.cost.gpus)
+        program, timeline = play_layers(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus)
         count = 2 * program.table.shape[1]  # at most: a message is at two ports
         if count > MOST_EVENTS:
             raise ValueError(

@@ -168,8 +168,8 @@ class Step:
 
     @cached_property
     def shifts(self) -> Ints:
-        """By how many places the stage of each layer, and of what is after the last, stands after its pipeline's first,
-        int64 [pipelines, layers + 1]."""
+        """The places by which the stage of each layer, and of what is after the last, stands after the first of its
+        pipeline, int64 [pipelines, layers + 1]."""
         found = np.zeros((len(self.pipelines), self.num_layers + 1), np.int64)
         for number, stages in enumerate(self.pipelines):
             for one in stages:

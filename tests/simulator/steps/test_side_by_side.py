@@ -14,7 +14,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_some_layers, play_step
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.own_plans import micro_batches
+from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.zero import GRADIENT_BYTES, WHOLE, weight_elements
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -35,7 +35,7 @@ def plans_of(which: tuple[int, ...] = (0, 1, 2)) -> list[Plan]:
 def played(model: Model, which: tuple[int, ...], cost: Cost, zero: str = "none") -> PlayedStep:
     step = whole_step(model, plans_of(which), zero=zero)
     prove_step(step)
-    return play_step(step, micro_batches(plans_of(which)), cost)
+    return play_step(step, plans_of_layouts(plans_of(which)), cost)
 
 
 def test_each_pipeline_takes_its_own_time() -> None:
@@ -53,8 +53,8 @@ def test_each_pipeline_takes_its_own_time() -> None:
 def test_one_pipeline_takes_the_time_of_stages_that_are_alike() -> None:
     """Only when gains' gradients are reduced differs, after the last backward."""
     cost, plans = Cost(cluster(2, 2), FOUR), plans_of((0,))
-    alike = whole_step(FOUR, micro_batches(plans), 2, "none", stages=2)
-    other = play_step(alike, micro_batches(plans), cost)
+    alike = whole_step(FOUR, plans_of_layouts(plans), 2, "none", stages=2)
+    other = play_step(alike, plans_of_layouts(plans), cost)
     one = played(FOUR, (0,), cost)
     assert one.seconds == pytest.approx(other.seconds, rel=0.01)
     assert one.memory.peak.tolist() == pytest.approx(other.memory.peak.tolist(), rel=1e-3)
@@ -70,7 +70,7 @@ def test_bytes_are_those_that_the_step_states(zero: str) -> None:
     """To the byte between stages. A gradient passes as often as there are holders of it but one, a parameter likewise:
     a slice has one in each pipeline, a gain one on each GPU of a stage."""
     step, model = step_of(zero)
-    found, stated = play_step(step, micro_batches(plans_of()), Cost(cluster(9), model)), stated_bytes(step)
+    found, stated = play_step(step, plans_of_layouts(plans_of()), Cost(cluster(9), model)), stated_bytes(step)
     for way, sent in enumerate((found.nic_tx, found.nic_rx)):
         assert sent["stages"].tolist() == [one.get("stages", (0, 0))[way] for one in stated]
     passes = {
@@ -90,7 +90,7 @@ def test_bytes_are_those_that_the_step_states(zero: str) -> None:
 @pytest.mark.parametrize("zero", ["none", "1"])
 def test_layers_left_out_add_what_they_take(zero: str) -> None:
     step, model = step_of(zero, 64)
-    plans, cost = micro_batches(plans_of()), Cost(cluster(9), model)
+    plans, cost = plans_of_layouts(plans_of()), Cost(cluster(9), model)
     some, every = (play_some_layers(step, plans, cost, kept) for kept in (LAYERS[0], 64))
     assert some.seconds == pytest.approx(every.seconds, rel=0.005)
     assert some.memory.peak.tolist() == every.memory.peak.tolist()
@@ -102,7 +102,7 @@ def test_layers_left_out_add_what_they_take(zero: str) -> None:
 def test_every_gpu_holds_what_its_pipeline_needs_of_parameters() -> None:
     """Of wq: a half of two layers, all of four layers, all of one; and an even share of optimizer state."""
     step, model = step_of("1")
-    held = play_step(step, micro_batches(plans_of()), Cost(cluster(9), model)).memory.held
+    held = play_step(step, plans_of_layouts(plans_of()), Cost(cluster(9), model)).memory.held
     size = weight_elements(model)["wq"]
     shares = np.array([1, 1, 1, 1, 4, 1, 1, 1, 1])
     assert held["wq"].tolist() == (model.element_bytes * size * shares).tolist()

@@ -1,4 +1,4 @@
-"""What pipelines side by side have in common: a layout of parameters alone, and templates that are played across them.
+"""Pipelines side by side have in common a layout of parameters alone, and templates that are played across them.
 
 Parameters are gathered from their homes, the loss is summed, gradients are reduced and parameters updated. A template
 names places as they are for the first layer, so one serves all layers, whatever stages have them.

@@ -1,4 +1,4 @@
-"""What plans have for each of their pipelines, as plans of its own: in a micro-batch it is one group of its GPUs."""
+"""Plans of each pipeline by itself, cut out of plans that have several: in a micro-batch it is one group of GPUs."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.pipeline_parameters import PipelineShapes
 
 
-def micro_batches(plans: Sequence[Plan]) -> list[Plan]:
+def plans_of_layouts(plans: Sequence[Plan]) -> list[Plan]:
     """Returns the plans of a step's micro-batches, one for each of the layouts that have any."""
     return list(plans) if plans[0].pipelines is None else [plan for _, plan in own_plans(plans)]
 

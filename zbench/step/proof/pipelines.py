@@ -1,4 +1,4 @@
-"""What the rules of a step's order know of pipelines side by side: who has which groups, and whose places are whose."""
+"""The rules of a step's order for pipelines side by side: which of them has which groups, and which places."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
