@@ -206,7 +206,10 @@ def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
             raise ValueError(f"system.tp_pp_pairs has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
         reason = refusal(numbers[0], numbers[1], cost)
         if not reason and not cost.pipelines and numbers != [1, 1]:
-            reason = "only executor=simulated has pipelines that a planner chooses; others take [[1,1]]"
+            reason = (
+                "only executor=simulated, and executor=whole_step for models that steps can cut for all of them, have "
+                "pipelines that a planner chooses; others take [[1,1]]"
+            )
         if reason:
             raise ValueError(f"system.tp_pp_pairs has {numbers}; {reason}")
         found.append((numbers[0], numbers[1]))

@@ -10,12 +10,15 @@ from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.describe.model import Model
 from zbench.passes.reverse import Mode, reverse
 from zbench.plans.build import Builder
-from zbench.plans.patterns import ulysses_ring
+from zbench.plans.patterns import local, ulysses_ring
+from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
+from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.pipeline_parameters import PipelineShapes
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.template import Step
+from zbench.step.template import ACROSS, Step
 
 MODEL = Model(name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12)
 EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
@@ -28,6 +31,22 @@ def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", in
     every = np.arange(len(lengths))
     ulysses_ring(builder, every, 0 * every, np.arange(ranks).reshape(1, -1, inner))
     return reverse(builder.build(), mode)
+
+
+def pipeline_plans(
+    shapes: list[tuple[int, int]], batches: list[list[tuple[int, int]]], ranks: int, heads: int = 4
+) -> list[Plan]:
+    """Plans of pipelines (tp, pp) side by side, from rank 0 on. batches: of each micro-batch, (length, pipeline) of
+    every sequence."""
+    tp, pp = (np.array(column, np.int64) for column in zip(*shapes, strict=True))
+    pipelines, first, found = Pipelines(np.cumsum(tp * pp) - tp * pp, tp, pp), 0, []
+    for batch in batches:
+        lengths, where = (np.array(column) for column in zip(*batch, strict=True))
+        builder = Builder(lengths, ranks, heads, sequences=first + np.arange(len(batch)))
+        local(builder, np.arange(len(batch), dtype=np.int64), pipelines.lead[where])
+        first += len(batch)
+        found.append(reverse(builder.build(), "keep").with_(pipelines=pipelines))
+    return found
 
 
 def sequences_of(plans: list[Plan], model: Model) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -75,8 +94,13 @@ def execute(
 ) -> float:
     """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
-    parts = [PlanParts(plan, model, degree, experts) for plan in plans]
-    tokens = [tokens_of(one.plan, sequences, degree, one.routing) for one in parts]
+    if plans[0].pipelines is None:
+        parts = [PlanParts(plan, model, degree, experts) for plan in plans]
+    else:
+        shapes = PipelineShapes.of(plans[0].pipelines)
+        own = own_plans(plans)
+        parts = [PlanParts(plan, model, shapes.tp[number], finest=shapes.slices) for number, plan in own]
+    tokens = [tokens_of(one.plan, sequences, one.degree, one.routing) for one in parts]
     run = StepInterpreter(step, model, tokens, given)
     there = run.run()
     routes = routes_of(tokens, sequences)
@@ -89,7 +113,7 @@ def execute(
         weight = name.removeprefix("s")
         layers = range(model.num_layers) if weight not in dense_step.OUTSIDE else (0,)
         for layer in layers:
-            place = first + (step.stage(layer).place if weight not in dense_step.OUTSIDE else 0)
+            place = int(step.where(ACROSS, layer)[first]) if weight not in dense_step.OUTSIDE else first
             before, gradient = given[weight], gradients[weight]
             if weight not in dense_step.OUTSIDE:
                 before, gradient = before[layer], gradient[layer]

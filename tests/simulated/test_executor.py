@@ -13,6 +13,7 @@ from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
@@ -21,6 +22,7 @@ from zbench.report.overview import shares_of
 from zbench.simulated.executor import WholeStep
 from zbench.simulator.simulate import Simulated, playable
 from zbench.simulator.totals import Carried
+from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
 
 LENGTHS = np.array([5000, 1800, 900, 400, 300, 220, 120, 77])
@@ -167,3 +169,34 @@ def test_what_it_cannot_play_is_a_sentence() -> None:
         WholeStep(cost_of(sharding="zero3"), window=9)
     with pytest.raises(ValueError, match=r"the expert-parallel degree is 3; it has to divide 8 GPUs"):
         WholeStep(cost_of(num_experts=6), expert_parallel=3)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
+@pytest.mark.parametrize("pairs", [[[4, 1], [2, 1]], [[2, 2], [1, 1]], [[1, 7], [1, 1]]], ids=str)
+def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
+    """As Hydraulis plans them: parts of the seconds close, and matmuls and attention are the other clock's."""
+    cost = replace(cost_of(sharding=sharding), pipelines=True)
+    plans = Hydraulis(cost, tp_pp_pairs=pairs).plan(BATCH)
+    result, other = WholeStep(cost).step(BATCH, plans), Simulated(cost).step(BATCH, plans)
+    assert plans[0].pipelines is not None
+    assert result.bound_seconds <= result.seconds
+    busy = np.add(result.attention_seconds, result.linear_seconds)
+    assert (busy + result.exposed_seconds <= result.seconds * (1 + 1e-9)).all()
+    assert (np.array(result.exposed_nic_seconds) <= np.array(result.exposed_seconds) + 1e-12).all()
+    assert (np.array(result.exposed_seconds) <= np.array(result.communication_seconds) + 1e-12).all()
+    spent = {name: np.array(seconds) for name, seconds in result.seconds_for.items()}
+    assert sum(spent.values()) == pytest.approx(np.full(8, result.seconds), rel=1e-12)
+    assert result.attention_seconds == pytest.approx(other.attention_seconds, rel=1e-6)
+    assert result.linear_seconds == pytest.approx(other.linear_seconds, rel=0.02)
+
+
+def test_pipelines_in_a_job_with_stages_of_its_own() -> None:
+    plans = Hydraulis(replace(cost_of(), pipelines=True), tp_pp_pairs=[[2, 1]]).plan(BATCH)
+    with pytest.raises(ValueError, match=r"^plans have pipelines, and the job has tensor parallelism 2 and 1 stages"):
+        WholeStep(cost_of(tensor_parallel=2)).step(BATCH, plans)
+
+
+def test_models_that_planners_have_pipelines_for() -> None:
+    assert in_whole_steps(cost_of())
+    for model in ({"tied_embeddings": True}, {"num_experts": 2}, {"num_kv_heads": 1}, {"tensor_parallel": 2}):
+        assert not in_whole_steps(cost_of(**model))

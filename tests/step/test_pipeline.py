@@ -80,7 +80,9 @@ def test_stages_begin_where_they_have_to() -> None:
     step, _ = case(1)
     for stages, told in (
         ((StageStart(1, 0),), "the stages of a step begin with layer 0"),
-        ((StageStart(0, 0), StageStart(0, 2)), "the stages of a step begin with layer 0"),
+        ((StageStart(0, 0), StageStart(0, 2)), "reaches into the next pipeline"),
+        ((StageStart(0, 1), StageStart(2, 2)), "the pipelines of a step begin with place 0"),
+        ((StageStart(0, 0), StageStart(2, 3), StageStart(0, 2)), "pipeline 0 has places 0 to 1, and a stage that"),
         ((StageStart(0, 0), StageStart(2, 4)), "the stages of a step begin with places below 4"),
         ((StageStart(0, 0), StageStart(5, 2)), "ascend below 5"),
         ((StageStart(0, 0), StageStart(2, 0)), "instance"),

@@ -14,6 +14,7 @@ from zbench.cost import collective
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
+from zbench.describe.model import CUT_BY_SLICES
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
 
@@ -32,6 +33,15 @@ def refusal(tp: int, pp: int, cost: Cost) -> str:
     if cluster.gpus_per_node % tp and tp % cluster.gpus_per_node:
         return f"tp has to divide cluster.gpus_per_node={cluster.gpus_per_node} or be a multiple of it"
     return ""
+
+
+def in_whole_steps(cost: Cost) -> bool:
+    """Returns whether whole steps (zbench.step.passes.side_by_side) have all pipelines that a planner may choose: those
+    of a job without tensor parallelism and stages of its own, of a model that slices of all degrees cut evenly."""
+    model = cost.model
+    degrees = [one for one in range(1, cost.cluster.num_ranks + 1) if not refusal(one, 1, cost)]
+    even = all(getattr(model, name) % int(np.lcm.reduce(degrees)) == 0 for name in CUT_BY_SLICES)
+    return even and model.num_experts == 1 and not model.tied_embeddings and cost.tp == 1 and cost.pp == 1
 
 
 @dataclass(frozen=True, slots=True)

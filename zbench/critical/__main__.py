@@ -17,6 +17,7 @@ with loading(__name__):
     from zbench.run.replay import Replay
     from zbench.simulated.executor import WholeStep
     from zbench.simulator.steps.play import play_layers
+    from zbench.step.passes.own_plans import plans_of_layouts
 
 
 def main() -> int:
@@ -44,7 +45,7 @@ def _main() -> int:
         told = label(run.start, "executor")
         raise ValueError(f"the run has executor={told}; a critical path takes a run with executor=whole_step")
     batch, plans = replay.step(line)
-    program, timeline = play_layers(executor.built(batch, plans), plans, executor.cost.gpus)
+    program, timeline = play_layers(executor.built(batch, plans), plans_of_layouts(plans), executor.cost.gpus)
     seconds = float(timeline.done.max())
     sheets = path_sheets(path_rows(program, critical_path(program, timeline)), seconds)
     head = (

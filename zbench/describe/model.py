@@ -18,6 +18,7 @@ Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, name
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "full")
 SHARDING = ("none", "zero1", "zero2", "zero3")
+CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 

@@ -43,7 +43,12 @@ class Sharding:
 
     def __post_init__(self) -> None:
         _check_choice("sharding.strategy", self.strategy, SHARDING)
-        StepOverlap(self.window, self.gradient_bucket)  # refuses what cannot be
+        _ = self.overlap  # refuses what cannot be
+
+    @property
+    def overlap(self) -> StepOverlap:
+        """The gathers and reductions that are beside the layers' work."""
+        return StepOverlap(self.window, self.gradient_bucket)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.matmul import check_shapes
+from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
+from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import TrainingStrategy
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
@@ -118,7 +120,7 @@ class Parts:
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """Makes the parts of a configuration. make: how a part is made of the configuration."""
         target = config["executor"].get("_target_")
-        simulated, pipelines = target in CLOCKS, target == SIMULATED
+        simulated = target in CLOCKS
         strategy = make_strategy(config, make)
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
@@ -126,7 +128,10 @@ class Parts:
         check_shapes(cluster.device, target == WHOLE_STEP)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        cost = make_cost(cluster, model, pipelines)
+        cost = make_cost(cluster, model)
+        usual = strategy.sharding.overlap == USUAL  # whole steps of pipelines have no other
+        pipelines = target == SIMULATED or (target == WHOLE_STEP and usual and in_whole_steps(cost))
+        cost = replace(cost, pipelines=pipelines)
         seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
             raise ValueError(

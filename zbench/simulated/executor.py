@@ -20,6 +20,7 @@ from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
+from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
@@ -57,7 +58,7 @@ class WholeStep:
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
+        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
 
     @property
     def operation_bytes(self) -> int:
@@ -78,13 +79,13 @@ class WholeStep:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: plans have pipelines.
+            ValueError: the model cannot be cut for the plans' pipelines.
         """
         return self.steps.of(batch, plans)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
-        return self.result(batch, plans, play_step(self.built(batch, plans), plans, self.cost.gpus))
+        return self.result(batch, plans, play_step(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus))
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
@@ -107,7 +108,7 @@ class WholeStep:
         Raises:
             ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
         """
-        program, timeline = play_layers(self.built(batch, plans), plans, self.cost.gpus)
+        program, timeline = play_layers(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus)
         count = 2 * program.table.shape[1]  # at most: a message is at two ports
         if count > MOST_EVENTS:
             raise ValueError(

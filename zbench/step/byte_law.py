@@ -3,7 +3,8 @@
 It shares no code with what runs steps. A gather brings cells from their homes to the other members; a reduction takes
 what members have contributed to the homes. Cells are as large as the step says, and as
 they are: encoded transfers are not counted here. What is of a layer that is not there
-for an instance, or of another stage, does not happen. Places are counted from an instance's first one.
+for an instance, or of another stage, does not happen. Places are counted from an instance's first one, or from the
+stages of their pipelines that have its layer.
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ from itertools import product
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
-from zbench.step.template import AT_HOME, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, Items, StageStart, Step, Template
 from zbench.step.tensor import Tensor
 
 Bytes = dict[str, tuple[int, int]]  # sent, received, by queue
@@ -29,16 +30,35 @@ def stated_bytes(step: Step) -> list[Bytes]:
         layout = step.layouts[step.templates[instance.template].layout]
         for layer in instance.layers:
             for (tensor, offset, queue, src, dst), size in of_template[instance.template].items():
-                if _is_there(step, layout.tensors[tensor], layer, layer + offset):
-                    found[_gpu(step, src + instance.place)][QUEUES[queue]][0] += size
-                    found[_gpu(step, dst + instance.place)][QUEUES[queue]][1] += size
+                if _is_there(step, layout.tensors[tensor], instance.place, (layer, layer + offset)):
+                    found[_gpu(step, _shifted(step, src, instance.place, layer))][QUEUES[queue]][0] += size
+                    found[_gpu(step, _shifted(step, dst, instance.place, layer))][QUEUES[queue]][1] += size
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
 
 
-def _is_there(step: Step, tensor: Tensor, layer: int, other: int) -> bool:
-    """Returns whether there is a tensor of layer `other` for an instance played for `layer`."""
-    begin = max([one.layer for one in step.stages if one.layer <= layer], default=0)
-    end = min([one.layer for one in step.stages if one.layer > layer], default=step.num_layers)
+def _pipeline(step: Step, place: int) -> list[StageStart]:
+    """Returns the stages of the pipeline that a place is in."""
+    lead = max(one.place for one in step.stages if one.layer == 0 and one.place <= place)
+    number = next(at for at, one in enumerate(step.stages) if (one.layer, one.place) == (0, lead))
+    end = next((at for at, one in enumerate(step.stages) if at > number and one.layer == 0), len(step.stages))
+    return list(step.stages[number:end])
+
+
+def _shifted(step: Step, place: int, start: int, layer: int) -> int:
+    """Returns the place that one of a template is for an instance played from `start` on, or ACROSS, for a layer."""
+    if start != ACROSS:
+        return place + start
+    stages = _pipeline(step, place)
+    return place + max(one.place for one in stages if one.layer <= layer) - stages[0].place
+
+
+def _is_there(step: Step, tensor: Tensor, start: int, layers: tuple[int, int]) -> bool:
+    """Returns whether there is a tensor of a layer for an instance played from `start` on. layers: the instance's, the
+    tensor's."""
+    layer, other = layers
+    stages = [] if start == ACROSS else _pipeline(step, start)
+    begin = max([one.layer for one in stages if one.layer <= layer], default=0)
+    end = min([one.layer for one in stages if one.layer > layer], default=step.num_layers)
     return tensor.layers == "none" or begin <= other < end + (tensor.layers == "border")
 
 

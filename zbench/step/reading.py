@@ -7,7 +7,7 @@ from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
 from zbench.step.reading_layout import LINES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
-from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
 
 
 def read_step(text: str) -> Step:
@@ -45,7 +45,7 @@ class _Reader:
         self.layouts: list[PartialLayout] = []
         self.templates: list[_Body] = []
         self.order: list[Instance] = []
-        self.stages = [StageStart(0, 0)]
+        self.stages: list[StageStart] = []
         self.items: dict[str, list[list[int]]] = {"begins": [], "ends": []}
 
     def line(self, scanner: Scanner) -> None:
@@ -101,7 +101,6 @@ class _Reader:
 
     def _stages(self, scanner: Scanner) -> None:
         words, at = scanner.rest()
-        self.stages.clear()
         for word in words.split():
             layer, _, place = word.partition(":")
             if not (layer.isascii() and layer.isdigit() and place.isascii() and place.isdigit()):
@@ -236,10 +235,11 @@ class _Reader:
             last = scanner.integer("a layer")
         version = place = 0
         while scanner.has(","):
-            if scanner.take("version", "from place") == "version":
+            word = scanner.take("version", "from place", "across")
+            if word == "version":
                 version = scanner.integer()
             else:
-                place = scanner.integer("a place")
+                place = ACROSS if word == "across" else scanner.integer("a place")
         stride = -1 if last < first else 1
         self.order.append(Instance(names.index(name), first, abs(last - first) + 1, stride, version, place))
 
@@ -271,5 +271,5 @@ class _Reader:
             tuple(self.order),
             Items.of(self.items["begins"]),
             Items.of(self.items["ends"]),
-            tuple(self.stages),
+            tuple(self.stages) or (StageStart(0, 0),),
         )

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from zbench.step.tensor import Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
+ACROSS = -1  # in place of an instance's place: it is of all pipelines, each in the stage that has the layer
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Instance:
     """A template played for `repeats` layers, from `layer` on by `stride` (1, or -1 in a backward).
 
     version: how many updates of its parameters there were before it in the step. place: added to all places that the
-    template names, and to its cells' homes: a template serves every stage of a pipeline.
+    template names, and to its cells' homes: a template serves every stage of a pipeline. ACROSS: places are named as
+    they are for the first layer, and each is counted from the stage of its own pipeline that has the instance's layer.
     """
 
     template: int
@@ -100,7 +103,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class StageStart:
-    """A stage of a pipeline begins with a layer and a place."""
+    """A stage of a pipeline begins with a layer and a place. One that begins with layer 0 begins a pipeline."""
 
     layer: int
     place: int
@@ -120,10 +123,12 @@ class Step:
     """A training step: instances of templates in one order.
 
     num_gpus, num_hosts: places are the GPUs' memories and after them the nodes' host memories. layouts: one a
-    micro-batch. begins, ends: what is there of the step's own tensors before and after it, of every layer that has
-    them, told with the lists and tensors of layouts[0]; places of what is of a layer are counted from those of the
-    layer's stage. stages: by their first layers, ascending; layers of another stage than its own are not there for an
-    instance, but for the border to it.
+    micro-batch, and maybe one of what is of all pipelines. begins, ends: what is there of the step's own tensors before
+    and after it, of every layer that has them, told with the lists and tensors of layouts[0]; places of what is of a
+    layer are told as they are for the first one, and counted from the stage of their pipeline that has the layer.
+    stages: of every pipeline, one after another, by their first layers, ascending; layers of another stage than its own
+    are not there for an instance, but for the border to it. Pipelines stand side by side, by their first places: each
+    has all layers, and the places up to the next one.
     """
 
     num_gpus: int
@@ -137,48 +142,80 @@ class Step:
     ends: Items
     stages: tuple[StageStart, ...] = (StageStart(0, 0),)
 
-    def stage(self, layer: int) -> StageStart:
-        """Returns the stage of a layer; what is after the last layer is of the last stage."""
-        return self.stages[max(bisect_right(self._firsts, layer) - 1, 0)]
+    @cached_property
+    def pipelines(self) -> tuple[tuple[StageStart, ...], ...]:
+        """The stages of every pipeline."""
+        begin = [at for at, one in enumerate(self.stages) if one.layer == 0]
+        return tuple(self.stages[a:b] for a, b in pairwise([*begin, len(self.stages)]))
 
     @cached_property
-    def _firsts(self) -> list[int]:
-        return [one.layer for one in self.stages]
+    def pipeline_of(self) -> Ints:
+        """The pipeline of every place, int64 [places]."""
+        leads = [one[0].place for one in self.pipelines]
+        return np.asarray(np.searchsorted(leads, np.arange(self.num_places), side="right") - 1, np.int64)
 
     @cached_property
     def layers_of_stages(self) -> Ints:
-        """The first and the last layer of the stage of each layer and of what is after the last, int64 [layers + 1,
-        2]."""
-        last = [*(first - 1 for first in self._firsts[1:]), self.num_layers - 1]
-        which = [max(bisect_right(self._firsts, layer) - 1, 0) for layer in range(self.num_layers + 1)]
-        return np.array([[self._firsts[at], last[at]] for at in which], np.int64)
-
-    def layer_exists(self, tensor: Tensor, layer: int, other: int) -> bool:
-        """Returns whether there is a tensor of layer `other` for an instance that is played for `layer`: of layers of
-        another stage there are the borders between both alone."""
-        if tensor.layers == "none":
-            return True
-        first, last = self.span(layer)
-        return first <= other <= last + (tensor.layers == "border")
-
-    def span(self, layer: int) -> tuple[int, int]:
-        """Returns the first and the last layer of the stage that an instance is of which is played for a layer."""
-        return self._spans[min(max(layer, 0), self.num_layers)]
+        """The first and the last layer of the stage of each layer and of what is after the last, int64 [pipelines,
+        layers + 1, 2]."""
+        found = np.zeros((len(self.pipelines), self.num_layers + 1, 2), np.int64)
+        for number, stages in enumerate(self.pipelines):
+            firsts = [one.layer for one in stages]
+            last = [*(first - 1 for first in firsts[1:]), self.num_layers - 1]
+            which = [max(bisect_right(firsts, layer) - 1, 0) for layer in range(self.num_layers + 1)]
+            found[number] = [[firsts[at], last[at]] for at in which]
+        return found
 
     @cached_property
-    def _spans(self) -> list[tuple[int, int]]:
-        return [(first, last) for first, last in self.layers_of_stages.tolist()]
+    def shifts(self) -> Ints:
+        """The places by which the stage of each layer, and of what is after the last, stands after the first of its
+        pipeline, int64 [pipelines, layers + 1]."""
+        found = np.zeros((len(self.pipelines), self.num_layers + 1), np.int64)
+        for number, stages in enumerate(self.pipelines):
+            for one in stages:
+                found[number, one.layer :] = one.place - stages[0].place
+        return found
+
+    def where(self, place: int, layer: int) -> Ints:
+        """Returns, for every place that a template may name, the one that it is for an instance played from `place` on,
+        or ACROSS, for a layer, int64 [places]."""
+        every = np.arange(self.num_places)
+        if place != ACROSS:
+            return every + place
+        return np.asarray(every + self.shifts[self.pipeline_of, min(max(layer, 0), self.num_layers)], np.int64)
+
+    def layer_exists(self, tensor: Tensor, layer: int, other: int, place: int = 0) -> bool:
+        """Returns whether there is a tensor of layer `other` for an instance that is played for `layer`, from a place
+        on: of layers of another stage there are the borders between both alone."""
+        if tensor.layers == "none":
+            return True
+        first, last = self.span(layer, place)
+        return first <= other <= last + (tensor.layers == "border")
+
+    def span(self, layer: int, place: int = 0) -> tuple[int, int]:
+        """Returns the first and the last layer of the stage that an instance is of which is played for a layer, from a
+        place on; of one that is of all pipelines, all layers."""
+        if place == ACROSS:
+            return 0, self.num_layers - 1
+        return self._spans[int(self.pipeline_of[place])][min(max(layer, 0), self.num_layers)]
+
+    @cached_property
+    def _spans(self) -> list[list[tuple[int, int]]]:
+        found: list[list[list[int]]] = self.layers_of_stages.tolist()
+        return [[(first, last) for first, last in one] for one in found]
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
         """The number of the run of each entry of the order: entries that play a template from one place on, in one
         version, each for layers of its own, are a run though others stand between them, as a backward is whose
-        gradients are reduced several layers together."""
-        numbers: dict[tuple[int, int, int], int] = {}
+        gradients are reduced several layers together. Layers of different stages of any pipeline are different runs."""
+        cuts = sorted({one.layer for one in self.stages})
+        numbers: dict[tuple[int, int, int, int], int] = {}
         layers: list[set[int]] = []
         found = []
         for one in self.order:
-            key, mine = (one.template, one.place, one.version), set(one.layers)
+            mine = set(one.layers)
+            key = (one.template, one.place, one.version, bisect_right(cuts, min(mine)))
             if key not in numbers or layers[numbers[key]] & mine:
                 numbers[key] = len(layers)
                 layers.append(set())

@@ -1,7 +1,7 @@
 """A step as text that people read; zbench.step.reading reads it back.
 
 step of 2 layers on 4 GPUs and 0 host memories
-pipeline 0:0 1:2                                   of a pipeline's stages: first layer and first place
+pipeline 0:0 1:2                                   of a pipeline's stages: first layer and first place; one a line
 layout                                             one a micro-batch: what operations refer to
   index t of batch: 100 28 100                     parts with their sizes
   slot s of t
@@ -15,7 +15,7 @@ template forward of layout 0
   leaves x+1[*] at home
   compute: compute n[0 2] at 0                     the queue, then what is done
   attention: send kv[0,*] 0 -> 1
-play forward for layers 0 to 1
+play forward for layers 0 to 1, from place 2       or across: of all pipelines
 begins wq[*,*] at home
 ends wq[*,*] at home, version 1
 """
@@ -27,7 +27,7 @@ from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import span_text
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
-from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, COMPLETE, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
 
 
@@ -38,8 +38,8 @@ def step_text(step: Step) -> str:
 
 def _lines(step: Step) -> Iterator[str]:
     yield f"step of {step.num_layers} layers on {step.num_gpus} GPUs and {step.num_hosts} host memories"
-    if len(step.stages) > 1:
-        yield f"pipeline {' '.join(f'{one.layer}:{one.place}' for one in step.stages)}"
+    for stages in step.pipelines if len(step.stages) > 1 else ():
+        yield f"pipeline {' '.join(f'{one.layer}:{one.place}' for one in stages)}"
     for one in step.encodings:
         yield f"encoding {one.name}: {one.bits} bits{', lossy' if one.lossy else ''}"
     for layout in step.layouts:
@@ -91,7 +91,7 @@ def _numbers(values: Ints) -> str:
 
 def _instance(step: Step, one: Instance) -> str:
     version = f", version {one.version}" if one.version else ""
-    version += f", from place {one.place}" if one.place else ""
+    version += ", across" if one.place == ACROSS else f", from place {one.place}" if one.place else ""
     name = step.templates[one.template].name
     if one.repeats == 1:
         return f"play {name} for layer {one.layer}{version}"

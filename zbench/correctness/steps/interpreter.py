@@ -27,12 +27,13 @@ from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, SEND
-from zbench.step.template import AT_HOME, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
 
 
 @dataclass
 class StepInterpreter:
-    """Executes a step. weights: by name, [layers, ...] or [...] of those of no layer, whole."""
+    """Executes a step. tokens: of its micro-batches' layouts, which are the first ones. weights: by name, [layers, ...]
+    or [...] of those of no layer, whole."""
 
     step: Step
     model: Model
@@ -63,7 +64,7 @@ class StepInterpreter:
         for name, _, first, cell in self.named(layout, self.step.begins):
             tensor = layout.tensors[layout.number[name]]
             for layer in range(self.step.num_layers) if tensor.layers == "layer" else (0,):
-                place = first + (self.step.stage(layer).place if tensor.layers == "layer" else 0)
+                place = int(self.step.where(ACROSS, layer)[first]) if tensor.layers == "layer" else first
                 whole = self.weights[name.removeprefix("s")]
                 shards = self.shards(layout, name, whole[layer] if tensor.layers == "layer" else whole, cell[0])
                 value = shards[cell[1]] if tensor.axes else shards[0]
@@ -89,40 +90,47 @@ class StepInterpreter:
         part = np.take(whole, np.arange(share * size, (share + 1) * size), axis=CUT[name][1]).reshape(-1)
         return list(np.split(part, np.cumsum(layout.index[f"z{name}"].sizes)[:-1]))
 
-    def _exists(self, layout: StepLayout, tensor: int, one: tuple[int, int]) -> bool:
-        """Returns whether there is a tensor of a layer for an instance. one: the instance's layer, the tensor's."""
-        kind, (mine, layer) = layout.tensors[tensor].layers, one
+    def _exists(self, layout: StepLayout, tensor: int, one: tuple[int, int, int]) -> bool:
+        """Returns whether there is a tensor of a layer for an instance. one: the instance's layer, the tensor's, the
+        instance's place."""
+        kind, (mine, layer, place) = layout.tensors[tensor].layers, one
         if kind == "none":
             return True
-        first, last = self.step.layers_of_stages[min(mine, self.step.num_layers)].tolist()
+        first, last = 0, self.step.num_layers - 1
+        if place != ACROSS:
+            pipeline = self.step.pipeline_of[place]
+            first, last = self.step.layers_of_stages[pipeline, min(mine, self.step.num_layers)].tolist()
         return bool(first <= layer <= last + (kind == "border"))
 
     def _forget(self, layout: StepLayout, one: Instance, layer: int, touched: set[tuple[str, int, int]]) -> None:
         """Drops what a template used and does not leave."""
         template = self.step.templates[one.template]
         left: dict[tuple[str, int, int], set[tuple[int, Cell]]] = {}
-        used = set(touched)
+        used, where = set(touched), self.step.where(one.place, layer)
         for items, leaves in ((template.needs, False), (template.leaves, True)):
             for name, offset, place, cell in self.named(layout, items):
                 tensor = layout.number[name]
-                if self._exists(layout, tensor, (layer, layer + offset)):
+                if self._exists(layout, tensor, (layer, layer + offset, one.place)):
                     key = store_key(layout, template.layout, tensor, layer + offset)
                     used.add(key)
                     if leaves:
-                        left.setdefault(key, set()).add((place + one.place, cell))
+                        left.setdefault(key, set()).add((int(where[place]), cell))
         for key in used:
-            held = self.there.get(key, {})
-            for at in [at for at in held if at not in left.get(key, ())]:
+            held, of = self.there.get(key, {}), self.step.pipeline_of
+            # What is of the step is there in each pipeline: an instance in one of them says nothing of the others.
+            here = [at for at in held if one.place == ACROSS or key[2] >= 0 or of[at[0]] == of[one.place]]
+            for at in [at for at in here if at not in left.get(key, ())]:
                 del held[at]
 
     def _do(self, template: Template, op: list[int], one: Instance, layer: int) -> set[tuple[str, int, int]]:
         """Does an operation; returns the keys of what it used."""
         layout = self.step.layouts[template.layout]
         kind, what, src, dst, *lists = op[:7]
+        where = self.step.where(one.place, layer).tolist()
         if kind == COMPUTE:
-            return self._compute(template, layout.formulas[what], src + one.place, (lists, layer))
+            return self._compute(template, layout.formulas[what], where[src], (lists, layer))
         key = store_key(layout, template.layout, what, layer + op[7])
-        if not self._exists(layout, what, (layer, layer + op[7])):
+        if not self._exists(layout, what, (layer, layer + op[7], one.place)):
             return set()
         held = self.there.setdefault(key, {})
         members = layout.lists[dst].tolist() if kind not in (SEND, MOVE, DROP) else []
@@ -130,9 +138,9 @@ class StepInterpreter:
         for cell in product(*(layout.lists[which].tolist() if which >= 0 else [0] for which in lists[:2])):
             home = int(layout.tensors[what].home[cell[0] * width + cell[1]])
             if kind == DROP:
-                self._take(held, key, src + one.place, cell)
+                self._take(held, key, where[src], cell)
             for a, b in [(src, dst)] if kind in (SEND, MOVE) else [(home, member) for member in members]:
-                first, second = a + one.place, b + one.place
+                first, second = where[a], where[b]
                 if a == b:
                     continue
                 if kind in (SEND, GATHER):
@@ -164,9 +172,8 @@ class StepInterpreter:
         """Computes a formula for each combination of its lists' parts."""
         (lists, layer), layout = where, self.step.layouts[template.layout]
         per_kv = self.model.num_heads // self.model.num_kv_heads
-        run = ComputeOnPlace(
-            self.there, self.weights, self.tokens[template.layout], per_kv, layout, template.layout, place, layer
-        )
+        tokens = self.tokens[template.layout] if template.layout < len(self.tokens) else Tokens([], [], [], [])
+        run = ComputeOnPlace(self.there, self.weights, tokens, per_kv, layout, template.layout, place, layer)
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
         results: list[tuple[Reference, dict[str, int], Any]] = []
         for combination in product(*parts):

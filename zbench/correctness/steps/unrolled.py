@@ -7,10 +7,13 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE
+from zbench.step.operations import MOVE, SEND
 from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import (
     BASE,
     HIGHEST,
+    HOME,
     LAYERED,
     LOWEST,
     NATURE,
@@ -26,7 +29,7 @@ from zbench.step.proof.ranges import Owners, numbers_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts, with_layers
 from zbench.step.proof.template_rules import computed_by, enter_items, new_state
 from zbench.step.proof.walk import walk_items
-from zbench.step.template import COMPLETE, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, COMPLETE, Instance, Items, Step, Template
 from zbench.step.tensor import SUM
 
 MOST_ITEMS, MOST_TENSORS = 200_000, 999
@@ -50,8 +53,11 @@ def unrolled_fault(step: Step) -> str:
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
         for layer in one.layers:
-            mine = _of_stage(step, tables[template.layout], layer)
-            walk_items(mine, template.operations.rows(), layer, one.version, one.place, state)
+            mine = _of_stage(step, tables[template.layout], layer, one.place)
+            where, rows = step.where(one.place, layer), template.operations.rows()
+            walk_items(
+                _placed(step, layout_of(step, one), mine, where), _moved(rows, where), layer, one.version, 0, state
+            )
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):
@@ -77,9 +83,34 @@ def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> list[WalkTables]:
     return found
 
 
-def _of_stage(step: Step, tables: WalkTables, layer: int) -> WalkTables:
+def layout_of(step: Step, one: Instance) -> StepLayout:
+    """Returns the layout of an instance's template."""
+    return step.layouts[step.templates[one.template].layout]
+
+
+def _placed(step: Step, layout: StepLayout, tables: WalkTables, where: Ints) -> WalkTables:
+    """Returns tables whose lists of places and homes are where an instance has them."""
+    lists, parts = layout.lists, tables.parts.copy()
+    named = np.array([name == PLACE for name in lists.indices], bool)
+    mine = named[np.repeat(lists.of, np.diff(lists.offsets))]
+    inside = np.append(where, -1)
+    parts[mine] = inside[np.clip(parts[mine], 0, step.num_places)]
+    cells = tables.cells.copy()
+    cells[:, HOME] = np.where(cells[:, HOME] < 0, cells[:, HOME], inside[cells[:, HOME]])
+    return tables._replace(parts=parts, cells=cells)
+
+
+def _moved(rows: Ints, where: Ints) -> Ints:
+    """Returns operations whose places are where an instance has them."""
+    found, single = rows.copy(), (rows[:, 0] == SEND) | (rows[:, 0] == MOVE)
+    found[:, 2] = np.where(rows[:, 2] < 0, rows[:, 2], where[rows[:, 2]])
+    found[:, 3] = np.where(single, where[np.where(single, rows[:, 3], 0)], rows[:, 3])
+    return found
+
+
+def _of_stage(step: Step, tables: WalkTables, layer: int, place: int) -> WalkTables:
     """Returns tables in which there are the layers of a layer's stage alone; the keys of items are as they were."""
-    first, last = step.layers_of_stages[min(max(layer, 0), step.num_layers)]
+    first, last = step.span(layer, place)
     tensors = tables.tensors.copy()
     layered = tensors[:, LAYERED] == 1
     cells = tensors[:, SHAPE0] * tensors[:, SHAPE1] * tables.num_places
@@ -97,7 +128,7 @@ def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
     for layer in range(step.num_layers + 1):
         mine = rows[:, layer <= tables.tensors[rows[0], HIGHEST]].copy()
         mine[1] = layer
-        mine[2] += step.stage(layer).place * tables.tensors[mine[0], LAYERED]
+        mine[2] = np.where(tables.tensors[mine[0], LAYERED] == 1, step.where(ACROSS, layer)[mine[2]], mine[2])
         mine[7] = [key_of(tables, *where) for where in mine[:4].T.tolist()]
         found.append(mine)
     return ItemRows(*np.concatenate(found, axis=1))
@@ -107,11 +138,14 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
     """Drops what an instance used and does not leave; tells of sums that are lost with it."""
     layout, items = step.layouts[template.layout], state.items
     needs, leaves = (item_rows(part, tables) for part in (template.needs, template.leaves))
-    about, left = tables.tensors, set()
+    about, left, where = tables.tensors, set(), step.where(one.place, layer)
+    here = np.full(step.num_places, True)
+    if one.place != ACROSS:
+        here = step.pipeline_of == step.pipeline_of[one.place]
     for tensor, offset, place, cell in zip(*leaves[:4], strict=True):
         at = (layer + offset) * about[tensor, LAYERED]
         if about[tensor, LOWEST] <= at <= about[tensor, HIGHEST]:
-            left.add(int(key_of(tables, tensor, at, place + one.place, cell)))
+            left.add(int(key_of(tables, tensor, at, int(where[place]), cell)))
     used = _used(layout, template)
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*needs[:2], strict=True)}
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*leaves[:2], strict=True)}
@@ -122,6 +156,8 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
         cells = int(about[tensor, SHAPE0] * about[tensor, SHAPE1])
         first = int(key_of(tables, tensor, at, 0, 0))
         for key in range(first, first + cells * step.num_places):
+            if not (here[(key - first) // cells] or layout.of_batch(tensor)):
+                continue  # what is of the step is there in each pipeline
             slot = find_item(items, key)
             if items["key"][slot] == key and items["flags"][slot] & THERE and key not in left:
                 if about[tensor, NATURE] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:

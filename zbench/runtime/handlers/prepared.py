@@ -95,7 +95,7 @@ def items_of(prepared: PreparedStep, items: Items) -> Iterator[tuple[int, int, l
             continue
         of_stage = {start.place: list(_named(prepared, row, start.place)) for start in step.stages}
         for layer in range(step.num_layers):
-            yield from ((row[0], layer, *named) for named in of_stage[step.stage(layer).place])
+            yield from ((row[0], layer, *named) for named in of_stage[int(step.shifts[0, layer])])
 
 
 def _named(prepared: PreparedStep, row: Sequence[int], start: int) -> Iterator[tuple[list[int], Parts, Parts]]:

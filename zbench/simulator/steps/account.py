@@ -15,7 +15,7 @@ from zbench.describe.arrays import Ints
 from zbench.simulator.steps.held import LOGITS, HeldBytes, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.variant import Variant
-from zbench.step.template import AT_HOME
+from zbench.step.template import ACROSS, AT_HOME
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,17 @@ def _named(variant: Variant, names: Mapping[str, int], parts: StepParts) -> Held
     rows = np.array([names[one.name] for one in variant.of.layout.tensors] + [names[LOGITS]], np.int64)
     one = held_by(variant, parts.step.num_places, parts.cost.model)
     found = np.zeros((3, len(names), parts.step.num_places), np.int64)
-    found[:, rows] = np.roll(np.stack([one.before, one.after, one.then]), variant.place, axis=2)
-    return HeldBytes(found[0], found[1], found[2], np.roll(one.peak, variant.place))
+    parted, peak = np.stack([one.before, one.after, one.then]), np.zeros_like(one.peak)
+    used = np.flatnonzero(parted.any(axis=(0, 1)) | (one.peak != 0))
+    found[:, rows[:, None], variant.where[used]] = parted[:, :, used]
+    peak[variant.where[used]] = one.peak[used]
+    return HeldBytes(found[0], found[1], found[2], peak)
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     """Returns the bytes of what there is before a step, int64 [names, places]."""
     step, layout = parts.step, parts.step.layouts[0]
     sizes = layout.sizes_of_lists
-    firsts = np.array([step.stage(layer).place for layer in range(step.num_layers + 1)], np.int64)
     found = np.zeros((len(names), step.num_places), np.int64)
     for tensor, _, places, list0, list1, *_ in step.begins.rows():
         one = layout.tensors[tensor]
@@ -91,7 +93,7 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
                 [int(sizes[which]) for which in (list0, list1) if which >= 0]
             )
         count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[one.layers]
-        starts = firsts[:count] if one.layers != "none" else np.zeros(1, np.int64)
-        for place, times in zip(*np.unique(starts, return_counts=True), strict=True):
-            found[names[one.name]] += int(times) * np.roll(size, int(place))
+        for layer in range(count):
+            where = step.where(ACROSS if one.layers != "none" else 0, layer)
+            np.add.at(found[names[one.name]], where[size > 0], size[size > 0])
     return found

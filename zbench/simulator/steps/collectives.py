@@ -29,21 +29,25 @@ class Legs:
 
 
 def legs_of(members: Ints, cost: Cost) -> Legs:
-    """Returns the legs of a collective over GPUs, int64 [members], of which nodes that have any have as many."""
+    """Returns the legs of a collective over GPUs, int64 [members]. Of nodes with different numbers of them each takes
+    part by its own links."""
     cluster, count = cost.cluster, len(members)
     found: list[tuple[Ints, int, float]] = []
     latency, within = 0.0, 1
     for link, gpus in cluster.levels:
-        together = int(np.bincount(members // gpus).max())
+        inside = np.bincount(members // gpus)
+        together = int(inside.max())
         if together > within:
-            found.append((members, link, (count - within) / count / within))
+            found.append((members[inside[members // gpus] > 1], link, (count - within) / count / within))
             latency += cluster.links[link].latency * (together // within - 1)
             within = together
     nodes = len(np.unique(members // cluster.gpus_per_node))
     if nodes > 1:
-        first = np.unique(cluster.nic_of[members], return_index=True)[1]
-        each = len(first) / nodes
-        found.append((members[first], NIC, (nodes - 1) / nodes / each))
+        first = members[np.unique(cluster.nic_of[members], return_index=True)[1]]
+        each = np.bincount(first // cluster.gpus_per_node)
+        for number in np.unique(each[each > 0]).tolist():
+            mine = first[each[first // cluster.gpus_per_node] == number]
+            found.append((mine, NIC, (nodes - 1) / nodes / number))
         latency += cluster.nic_latency * (nodes - 1)
     return Legs(
         np.concatenate([*(row for row, _, _ in found), np.zeros(0, np.int64)]).astype(np.int64),

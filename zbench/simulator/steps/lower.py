@@ -103,7 +103,7 @@ def gpu_queues(cluster: Cluster) -> int:
 
 def lower(
     step: Step,
-    where: tuple[StepLayout, int],
+    where: tuple[StepLayout, Ints],
     ops: Ints,
     edges: tuple[Ints, Ints],
     size: Ints,
@@ -112,7 +112,7 @@ def lower(
 ) -> Lowered:
     """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
 
-    where: their layout, and from which place those of its lists are counted. edges: between
+    where: their layout, and where the places of its lists are. edges: between
     operations. size: bytes, and seconds: of computes, of every operation.
 
     Raises:
@@ -184,7 +184,7 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
 
 
 def _collectives(
-    where: tuple[StepLayout, int], ops: Ints, size: Ints, wires: ClusterPorts
+    where: tuple[StepLayout, Ints], ops: Ints, size: Ints, wires: ClusterPorts
 ) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
@@ -192,7 +192,7 @@ def _collectives(
     for op in np.flatnonzero(ops[:, 0] >= GATHER).tolist():
         if ops[op, 0] == DROP or size[op] < 0:
             continue
-        legs = wires.legs(where[0].lists[int(ops[op, 3])] + where[1])
+        legs = wires.legs(where[1][where[0].lists[int(ops[op, 3])]])
         every.append(legs)
         counts[op], latency[op] = len(legs.member), legs.latency
         pieces[op] = pieces_of(legs, int(size[op]), wires.cost)

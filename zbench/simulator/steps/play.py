@@ -84,26 +84,31 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
 
 
 def _longest_stage(step: Step) -> int:
-    """Returns the most layers that a stage has."""
-    firsts = [one.layer for one in step.stages]
-    return max(end - begin for begin, end in pairwise([*firsts, step.num_layers]))
+    """Returns the most layers that are on the same stages of all pipelines."""
+    return max(end - begin for begin, end in pairwise([*_cuts(step), step.num_layers]))
+
+
+def _cuts(step: Step) -> list[int]:
+    """Returns the layers that a stage of a pipeline begins with."""
+    return sorted({one.layer for one in step.stages})
 
 
 def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
     """Returns a step with at most `kept` layers in each stage, the instances of it, (entry, layer), and for each how
-    many layers before it in its run were left out: those in the middle of a stage are.
+    many layers before it in its run were left out: those in the middle of a stage are, or of what stages of several
+    pipelines have in common.
 
     Where gradients are reduced several layers together these are left out together, and a few more may be kept.
     """
-    ends = [*(one.layer for one in step.stages[1:]), step.num_layers]
-    number, stages, which = 0, [], {}
-    for one, end in zip(step.stages, ends, strict=True):
-        stages.append(StageStart(number, one.place))
-        begin, less = _left_out(end - one.layer, kept, step.turn_layers)
-        for layer in (*range(one.layer, one.layer + begin), *range(one.layer + begin + less, end)):
+    number, firsts, which = 0, {}, {}
+    for first, end in pairwise([*_cuts(step), step.num_layers]):
+        firsts[first] = number
+        begin, less = _left_out(end - first, kept, step.turn_layers)
+        for layer in (*range(first, first + begin), *range(first + begin + less, end)):
             which[layer] = number
             number += 1
     which[step.num_layers] = number
+    stages = [StageStart(firsts[one.layer], one.place) for one in step.stages]
     order, skipped = [], []
     before, since = dict.fromkeys(step.runs, -1), dict.fromkeys(step.runs, -1)  # by run: the last one kept, and of all
     for entry, (of, run) in enumerate(zip(step.order, step.runs, strict=True)):
@@ -204,9 +209,10 @@ class _Played:
         step, timeline, times = self.parts.step, self.left_out.timeline, self.left_out.times
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
-        edges = [*np.unique(places).tolist(), step.num_gpus]
+        edges = [*np.unique(places[places >= 0]).tolist(), step.num_gpus]
         for first, last in pairwise(edges):
-            mine = places == first
+            mine = np.flatnonzero((places == first) | (places < 0))
+            mine = mine[np.argsort(ends[mine], kind="stable")]  # they ascend, but for those across pipelines
             spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus, self.program.trains)
             for total, one in zip(found, spans, strict=True):
                 total[first:last] = one[first:last] @ times[mine]

@@ -26,7 +26,7 @@ from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.operations import GATHER, REDUCE
-from zbench.step.template import Step
+from zbench.step.template import ACROSS, Step
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class StepParts:
     cost: Cost
     _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
+    _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
     _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _waiting: dict[tuple[int, ...], WaitTables] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class StepParts:
         """Returns a template."""
         if number not in self._templates:
             template = self.step.templates[number]
-            plan = self.plans[template.layout] if len(self.plans) else None
+            plan = self.plans[template.layout] if template.layout < len(self.plans) else None
             if template.layout not in self._arrays:
                 self._arrays[template.layout] = LayoutArrays.of(self.step.layouts[template.layout])
             arrays = self._arrays[template.layout]
@@ -89,13 +90,17 @@ class StepParts:
 
     def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
         """Returns a template as it is for a layer, from a place on, of a step that may have fewer layers."""
-        low, high = step.span(layer)
+        low, high = step.span(layer, place)
+        if place == ACROSS:
+            shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
+            place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
         reach = self.template(number).reach
         key = (number, min(layer - low, reach), min(high - layer, reach), place)  # what is farther away is not touched
         if key not in self._alike:
             missing = self.template(number).missing(*key[1:3])
             if (number, missing, place) not in self._variants:
-                made = Variant.of_layers(self.template(number), missing, place, self._ports)
+                where = step.where(max(place, ACROSS), layer)
+                made = Variant.of_layers(self.template(number), missing, (place, where), self._ports)
                 self._variants[number, missing, place] = made
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]

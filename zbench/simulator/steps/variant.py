@@ -23,8 +23,9 @@ WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
 class Variant:
     """A template for layers of which the same is there: its operations, their hops, and its rows (Flow.rows).
 
-    missing: the (tensor, layer offset) pairs that are not there. place: from which its places are counted, which
-    operations, hops and rows are in already.
+    missing: the (tensor, layer offset) pairs that are not there. place: from which its places are counted, below 0 of
+    one that is played across pipelines, a number for each run of layers that are on the same stages. where: the place
+    that each of the template's is, int64 [places], in which operations, hops and rows are already.
     """
 
     of: PlayedTemplate
@@ -33,12 +34,14 @@ class Variant:
     rows: Ints
     missing: tuple[tuple[int, int], ...]
     place: int
+    where: Ints
 
     @staticmethod
     def of_layers(
-        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], place: int, wires: ClusterPorts
+        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], start: tuple[int, Ints], wires: ClusterPorts
     ) -> "Variant":
-        """Returns a template without the transfers of what is not there, its places counted from `place` on."""
+        """Returns a template without the transfers of what is not there. start: its place, and where its places are."""
+        place, where = start
         here = np.ones(len(template.ops), bool)
         for tensor, offset in missing:
             here &= (template.ops[:, 0] == COMPUTE) | (template.ops[:, 1] != tensor) | (template.ops[:, 7] != offset)
@@ -46,21 +49,21 @@ class Variant:
         edges = here[template.flow.producer] & here[template.flow.consumer]
         rows = template.flow.rows[here[template.flow.rows[:, 1]]].copy()
         rows[:, 1] = at[rows[:, 1]]
-        rows[:, 4] += place
+        rows[:, 4] = where[rows[:, 4]]
         ops = template.ops[here]
         direct = np.isin(ops[:, 0], (SEND, MOVE))
-        ops[:, 2] += np.where(ops[:, 2] >= 0, place, 0)
-        ops[:, 3] += np.where(direct, place, 0)
+        ops[:, 2] = np.where(ops[:, 2] >= 0, where[ops[:, 2]], ops[:, 2])
+        ops[:, 3] = np.where(direct, where[np.where(direct, ops[:, 3], 0)], ops[:, 3])
         lowered = lower(
             template.step,
-            (template.layout, place),
+            (template.layout, where),
             ops,
             (at[template.flow.producer[edges]], at[template.flow.consumer[edges]]),
             template.size[here],
             template.seconds[here],
             wires,
         )
-        return Variant(template, ops, lowered, rows, missing, place)
+        return Variant(template, ops, lowered, rows, missing, place, where)
 
     @cached_property
     def kinds(self) -> Ints:

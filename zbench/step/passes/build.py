@@ -24,6 +24,7 @@ from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import sections
+from zbench.step.passes.side_by_side import pipelines_step
 from zbench.step.passes.zero import ShardedParameters
 from zbench.step.template import Instance, Items, Step, Template
 
@@ -60,6 +61,8 @@ def whole_step(
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
+    if plans and plans[0].pipelines is not None:
+        return pipelines_step(model, plans, zero, recompute)
     check_plans(model, tuple(plans), degree)
     groups = plans[0].num_ranks
     experts.check(model, groups * degree)
@@ -71,7 +74,7 @@ def whole_step(
     loss, firsts, reduced = 0, [], []
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, experts)
-        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, stages)
+        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
         firsts.append(len(built.templates))

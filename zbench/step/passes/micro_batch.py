@@ -41,11 +41,11 @@ class BatchTemplates:
 
     @staticmethod
     def of(
-        parts: PlanParts, batch: tuple[int, int], parameters: ShardedParameters, formulas: Sections, stages: int
+        parts: PlanParts, batch: tuple[int, int], parameters: ShardedParameters, formulas: Sections, places: int
     ) -> "BatchTemplates":
-        """Lays out a micro-batch. batch: which of how many it is; stages: of a pipeline, each with as many places."""
+        """Lays out a micro-batch. batch: which of how many it is; places: how many there are."""
         indices = (*parts.indices(), *parameters.indices())
-        sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus * stages, LANE: MOST_LANES}
+        sizes = {**{one.name: len(one) for one in indices}, PLACE: places, LANE: MOST_LANES}
         lists = ListTable(sizes)
         layout = StepLayout(
             indices,

@@ -38,7 +38,7 @@ def optimizer_template(
 def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
     """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
     if weight in WHOLE:
-        places = range(of.num_gpus) if of.stage == "none" else of.home(weight).tolist()
+        places = (of.members(weight)[0][1] if of.stage == "none" else of.home(weight)).tolist()
         return [operation_row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
     found = []
     index, count = of.slices(weight)

@@ -3,6 +3,7 @@
 A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
 group has GPUs (sequence parallelism); parts without a token are left out. Heads: GPU j has slice j of them, and within
 it the parts that the plan's head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU.
+Where groups of another degree have the same parameters, slices are as fine as the finest of them, and a GPU has some.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,23 @@ from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 @dataclass(frozen=True)
 class PlanParts:
     """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
-    out and chosen."""
+    out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one."""
 
     plan: Plan
     model: Model
     degree: int
     experts: ExpertParallel = TOGETHER
+    finest: int = 0
+
+    @property
+    def slices(self) -> int:
+        """The slices that heads, columns and words are cut in."""
+        return self.finest or self.degree
+
+    @property
+    def slices_of_gpu(self) -> int:
+        """The slices that a GPU has."""
+        return self.slices // self.degree
 
     @property
     def num_gpus(self) -> int:
@@ -80,55 +92,66 @@ class PlanParts:
         """The heads at which a slice is cut, from 0 to the number of the plan's heads."""
         ops = (self.plan.forward, self.plan.backward)
         edges = [column for one in ops for column in (one.head_lo, one.head_hi)]
-        return np.unique(np.concatenate([[0, self.plan.num_heads], *edges])).astype(np.int64)
+        slices = self.plan.num_heads // self.slices_of_gpu * np.arange(self.slices_of_gpu + 1)
+        return np.unique(np.concatenate([slices, *edges])).astype(np.int64)
 
     @cached_property
     def kv_of_head(self) -> Ints:
         """The part of a slice's kv heads that every part of its heads reads, ascending."""
-        per_kv = self.model.num_heads // self.model.num_kv_heads
-        first = self.head_cuts[:-1] // per_kv
-        last = (self.head_cuts[1:] - 1) // per_kv
+        first = self.head_cuts[:-1] // self._per_kv
+        last = (self.head_cuts[1:] - 1) // self._per_kv
         fresh = np.concatenate([[True], first[1:] > np.maximum.accumulate(last)[:-1]])
         return np.cumsum(fresh) - 1
 
     @cached_property
     def kv_sizes(self) -> Ints:
         """The kv heads of every part of a slice's, int64 [parts]."""
-        per_kv = self.model.num_heads // self.model.num_kv_heads
-        last = (self.head_cuts[1:] - 1) // per_kv + 1
+        last = (self.head_cuts[1:] - 1) // self._per_kv + 1
         ends = np.array([last[self.kv_of_head == part].max() for part in range(self.kv_of_head[-1] + 1)], np.int64)
         return np.diff(ends, prepend=0)
 
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices t, h, g, f, v and j, the slices of a group."""
-        slices = np.ones(self.degree, np.int64)
+        slices = np.ones(self.slices, np.int64)
         experts = self.routing.indices() if self.routing else ()
         return (
             Index("t", self._tokens[2], of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
-            Index("f", _shares(self.model.ffn_hidden, self.degree)),
-            Index("v", _shares(self.model.vocab, self.degree)),
+            Index("f", self.model.ffn_hidden // self.slices * slices),
+            Index("v", self.model.vocab // self.slices * slices),
             Index("j", slices),
             *experts,
         )
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the maps g(h), and j of h, g, f and v."""
-        heads, kvs, share = len(self.head_cuts) - 1, len(self.kv_sizes), np.arange(self.degree)
+        kvs, share, slices = len(self.kv_sizes), np.arange(self.degree), np.arange(self.slices)
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
+        inside = np.searchsorted(self._slice_ends, self.head_cuts[:-1], side="right")
+        of_kv = np.searchsorted(self._slice_ends // self._per_kv, np.cumsum(self.kv_sizes) - self.kv_sizes, "right")
+        first = share[:, None] * self.slices_of_gpu
         return (
             PartMap("g", "h", kv),
-            PartMap("j", "h", np.repeat(share, heads)),
-            PartMap("j", "g", np.repeat(share, kvs)),
-            PartMap("j", "f", share),
-            PartMap("j", "v", share),
+            PartMap("j", "h", (first + inside).reshape(-1)),
+            PartMap("j", "g", (first + of_kv).reshape(-1)),
+            PartMap("j", "f", slices),
+            PartMap("j", "v", slices),
             *(self.routing.maps() if self.routing else ()),
         )
 
+    @property
+    def _per_kv(self) -> int:
+        return self.model.num_heads // self.model.num_kv_heads
+
+    @cached_property
+    def _slice_ends(self) -> Ints:
+        """The heads of a GPU at which its slices end."""
+        return self.plan.num_heads // self.slices_of_gpu * np.arange(1, self.slices_of_gpu + 1)
+
     def of_slice(self, index: str, share: int) -> Ints:
         """Returns the parts of an index that GPU `share` of every group has."""
-        count = {"h": len(self.head_cuts) - 1, "g": len(self.kv_sizes)}.get(index, 1)
+        count = {"h": len(self.head_cuts) - 1, "g": len(self.kv_sizes)}.get(index, self.slices_of_gpu)
         return share * count + np.arange(count)
 
     @cached_property
@@ -200,10 +223,6 @@ def _by(owner: Ints, count: int) -> Lists:
     """Returns, for every owner, what it owns."""
     sizes = np.bincount(owner, minlength=count)
     return Lists(np.concatenate([[0], np.cumsum(sizes)]), np.argsort(owner, kind="stable"))
-
-
-def _shares(size: int, degree: int) -> Ints:
-    return np.full(degree, size // degree, np.int64)
 
 
 @nb.njit(cache=True)

@@ -96,7 +96,7 @@ def pipeline_order(
         begin, end, place, first = stages[at].layer, ends[at], stages[at].place, batches[batch]
         if way == FORWARD:
             if at == 0:
-                order.append(Instance(first + EMBEDDING, 0))
+                order.append(Instance(first + EMBEDDING, 0, place=place))
             elif fetches[batch][0] >= 0:
                 order.append(Instance(fetches[batch][0], begin, place=place))
             order.append(Instance(first + LAYERS, begin, end - begin, place=place))
@@ -110,7 +110,7 @@ def pipeline_order(
             if fetches[batch][1] >= 0:
                 order.append(Instance(fetches[batch][1], end - 1, place=place))
         backward = Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place)
-        after = [Instance(first + EMBEDDING_BACKWARD, 0)] if at == 0 else []
+        after = [Instance(first + EMBEDDING_BACKWARD, 0, place=place)] if at == 0 else []
         order += buckets.backward(batch, backward, after, at + 1 == len(stages))
     return order
 

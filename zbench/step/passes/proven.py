@@ -27,7 +27,7 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: how far ahead parameters
     are gathered, and gradients' buckets; experts: how those of a model that has some are laid out and chosen.
-    memory_bytes: of a GPU, None if nothing has to fit.
+    memory_bytes: of a GPU, None if nothing has to fit. pipelines: whether plans may have pipelines.
 
     Raises:
         ValueError: there are no such steps.
@@ -41,6 +41,7 @@ class ProvenSteps:
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     memory_bytes: float | None = None
+    pipelines: bool = False
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -65,9 +66,20 @@ class ProvenSteps:
         Raises:
             ValueError: plans have pipelines. zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        if plans[0].pipelines is not None:
+        if plans[0].pipelines is not None and not self.pipelines:
             raise ValueError(
                 f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
+            )
+        if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
+            raise ValueError(
+                f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
+                f"stages of its own; executor={self.executor} takes plans with pipelines where both are 1"
+            )
+        if plans[0].pipelines is not None and self.overlap != USUAL:
+            raise ValueError(
+                f"plans have pipelines, whose parameters are gathered before all else and whose gradients are reduced "
+                f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
+                f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)

@@ -109,7 +109,7 @@ class LinearModules:
         sliced = is_sliced(formula)
         tokens = self.parts.parts_by_gpu(sliced)
         indices = [self.layout.index_of(slot) for slot in formula.slots]
-        each = [len(self.of_slice(index, 0)) for index in indices if index != "t"]
+        each = [len(self.of_slice(index, 0)) // self.parts.slices_of_gpu for index in indices if index != "t"]
         return np.where(tokens > 0, tokens * int(np.prod(each)), -1)
 
 

@@ -123,7 +123,8 @@ def _parts(step: Step, layout: StepLayout, index: str) -> int:
 
 
 def _shared_fault(first: StepLayout, layout: StepLayout) -> str:
-    """Tells of a tensor of the step that two micro-batches have differently."""
+    """Tells of a tensor of the step that two layouts have differently; where collectives find its cells is each one's
+    own matter."""
     for number, tensor in enumerate(layout.tensors):
         if layout.of_batch(number):
             continue
@@ -139,6 +140,6 @@ def _shared_fault(first: StepLayout, layout: StepLayout) -> str:
             other.hops,
         )
         sizes = all(np.array_equal(layout.index[axis].sizes, first.index[axis].sizes) for axis in tensor.axes)
-        if not same or not sizes or not np.array_equal(tensor.home, other.home):
+        if not same or not sizes:
             return f"tensor {tensor.name} is of the step, and another one in the first micro-batch"
     return ""

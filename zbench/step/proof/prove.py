@@ -12,10 +12,10 @@ Contracts are an input: they are proven against, and not derived from the operat
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from zbench.step.proof.layout_rules import layout_fault
 from zbench.step.proof.order import order_fault
+from zbench.step.proof.pipelines import stages_fault
 from zbench.step.proof.ranges import Owners, items_fault
 from zbench.step.proof.tables import walk_tables, whole_counts
 from zbench.step.proof.template_rules import Looked, template_fault
@@ -43,14 +43,7 @@ def prove_step(step: Step) -> Proven:
     """
     for number, layout in enumerate(step.layouts):
         _hold(layout_fault(step, layout), f"layout {number}: ")
-    firsts = [one.layer for one in step.stages]
-    places = [one.place for one in step.stages]
-    if firsts[:1] != [0] or any(a >= b for a, b in pairwise([*firsts, max(step.num_layers, 1)])):
-        raise StepError(
-            f"the stages of a step begin with layer 0 and ascend below {step.num_layers}; they are {firsts}"
-        )
-    if any(not 0 <= place < step.num_places for place in places):
-        raise StepError(f"the stages of a step begin with places below {step.num_places}; they are {places}")
+    _hold(stages_fault(step))
     names = [template.name for template in step.templates]
     if not step.layouts or len(set(names)) < len(names):
         raise StepError("a step has at least one layout, and templates with different names")

@@ -1,0 +1,55 @@
+"""Pipelines side by side, as Hydraulis plans them, by both clocks: seconds, fullest GPU, and where the seconds go.
+
+python -m tests.bench.pipelines     # a800_4x8, llama_7b, longtail_128k, ZeRO-1; about two minutes
+"""
+
+import sys
+from time import process_time
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from tests.bench.stages import CONF
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.simulated.executor import WholeStep
+from zbench.simulator.simulate import Simulated
+from zbench.simulator.steps.play import play_some_layers, play_step
+from zbench.step.passes.own_plans import plans_of_layouts
+
+PAIRS = ("null", "[[8,1]]", "[[8,1],[2,1]]", "[[4,2]]", "[[8,2],[4,1]]", "[[2,4],[1,8]]")
+
+
+def row(pairs: str, every: bool) -> None:
+    overrides = ["cluster=a800_4x8", "model=llama_7b", "workload=longtail_128k", "system=hydraulis", "tracker=none"]
+    overrides += ["executor=whole_step", "sharding=zero1", f"system.tp_pp_pairs={pairs}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides)
+    parts = Parts.of(config, Settings.of(config))
+    batch, executor = parts.batch(0), parts.executor
+    assert isinstance(executor, WholeStep)
+    plans = tuple(make_system(config, parts.cost).plan(batch))
+    other = Simulated(parts.cost).step(batch, plans)
+    begin = process_time()
+    step = executor.built(batch, plans)
+    built = process_time() - begin
+    played = play_step(step, plans_of_layouts(plans), parts.cost.gpus)
+    print(f"{plans[0].notes['strategy']}: {len(plans_of_layouts(plans))} micro-batches, {len(step.order)} instances")
+    print(f"  other clock {other.seconds:.4f} s, {max(other.peak_bytes) / 2**30:.2f} GiB, phases {other.phases}")
+    print(f"  whole step  {played.seconds:.4f} s, {played.memory.peak.max() / 2**30:.2f} GiB, settled {played.settled}")
+    most = int(np.argmax(played.busy["compute"] + played.busy["attend"]))
+    for name, one in (("attention", other.attention_seconds), ("linear", other.linear_seconds)):
+        mine = played.busy["attend" if name == "attention" else "compute"]
+        print(f"  {name} of GPU {most}: {one[most]:.4f} and {mine[most]:.4f}")
+    spent = {name: round(float(seconds[most]), 4) for name, seconds in played.spent.items() if seconds[most] > 1e-3}
+    print(f"  its seconds: {spent}; processor seconds {built:.1f} + {process_time() - begin - built:.1f}")
+    if every:
+        whole = play_some_layers(step, plans_of_layouts(plans), parts.cost.gpus, step.num_layers)
+        print(f"  all layers as one program: {whole.seconds:.4f} s")
+
+
+if __name__ == "__main__":
+    for each in PAIRS:
+        try:
+            row(each, "all" in sys.argv)
+        except ValueError as error:
+            print(f"{each}: {error}")
