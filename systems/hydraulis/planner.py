@@ -57,14 +57,16 @@ class Hydraulis:
     tp_pp_pairs: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
     batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
     "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
-    pack of the last two, at most; None: what a pipeline holds. dispatch_orders: in which sequences are dealt.
+    pack of the last two, at most; None: what a pipeline holds. context_limit: the workload's; with the first two ways
+    pack_tokens is nothing else. dispatch_orders: in which sequences are dealt.
     compare_whole_steps: strategies are compared by the whole step, in which pipelines of several kinds, which are
     others for every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest
     pipeline, the paper's objective.
 
     Raises:
         ValueError: dispatch_orders or pack_tokens is not a whole number of at least 1, compare_whole_steps not true or
-            false, batching none of these, or tp_pp_pairs not a list of pairs that can be.
+            false, batching none of these, tp_pp_pairs not a list of pairs that can be, or of several with first_fit,
+            or pack_tokens is set where packs have no limit.
     """
 
     PUBLISHED: ClassVar[Published] = {
@@ -80,6 +82,7 @@ class Hydraulis:
     pack_tokens: int | None = None
     dispatch_orders: int = 50
     compare_whole_steps: bool = True
+    context_limit: int | None = None
     objective: Schemes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +91,18 @@ class Hydraulis:
         if self.batching not in WAYS:
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
         check_boolean("system.compare_whole_steps", self.compare_whole_steps)
+        check_whole_number("system.context_limit", self.context_limit, 1, or_null=True)
+        if self.context_limit and self.batching in WAYS[:2] and self.pack_tokens not in (None, self.context_limit):
+            raise ValueError(
+                f"system.pack_tokens is {self.pack_tokens}; with batching={self.batching} packs are as large as a "
+                "pipeline holds: it takes batching=fixed or batching=first_fit beside it"
+            )
         shapes = offered_schemes(self.cost) if self.tp_pp_pairs is None else _checked(self.tp_pp_pairs, self.cost)
+        if self.tp_pp_pairs is not None and self.batching == "first_fit" and len(shapes) > 1:
+            raise ValueError(
+                f"system.tp_pp_pairs has {len(shapes)} pairs; with batching=first_fit pipelines are of one kind: "
+                "it takes one pair, or null for the fastest kind of every batch"
+            )
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

@@ -3,12 +3,14 @@
 Candidates are played on few batches, the better ones on more, the best on all (successive halving, Jamieson and
 Talwalkar 2016, arXiv 1502.07943), all but the first by the run's own clock. Of a method, degrees are tried upwards from
 the least that holds the longest sequence, until one is slower than the one before it: wider groups then only send more.
+With stages, micro-batches as large as memory allows have the longest bubble, so smaller ones are tried from the
+beginning.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import inf
+from math import ceil, inf
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -25,6 +27,7 @@ from zbench.systems.mesh import Mesh
 # How many is a judgement: on 32 GPUs the search takes some seconds.
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
+FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 
@@ -77,6 +80,7 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
         timed += grown(model, cost, batching, hard, first)
+    timed = filled(timed, first)
     study.tell("playing the better ones")
     fitting = islice((one for one in ranked(timed) if one.seconds([hard], study.clock) < inf), better)
     timed = [(one.seconds(then, study.clock), one) for one in fitting]
@@ -125,11 +129,45 @@ def grown(
             before = seconds
 
 
+def filled(timed: Sequence[tuple[float, Candidate]], batches: Sequence[Batch]) -> list[tuple[float, Candidate]]:
+    """Returns candidates and their seconds; of every model with stages the fastest mesh has micro-batches of fewer and
+    fewer tokens, until they are slower.
+
+    Without any bubble n stages are n times as fast as with one micro-batch: who would be behind even then stays.
+    """
+    least, found = min((seconds for seconds, _ in timed), default=inf), []
+    models: list[Model] = []
+    for seconds, candidate in sorted(timed, key=_seconds):
+        if candidate.model not in models and seconds / candidate.model.pipeline_parallel < least:
+            for smaller in fills(candidate, batches):
+                its = smaller.seconds(batches)
+                if its > seconds:
+                    break
+                seconds, candidate = its, smaller
+        models.append(candidate.model)
+        found.append((seconds, candidate))
+        least = min(least, seconds)
+    return found
+
+
+def fills(candidate: Candidate, batches: Sequence[Batch]) -> Iterator[Candidate]:
+    """Yields the candidate, if it has stages, with smaller micro-batches, of which a batch is some for each stage."""
+    mesh, stages = candidate.mesh, candidate.model.pipeline_parallel
+    assert mesh.pack_tokens is not None
+    even = max(batch.num_tokens for batch in batches) / mesh.cost.cluster.num_ranks
+    for size in (ceil(even / (fill * stages)) for fill in FILLS if stages > 1):
+        if size < mesh.pack_tokens:
+            yield replace(candidate, mesh=replace(mesh, pack_tokens=size))
+
+
 def sized(candidate: Candidate, batch: Batch) -> Iterator[Candidate]:
-    """Yields the candidate and the same with smaller micro-batches, where a batch is then more of them."""
+    """Yields the candidate and, without stages, the same with smaller micro-batches, where a batch is then more of
+    them."""
     mesh = candidate.mesh
     assert mesh.pack_tokens is not None
     yield candidate
+    if candidate.model.pipeline_parallel > 1:  # whose smaller ones were tried at first
+        return
     for tokens in (int(share * mesh.pack_tokens) for share in SHARES):
         if 1 <= tokens * mesh.cost.cluster.num_ranks < batch.num_tokens:
             yield replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
@@ -137,7 +175,11 @@ def sized(candidate: Candidate, batch: Batch) -> Iterator[Candidate]:
 
 def ranked(timed: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
     """Sorts candidates that fit by their seconds, fastest first; equally fast ones keep their order."""
-    return [one for seconds, one in sorted(timed, key=lambda pair: pair[0]) if seconds < inf]
+    return [one for seconds, one in sorted(timed, key=_seconds) if seconds < inf]
+
+
+def _seconds(timed: tuple[float, Candidate]) -> float:
+    return timed[0]
 
 
 def divisors(number: int) -> list[int]:

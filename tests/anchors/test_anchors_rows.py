@@ -135,9 +135,19 @@ def test_rows_of_a_group_are_predicted_by_themselves(
     assert predicted[0] == [row["predicted"] for row in rows_of(monkeypatch, capsys, path)]
 
 
-def test_a_group_needs_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(monkeypatch, "--group", "magi") == 2
-    assert capsys.readouterr().err == "zbench: --group is magi; it takes a file of rows beside it, --rows FILE\n"
+def test_a_published_group_is_shown_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(monkeypatch, "--group", "magi", "--json") == 0
+    assert {row["anchor"] for row in json.loads(capsys.readouterr().out)} == {"magi"}
+    assert called(monkeypatch, "--group", "magi") == 0
+    said = capsys.readouterr().out
+    assert "all known: 32 cases" in said
+    assert "all blind" not in said
+
+
+def test_a_group_is_of_the_simulated_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(monkeypatch, "--group", "magi", "--clock", "whole_step") == 2
+    told = "--group is magi; --clock whole_step plays training steps alone, so it takes no --group beside it"
+    assert capsys.readouterr().err == f"zbench: {told}\n"
 
 
 def test_the_command_prints_a_table_of_rows(tmp_path: Path) -> None:

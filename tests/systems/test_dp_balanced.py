@@ -19,6 +19,7 @@ B = [3000, 20, 20, 20, 700, 701, 699, 40]
 C = [9, 9, 9, 9, 9, 9, 30, 1]
 # Lengths, groups, tokens of a pack, and the packs of every group in turn, as DpBalancedScheduler.get_groups_and_
 # subsamples of Megatron-LM d48bd6be gives them (with context parallelism of 1). It agreed on 1,958 random batches too.
+# Kept as examples because megatron-core up to 0.19.2, its last release, has not got the class.
 MEGATRON = [
     (A, 2, 1300, [[[0, 1, 2], [4, 5], [11]], [[3], [6, 7, 8, 9], [10]]]),
     (A, 4, 1300, [[[0, 1, 2], [11]], [[3], [10]], [[4, 5], [9]], [[6, 7], [8]]]),

@@ -26,6 +26,7 @@ C = [9, 9, 9, 9, 9, 9, 30, 1]
 # Lengths, ranks, tokens of a chunk, causal, top_p, and the rank of every chunk, as the solvers MIN_HEAP and TOPP_HEAP
 # of MagiAttention 2c641357 give it (the latter with empty chunks up to a multiple of the ranks). Areas, both dispatches
 # and every rank's remote key ranges agreed on over 3,800 random packs, too, and its optimal solvers on 1,028.
+# Kept as examples because no package has their code: `magi-attention` 0.0.1 is an empty one.
 MAGI = [
     (A, 4, 200, True, 0.5, "0303102101301222331223", "0303303101301122221221"),
     (A, 4, 200, False, 0.5, "2303030032102012113212", "2121030012010223333321"),

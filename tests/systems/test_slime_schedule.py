@@ -19,7 +19,8 @@ B = [3000, 20, 20, 20, 700, 701, 699, 40]
 C = [9, 9, 9, 9, 9, 9, 30, 1]
 # Lengths, groups, tokens of a pack, balance_data, balance_by_flops, and every group's packs in turn, as
 # build_dp_schedule of slime 624b824a gives them for the model "gqa" of tests/helpers/oracles.py. It agreed on 6,000
-# random batches too, 2,000 of each way to balance.
+# random batches too, 2,000 of each way to balance. Kept as examples because no package has slime's code: `slime` 0.0.0
+# is a library of mixed-effects models.
 SLIME = [
     (A, 2, 1200, False, False, [[[0, 1, 2, 5, 6, 7, 10], [4]], [[3, 8, 9], [11]]]),
     (A, 2, 1200, True, False, [[[3, 8, 9], [4]], [[0, 1, 2, 5, 6, 7, 10], [11]]]),

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -52,9 +53,12 @@ def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = Sim
     return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), clock, trains=trains)
 
 
-def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
-    """Against every candidate, played on all batches: few batches first lose nothing here."""
+@pytest.mark.parametrize("sharding", ["zero3", "zero1"])
+def test_the_choice_is_the_fastest_of_all_that_fit(sharding: str) -> None:
+    """Against every candidate, played on all batches: few batches first lose nothing here. With ZeRO-1 there are
+    stages, each with micro-batches of one to eight for a stage."""
     cost = small(2, 2, memory=12e9)
+    cost = replace(cost, model=replace(cost.model, sharding=sharding))
     study = study_of(cost, 4096, 700)
     choice = search_layouts(study, (), "balanced")
     drawn = sorted((study.batch(number) for number in range(60)), key=lambda batch: int(batch.lengths.max()))
@@ -63,16 +67,34 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
     def seconds(model: Model, mesh: Mesh) -> float:
         return Candidate(model, mesh).seconds(batches)
 
+    layouts = list(parallel_layouts(study, ()))
     model = replace(cost.model, **choice.model)
     mine = seconds(model, Mesh(make_cost(cost.cluster, model), **choice.keys))
+    even = {laid: max(batch.num_tokens for batch in batches) / laid.cluster.num_ranks for _, laid in layouts}
     every = [
-        seconds(model, Mesh(laid, method, degree, "balanced"))
-        for model, laid in parallel_layouts(study, ())
+        seconds(model, Mesh(laid, method, degree, "balanced", pack and ceil(even[laid] / pack)))
+        for model, laid in layouts
         for method in ("ring", "allgather", "ulysses")
         for degree in divisors(laid.cluster.num_ranks)
+        for pack in (None, *([1, 2, 4, 8] if model.pipeline_parallel > 1 else []))
     ]
     assert len(every) > 10
+    assert (sharding == "zero1") == any(model.pipeline_parallel > 1 for model, _ in layouts)
     assert mine <= min(every) * (1 + 1e-9)
+
+
+def test_stages_have_micro_batches_that_fill_them() -> None:
+    """On NICs so slow that context parallelism and sharding stay inside nodes, two stages are best, and with one
+    micro-batch of all that fits they would be slower than what is chosen."""
+    cost = small(2, 2)
+    cost = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=2e8), model=replace(cost.model, sharding="zero1"))
+    study = study_of(cost, 3000, 2000)
+    choice = search_layouts(study, (), "balanced")
+    assert choice.model["pipeline_parallel"] == 2
+    model = replace(cost.model, **choice.model)
+    laid, batches = make_cost(cost.cluster, model), [study.batch(number) for number in range(4)]
+    whole = Candidate(model, Mesh(laid, **{**choice.keys, "pack_tokens": None}))
+    assert Candidate(model, Mesh(laid, **choice.keys)).seconds(batches) < 0.9 * whole.seconds(batches)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tests.helpers.strategies import costs, lengths
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.cluster import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
 from zbench.simulator.clock import Free, run_hops
@@ -86,7 +87,7 @@ def test_published_squares_beside_every_assignment() -> None:
         gaps.append(load / best - 1)
     assert min(gaps) >= -1e-12
     assert np.median(gaps) == pytest.approx(0, abs=1e-12)
-    assert max(gaps) < 0.20
+    assert max(gaps) < 0.094
 
 
 # -- the search -------------------------------------------------------------------------------------
@@ -102,18 +103,31 @@ def every_partition(count: int, nodes: int, gpus: int) -> list[Partition]:
     return found
 
 
-@pytest.mark.parametrize("device", [A100, H100], ids=lambda device: device.name)
-def test_the_search_beside_every_partition(device: object) -> None:
+# By partitioner and device: the median and the worst of 12 batches, as shares above the best, just above what they are.
+BESIDE_EVERY = {
+    ("search", A100): (0.001, 0.014),
+    ("search", H100): (0.001, 0.030),
+    ("published", A100): (0.001, 0.193),
+    ("published", H100): (0.041, 0.186),
+}
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "device"), list(BESIDE_EVERY), ids=[f"{name}-{of.name}" for name, of in BESIDE_EVERY]
+)
+def test_both_partitioners_beside_every_partition(partitioner: str, device: Device) -> None:
     """Two nodes of two GPUs, without remapping, in the order of queues; docs/systems/zeppelin.md has the figures."""
-    cost, gaps = small(2, 2, device), []  # type: ignore[arg-type]
-    for batch in batches(5, most=3):
-        zeppelin = Zeppelin(cost, remap=False, list_schedule=False)
+    cost, gaps = small(2, 2, device), []
+    for batch in batches(12, most=3):
+        zeppelin = Zeppelin(cost, partitioner=partitioner, remap=False, list_schedule=False)  # type: ignore[arg-type]
         (plan,) = zeppelin.plan(batch)
         tries = every_partition(len(batch.lengths), 2, 2)
-        best = min(Timed.of(zeppelin.partition_plan(batch, one), cost).seconds for one in tries)
+        built = replace(zeppelin, partitioner="search")
+        best = min(Timed.of(built.partition_plan(batch, one), cost).seconds for one in tries)
         gaps.append(Timed.of(plan, cost).seconds / best - 1)
-    assert np.median(gaps) < 0.02
-    assert max(gaps) < 0.25
+    median, worst = BESIDE_EVERY[partitioner, device]
+    assert np.median(gaps) < median
+    assert max(gaps) < worst
 
 
 @given(st.data())

@@ -1,5 +1,5 @@
-"""python -m zbench.anchors [--world NAME] [--clock CLOCK], or --rows FILE [--group GROUP]; [--json]: measured and
-predicted. An edge."""
+"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], or --rows FILE [--group GROUP]; [--json]:
+measured and predicted. An edge."""
 
 import sys
 
@@ -38,9 +38,10 @@ GROUPS = {
 }
 
 
-def anchors(name: str = NOMINAL, clock: str = CLOCKS[0]) -> list[Anchor]:
+def anchors(name: str = NOMINAL, clock: str = CLOCKS[0], group: attention.Group | None = None) -> list[Anchor]:
     """Returns all published numbers that this project predicts, each beside its prediction. name: of the world that
-    clusters are in, if they have it. clock: of CLOCKS; of whole steps, training steps alone."""
+    clusters are in, if they have it. clock: of CLOCKS; of whole steps, training steps alone. group: one of attention,
+    alone."""
     there = world(name)
 
     def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
@@ -53,6 +54,8 @@ def anchors(name: str = NOMINAL, clock: str = CLOCKS[0]) -> list[Anchor]:
 
         found = [anchor for module in (training, long_context) for anchor in module.anchors(described, WholeStep)]
         return found + steps.anchors(described, workload, WholeStep)
+    if group is not None:
+        return attention.anchors(described, group)
     modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
     found = [anchor for module in modules for anchor in module.anchors(described)]
     return found + attention.anchors(described, "magi") + steps.anchors(described, workload)
@@ -72,10 +75,11 @@ def _anchors() -> int:
             raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
     if arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
-    elif arguments.group:
-        raise ValueError(f"--group is {arguments.group}; it takes a file of rows beside it, --rows FILE")
     else:
-        _published(arguments.world or NOMINAL, arguments.clock or CLOCKS[0], arguments.json)
+        if arguments.group and arguments.clock == CLOCKS[1]:
+            told = f"--clock {CLOCKS[1]} plays training steps alone, so it takes no --group beside it"
+            raise ValueError(f"--group is {arguments.group}; {told}")
+        _published(arguments.world or NOMINAL, arguments.clock or CLOCKS[0], arguments.group, arguments.json)
     return 0
 
 
@@ -89,7 +93,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--group",
         choices=attention.GROUPS,
-        help="of --rows, the methods that are predicted: those of the wrapper, or MagiAttention's (default: attention)",
+        help="a group of attention alone; of --rows, the methods that are predicted: those of the wrapper (the default "
+        "there), or MagiAttention's",
     )
     parser.add_argument(
         "--world", metavar="WORLD", choices=worlds(), help="a world of conf/world that clusters are in (docs/worlds.md)"
@@ -101,12 +106,12 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _published(world: str, clock: str, as_json: bool) -> None:
-    found = anchors(world, clock)
+def _published(world: str, clock: str, group: attention.Group | None, as_json: bool) -> None:
+    found = anchors(world, clock, group)
     if not as_json:
         from zbench.anchors.show import show_groups
 
-        show_groups(found, GROUPS, apart="magi")
+        show_groups(found, GROUPS, apart="magi" if group is None else "")
         return
     rows = [{**asdict(anchor), "error": anchor.error} for anchor in found]
     keys = ("anchor", "case", "measured", "predicted", "error", "known", "source")

@@ -32,7 +32,8 @@ def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> 
         alike = [anchor for anchor in found if anchor.known is kind]
         members = [anchor for anchor in alike if anchor.anchor != apart]
         but = f" but {apart}" if len(members) < len(alike) else ""
-        _say(console, errors_and_orders(f"all {name}{but}", members))
+        if members:
+            _say(console, errors_and_orders(f"all {name}{but}", members))
     console.print(
         "predicted: simulated by zbench on described devices and clusters. measured: published by others. "
         "known: looked at when a constant or an assumption was chosen (docs/cost.md); blind: not."

@@ -19,8 +19,11 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 
-TAKES = "causal, full, or window:N with N tokens, at least 1, that a query sees up to and with itself"
 LONGEST = 2**40  # tokens: more than any sequence has, and far from what int64 squares hold
+TAKES = (
+    f"causal, full, or window:N with N tokens, at least 1 and at most {LONGEST:,}, that a query sees up to and with "
+    "itself"
+)
 
 
 @dataclass(frozen=True, slots=True)

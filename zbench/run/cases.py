@@ -1,5 +1,6 @@
 """The cases of a run: its system and its baseline, each with the start line of its record. An edge: no torch."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -81,7 +82,8 @@ def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Se
         return settled(request.baseline, parts, tell=tell)
     except ValueError as error:
         kind = PlugInError if isinstance(error, PlugInError) else ValueError
-        raise kind(f"baseline={request.settings.baseline}: {error}") from error
+        told = re.sub(r"\bsystem\.", "baseline_system.", str(error))  # by the name that its keys have on a command line
+        raise kind(f"baseline={request.settings.baseline}: {told}") from error
 
 
 def _packages(system: System) -> Line:
