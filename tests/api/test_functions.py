@@ -132,8 +132,8 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"cluster": "no.yaml"}, "cluster is 'no.yaml'; it cannot be read"),
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
         (
-            {"strategy": {"sharding": "zero2"}},
-            "sharding is 'zero2'; it takes one of ddp, deepspeed_zero3, fsdp2, megatron_zero1",
+            {"strategy": {"sharding": "zero4"}},
+            "sharding is 'zero4'; it takes one of ddp, deepspeed_zero3, fsdp2, megatron_zero1",
         ),
         (
             {"strategy": {"sharding": 3}},

@@ -116,7 +116,7 @@ def test_what_was_judged_is_shown_when_the_user_stops(
         (["mutate", "--mutants", "0"], "--mutants is 0; it takes a whole number of at least 26"),
         (["mutate", "--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),
         (["mutate", "--jobs", "0"], "--jobs is 0; it takes a whole number of at least 1"),
-        (["mutate", "--steps", "1"], "unrecognized arguments: --steps 1"),
+        (["mutate", "--steps", "1"], "unrecognized arguments: --steps (see --help)"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(

@@ -14,8 +14,8 @@ from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.step.passes.own_plans import own_plans
+from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.pipeline_parameters import PipelineShapes
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import ACROSS, Step

@@ -73,9 +73,9 @@ def test_the_prediction_is_what_the_clock_plays(data: st.DataObject, cost: Cost,
     plan = route(reverse(data.draw(forwards(cost)), mode), cost)
     found, predicted, _ = scheduled(plan, cost, programs(plan, cost))
     ends = []
-    for times, part in zip((1, 2), programs(found, cost), strict=True):
+    for linear, part in zip((cost.linear_seconds, cost.backward_linear_seconds), programs(found, cost), strict=True):
         state = ClockState.zero(cost.cluster)
-        Layers(part, times * cost.linear_seconds(plan.tokens_per_rank), 1).one(state)
+        Layers(part, linear(plan.tokens_per_rank), 1).one(state)
         ends.append(float(state.ready.max()))
     assert predicted == pytest.approx(sum(ends), rel=1e-12)
 

@@ -26,7 +26,16 @@ def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
         "host_efficiency",
         "host_queues",
     }
-    plain = {"name", "tile", "packed_rows", "backward_rows", "compute_slowdown", "matmul_by_tokens"}
+    plain = {
+        "name",
+        "tile",
+        "packed_rows",
+        "backward_rows",
+        "compute_slowdown",
+        "matmul_by_tokens",
+        "multiprocessors",
+        "matmul_shapes",
+    }
     words = {"name", "device", "domains", "links", "port_order"}
     assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, *words}
     assert set(Domain.__dataclass_fields__) == {*DOMAIN_KINDS, "name", "gpus", "efficiency", "channels"}

@@ -16,9 +16,9 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, REDUCE
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
-from zbench.step.passes.zero import ShardedParameters
 from zbench.step.proof.prove import prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step

@@ -22,8 +22,8 @@ from zbench.plans.plan import Plan
 from zbench.run.choices import NEEDS
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
-from zbench.step.passes.zero import STAGES
 from zbench.step.proof.prove import StepError, prove_step
 
 TOLERANCE = 1e-12

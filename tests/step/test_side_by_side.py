@@ -13,7 +13,7 @@ from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.pipeline_parameters import PipelineShapes
+from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.reading import read_step
 from zbench.step.template import ACROSS, StageStart, Step
 from zbench.step.text import step_text

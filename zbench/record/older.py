@@ -3,9 +3,10 @@
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
 (zbench.run.fastest). Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
-before they were groups (zbench.describe.strategy). Before facts told a run's GPUs, those of a run with tensor
-parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
-as they were fewer. So were the memory and the NICs of its steps.
+before they were groups (zbench.describe.strategy); gradients were reduced layer by layer (zbench.describe.overlap).
+Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
+and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
+steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
+from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.worlds import NOMINAL
 from zbench.record.old_names import REGROUPED
@@ -24,6 +26,7 @@ _WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "plann
 _BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
 _CLUSTER = "zbench.describe.cluster.Cluster"
 _MODEL = "zbench.describe.model.Model"
+_SHARDING = "zbench.describe.strategy.Sharding"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.WholeStep"
 
 
@@ -33,6 +36,9 @@ def with_all_keys(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     config = _with_strategy({**_BEFORE, **config})
+    sharding = config.get("sharding")
+    if isinstance(sharding, Mapping) and sharding.get("_target_") == _SHARDING:
+        config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     cluster = config.get("cluster")
     if isinstance(cluster, Mapping) and cluster.get("_target_") == _CLUSTER:
         config["cluster"] = {"port_order": PLAN, **cluster}
@@ -56,7 +62,7 @@ def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:
     window = {} if strategy == "none" else {"window": own.get("window", 1)}
     degrees = {name: had.get(name, 1) for name in ("tensor_parallel", "pipeline_parallel")}
     groups: dict[str, dict[str, Any]] = {
-        "sharding": {"_target_": f"{_STRATEGY}.Sharding", "strategy": strategy, **window},
+        "sharding": {"_target_": _SHARDING, "strategy": strategy, **window},
         "recompute": {"_target_": f"{_STRATEGY}.Recompute", "granularity": had.get("recompute", "none")},
         "parallel": {
             "_target_": f"{_STRATEGY}.Parallel",

@@ -20,7 +20,7 @@ from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_stat
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
 from zbench.runtime.step_executor import TorchWholeStep
-from zbench.step.passes.zero import weight_elements
+from zbench.step.passes.parameters.zero import weight_elements
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
 #   python -m zbench executor=torch cluster.num_nodes=32 tokens_per_gpu=256 workload=pystdlib baseline=null steps=1

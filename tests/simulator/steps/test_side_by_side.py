@@ -15,7 +15,7 @@ from zbench.simulator.steps.play import LAYERS, PlayedStep, play_some_layers, pl
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.own_plans import plans_of_layouts
-from zbench.step.passes.zero import GRADIENT_BYTES, WHOLE, weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, weight_elements
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

@@ -36,7 +36,7 @@ from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
-from zbench.step.passes.zero import STAGES
+from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

@@ -15,10 +15,10 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
-from zbench.step.passes.zero import STAGES
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)

@@ -16,10 +16,10 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.contributions import Rows
-from zbench.step.passes.gradients import GradientRows
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.passes.optimizer import optimizer_template
-from zbench.step.passes.pipeline_parameters import CommonParameters, PipelineShapes
+from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.optimizer import optimizer_template
+from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, PipelineShapes
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensors import tensors_of
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Template

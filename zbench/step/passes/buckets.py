@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from zbench.describe.arrays import Ints
 from zbench.step.passes.contributions import TABLE
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.passes.zero import GRADIENT_BYTES, ShardedParameters
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, ShardedParameters
 from zbench.step.template import Instance, StageStart, Template
 
 

@@ -17,15 +17,15 @@ from zbench.plans.plan import Plan
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
 from zbench.step.passes.contributions import Rows
-from zbench.step.passes.gradients import GradientRows
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.passes.optimizer import optimizer_template
+from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.optimizer import optimizer_template
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import sections
 from zbench.step.passes.side_by_side import pipelines_step
-from zbench.step.passes.zero import ShardedParameters
 from zbench.step.template import Instance, Items, Step, Template
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.passes.experts import ExpertModules, of_experts
-from zbench.step.passes.gradients import GradientRows
+from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 

@@ -14,12 +14,12 @@ from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules, of_experts
-from zbench.step.passes.gradients import GradientRows
+from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
-from zbench.step.passes.zero import ShardedParameters
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
 
 Tables = list[Ints | Rows]

@@ -6,7 +6,7 @@ import numpy as np
 
 from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
-from zbench.step.passes.pipeline_parameters import PipelineShapes
+from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 
 
 def plans_of_layouts(plans: Sequence[Plan]) -> list[Plan]:

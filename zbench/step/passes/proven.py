@@ -12,9 +12,9 @@ from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.passes.zero import ShardedParameters
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

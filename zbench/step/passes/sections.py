@@ -6,8 +6,8 @@ from functools import cached_property, lru_cache
 
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
+from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
-from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
 from zbench.step.transpose import transpose
 
 

@@ -19,11 +19,11 @@ from zbench.step.passes.across import AcrossPipelines, BuiltPipelines
 from zbench.step.passes.buckets import Buckets
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.own_plans import own_plans
+from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
+from zbench.step.passes.parameters.zero import layer_weights, outer_weights
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import border_templates, pipeline_order, stage_starts
-from zbench.step.passes.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
 from zbench.step.passes.sections import sections
-from zbench.step.passes.zero import layer_weights, outer_weights
 from zbench.step.template import Instance, Items, StageStart, Step
 
 

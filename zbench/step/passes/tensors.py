@@ -7,14 +7,14 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
-from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.zero import (
+from zbench.step.passes.parameters.zero import (
     GRADIENT_BYTES,
     MOMENT_BYTES,
     WHOLE,
     ShardedParameters,
     weight_elements,
 )
+from zbench.step.passes.parts import PlanParts
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}

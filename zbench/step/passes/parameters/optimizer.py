@@ -6,8 +6,8 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, Operations, operation_row
-from zbench.step.passes.gradients import GradientRows
-from zbench.step.passes.zero import WHOLE, ShardedParameters
+from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
 from zbench.step.template import Items, Template
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.lists import PLACE
 from zbench.step.operations import GATHER, REDUCE
-from zbench.step.passes.zero import ParameterRows
+from zbench.step.passes.parameters.zero import ParameterRows
 from zbench.step.template import AT_HOME, COMPLETE
 
 

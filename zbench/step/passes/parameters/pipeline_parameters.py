@@ -16,7 +16,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.pipelines import Pipelines
-from zbench.step.passes.zero import WHOLE, ShardedParameters, weight_elements
+from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters, weight_elements
 
 
 @dataclass(frozen=True)

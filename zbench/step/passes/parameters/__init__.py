@@ -1,0 +1,1 @@
+"""Parameters of a step: how they and their gradients are cut, gathered, reduced and updated."""
