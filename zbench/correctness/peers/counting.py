@@ -1,8 +1,8 @@
 """Counts what a peer sends: every collective of torch.distributed, where it is dispatched, also from C++ and autograd.
 
 The convention is that of rings, as in zbench.step.passes.parameters.zero's reductions and gathers: of S bytes over n
-processes an all-gather (S is its result), a reduce-scatter (S is its input), a broadcast and a reduction to one process have all
-processes together send (n - 1) S, an all-reduce twice that. What gloo's own algorithms send is not looked at.
+processes an all-gather (S is its result), a reduce-scatter (S is its input), a broadcast and a reduction to one process
+have all processes together send (n - 1) S, an all-reduce twice that. What gloo's own algorithms send is not looked at.
 """
 
 from collections import Counter
