@@ -64,7 +64,8 @@ class ProvenSteps:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: plans have pipelines. zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
+            ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
+            zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
         if plans[0].pipelines is not None and not self.pipelines:
             raise ValueError(
