@@ -18,7 +18,7 @@ LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
+    """The mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
     were played, by clock and batch, so that no step is played twice."""
 
     model: Model

@@ -36,8 +36,8 @@ Timed = tuple[float, Candidate]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What candidates are played on at first, and when one is out. few: the batches. hard: a batch that has to fit.
-    clock: the run's own."""
+    """The race that candidates enter: what they are played on at first, and when one is out. few: the batches. hard: a
+    batch that has to fit. clock: the run's own."""
 
     few: Sequence[Batch]
     hard: Batch
@@ -129,7 +129,7 @@ def filled(timed: Sequence[Timed], race: Race) -> list[Timed]:
     for seconds, candidate in sorted(timed, key=_seconds):
         if candidate.model not in models:
             for smaller in fills(candidate, race.few):
-                if seconds * shortened(candidate, race.few) > limit:
+                if seconds * least_bubble_share(candidate, race.few) > limit:
                     break
                 its = smaller.seconds(race.few)
                 if its > seconds:
@@ -142,7 +142,7 @@ def filled(timed: Sequence[Timed], race: Race) -> list[Timed]:
     return found
 
 
-def shortened(candidate: Candidate, batches: Sequence[Batch]) -> float:
+def least_bubble_share(candidate: Candidate, batches: Sequence[Batch]) -> float:
     """Returns the share of a step's seconds that is left with the shortest bubble that is tried, if full micro-batches
     are alike: k of them go through n stages in k + n - 1 turns."""
     mesh, stages = candidate.mesh, candidate.model.pipeline_parallel
