@@ -4,10 +4,10 @@ Candidates are played on few batches, the better ones on more, the best on all (
 Talwalkar 2016, arXiv 1502.07943), all but the first by the run's own clock. Of a method, degrees are tried upwards from
 the least that holds the longest sequence, until one is slower than the one before it: wider groups then only send more.
 With stages, micro-batches as large as memory allows have the longest bubble, so smaller ones are tried from the
-beginning.
+beginning. What is far behind on few batches goes no further.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import ceil, inf
@@ -23,46 +23,38 @@ from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
+from zbench.systems.static_best.candidate import LAYOUT, Candidate
 
 # How many is a judgement: on 32 GPUs the search takes some seconds.
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
-PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
-LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
+BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
+
+Timed = tuple[float, Candidate]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A mesh on the ranks that a model's tensor parallelism and stages leave."""
+class Race:
+    """The race that candidates enter: what they are played on at first, and when one is out. few: the batches. hard: a
+    batch that has to fit. clock: the run's own."""
 
-    model: Model
-    mesh: Mesh
+    few: Sequence[Batch]
+    hard: Batch
+    clock: Clock
 
-    def seconds(self, batches: Sequence[Batch], clock: Clock = Simulated) -> float:
-        """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory."""
-        executor, total = clock(self.mesh.cost), 0.0
-        for batch in batches:
-            result = executor.step(batch, self.mesh.plan(batch))
-            if result.out_of_memory:
-                return inf
-            total += result.seconds
-        return total / len(batches)
+    def fits(self, candidate: Candidate) -> bool:
+        """Returns whether a candidate has room for the hard batch."""
+        return candidate.seconds([self.hard], self.clock) < inf
 
-    def choice(self, num_gpus: int) -> Choice:
-        """Returns the keys of the model and of the mesh that this candidate sets, and both in words."""
-        mesh, model = self.mesh, self.model
-        assert mesh.degree is not None
-        keys = {name: getattr(mesh, name) for name in ("method", "degree", "batching", "pack_tokens")}
-        stages = model.pipeline_parallel
-        groups = num_gpus // (model.tensor_parallel * stages * mesh.degree)
-        words = (
-            f"tensor parallelism {model.tensor_parallel}, {stages} stage{'s' * (stages > 1)}, "
-            f"{f'{mesh.method} over {mesh.degree}' if mesh.degree > 1 else 'no context parallelism'}, data parallelism "
-            f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU {PACKED[mesh.batching]}, "
-            f"sharding {model.sharding}, recompute {model.recompute}"
-        )
-        return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)
+    def limit(self, timed: Iterable[Timed]) -> float:
+        """Returns the seconds from which on a candidate is far behind the fastest of those that fit."""
+        return BEHIND * next((seconds for seconds, one in sorted(timed, key=_seconds) if self.fits(one)), inf)
+
+    @property
+    def judges(self) -> bool:
+        """Whether few batches are played by the run's clock; by another one, what is far behind may be the fastest."""
+        return self.clock is Simulated
 
 
 def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Choice:
@@ -75,17 +67,18 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     hard = sample.hard
     (few, better), (more, best) = ROUNDS
     few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
-    first, then, last = sample.some(few), sample.some(min(more, study.judged)), sample.some(study.judged)
-    timed: list[tuple[float, Candidate]] = []
+    then, last = sample.some(min(more, study.judged)), sample.some(study.judged)
+    race = Race(sample.some(few), hard, study.clock)
+    timed: list[Timed] = []
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
-        timed += grown(model, cost, batching, hard, first)
-    timed = filled(timed, first)
+        timed += grown(model, cost, batching, race)
+    timed = filled(timed, race)
     study.tell("playing the better ones")
-    fitting = islice((one for one in ranked(timed) if one.seconds([hard], study.clock) < inf), better)
-    timed = [(one.seconds(then, study.clock), one) for one in fitting]
-    sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, hard)]
-    candidates = ranked([(one.seconds(last, study.clock), one) for one in sizes])
+    near = ranked(timed, race.limit(timed) if race.judges else inf)
+    timed = [(one.seconds(then, study.clock), one) for one in islice(filter(race.fits, near), better)]
+    sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, race)]
+    candidates = ranked(raced(sizes, last, study.clock))
     if not candidates:
         raise ValueError(
             f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
@@ -112,73 +105,99 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
         yield laid, cost
 
 
-def grown(
-    model: Model, cost: Cost, batching: Batching, hard: Batch, batches: Sequence[Batch]
-) -> Iterator[tuple[float, Candidate]]:
-    """Yields meshes of every method, of degrees from the least on, with their seconds on `batches`."""
+def grown(model: Model, cost: Cost, batching: Batching, race: Race) -> Iterator[Timed]:
+    """Yields meshes of every method, of degrees from the least on, with their seconds on few batches."""
     ranks, tokens = cost.cluster.num_ranks, fitting_tokens(cost)
-    least = least_degree(int(hard.lengths.max()), tokens, ranks)
+    least = least_degree(int(race.hard.lengths.max()), tokens, ranks)
     for method in METHODS:
         before = inf
         for degree in (one for one in divisors(ranks) if one >= least):
             candidate = Candidate(model, Mesh(cost, method, degree, batching, tokens))
-            seconds = candidate.seconds(batches)
+            seconds = candidate.seconds(race.few)
             yield seconds, candidate
             if before < seconds < inf:
                 break
             before = seconds
 
 
-def filled(timed: Sequence[tuple[float, Candidate]], batches: Sequence[Batch]) -> list[tuple[float, Candidate]]:
+def filled(timed: Sequence[Timed], race: Race) -> list[Timed]:
     """Returns candidates and their seconds; of every model with stages the fastest mesh has micro-batches of fewer and
-    fewer tokens, until they are slower.
-
-    Without any bubble n stages are n times as fast as with one micro-batch: who would be behind even then stays.
-    """
-    least, found = min((seconds for seconds, _ in timed), default=inf), []
+    fewer tokens, until they are slower, or would be far behind with the shortest bubble that is tried."""
+    found: list[Timed] = []
     models: list[Model] = []
+    limit = race.limit(timed)
     for seconds, candidate in sorted(timed, key=_seconds):
-        if candidate.model not in models and seconds / candidate.model.pipeline_parallel < least:
-            for smaller in fills(candidate, batches):
-                its = smaller.seconds(batches)
+        if candidate.model not in models:
+            for smaller in fills(candidate, race.few):
+                if seconds * least_bubble_share(candidate, race.few) > limit:
+                    break
+                its = smaller.seconds(race.few)
                 if its > seconds:
                     break
                 seconds, candidate = its, smaller
+            if seconds * BEHIND < limit:
+                limit = min(limit, race.limit([(seconds, candidate)]))
         models.append(candidate.model)
         found.append((seconds, candidate))
-        least = min(least, seconds)
     return found
+
+
+def least_bubble_share(candidate: Candidate, batches: Sequence[Batch]) -> float:
+    """Returns the share of a step's seconds that is left with the shortest bubble that is tried, if full micro-batches
+    are alike: k of them go through n stages in k + n - 1 turns."""
+    mesh, stages = candidate.mesh, candidate.model.pipeline_parallel
+    assert mesh.pack_tokens is not None
+    fewest = ceil(even_tokens(mesh, batches) / mesh.pack_tokens)
+    most = FILLS[-1] * stages
+    return fewest / (fewest + stages - 1) * (most + stages - 1) / most
+
+
+def even_tokens(mesh: Mesh, batches: Sequence[Batch]) -> float:
+    """Returns the tokens that a rank has of the batch with the most, spread evenly."""
+    return max(batch.num_tokens for batch in batches) / mesh.cost.cluster.num_ranks
 
 
 def fills(candidate: Candidate, batches: Sequence[Batch]) -> Iterator[Candidate]:
     """Yields the candidate, if it has stages, with smaller micro-batches, of which a batch is some for each stage."""
     mesh, stages = candidate.mesh, candidate.model.pipeline_parallel
     assert mesh.pack_tokens is not None
-    even = max(batch.num_tokens for batch in batches) / mesh.cost.cluster.num_ranks
+    even = even_tokens(mesh, batches)
     for size in (ceil(even / (fill * stages)) for fill in FILLS if stages > 1):
         if size < mesh.pack_tokens:
             yield replace(candidate, mesh=replace(mesh, pack_tokens=size))
 
 
-def sized(candidate: Candidate, batch: Batch) -> Iterator[Candidate]:
-    """Yields the candidate and, without stages, the same with smaller micro-batches, where a batch is then more of
-    them."""
+def sized(candidate: Candidate, race: Race) -> Iterator[Candidate]:
+    """Yields the candidate and, without stages, the same with smaller micro-batches, where a batch is then more of them
+    and, by the clock of few batches, no slower on those."""
     mesh = candidate.mesh
     assert mesh.pack_tokens is not None
     yield candidate
     if candidate.model.pipeline_parallel > 1:  # whose smaller ones were tried at first
         return
+    limit = candidate.seconds(race.few) if race.judges else inf
     for tokens in (int(share * mesh.pack_tokens) for share in SHARES):
-        if 1 <= tokens * mesh.cost.cluster.num_ranks < batch.num_tokens:
-            yield replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
+        if 1 <= tokens * mesh.cost.cluster.num_ranks < race.hard.num_tokens:
+            smaller = replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
+            if limit == inf or smaller.seconds(race.few) <= limit:
+                yield smaller
 
 
-def ranked(timed: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
-    """Sorts candidates that fit by their seconds, fastest first; equally fast ones keep their order."""
-    return [one for seconds, one in sorted(timed, key=_seconds) if seconds < inf]
+def raced(candidates: Sequence[Candidate], batches: Sequence[Batch], clock: Clock) -> list[Timed]:
+    """Returns candidates with their seconds on `batches`, infinite of those that cannot be the fastest any more."""
+    timed: list[Timed] = []
+    for one in candidates:
+        timed.append((one.seconds(batches, clock, min((seconds for seconds, _ in timed), default=inf)), one))
+    return timed
 
 
-def _seconds(timed: tuple[float, Candidate]) -> float:
+def ranked(timed: Sequence[Timed], limit: float = inf) -> list[Candidate]:
+    """Sorts candidates that fit, and take no longer than `limit`, by their seconds, fastest first; equally fast ones
+    keep their order."""
+    return [one for seconds, one in sorted(timed, key=_seconds) if seconds <= limit and seconds < inf]
+
+
+def _seconds(timed: Timed) -> float:
     return timed[0]
 
 

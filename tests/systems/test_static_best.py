@@ -30,8 +30,9 @@ from zbench.run.replay import Replay
 from zbench.simulator.simulate import Simulated
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
+from zbench.systems.static_best.candidate import Candidate
 from zbench.systems.static_best.planner import StaticBest
-from zbench.systems.static_best.search import Candidate, divisors, parallel_layouts, search_layouts
+from zbench.systems.static_best.search import BEHIND, Race, divisors, parallel_layouts, search_layouts
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +127,45 @@ def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
     assert judged.model["tensor_parallel"] == 1
     found = {model.tensor_parallel for model, _ in parallel_layouts(study_of(cost, 200, clock=Dear), ())}
     assert found == {1, 2}
+
+
+def test_no_step_is_played_twice() -> None:
+    cost = small(2, 2)
+    played: list[str] = []
+
+    class Counted(Simulated):
+        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+            played.append(batch.digest)
+            return Simulated(self.cost).step(batch, plans)
+
+    batches = [study_of(cost, 2000).batch(number) for number in range(4)]
+    candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
+    every = [candidate.seconds([batch], Counted) for batch in batches[:2]]
+    assert candidate.seconds(batches[:2], Counted) == sum(every) / 2
+    candidate.seconds(batches, Counted)
+    assert played == [batch.digest for batch in batches]
+
+
+def test_a_candidate_is_given_up_only_where_its_mean_is_over_the_limit() -> None:
+    cost = small(2, 2)
+    batches = [study_of(cost, 3000, 500, 2000).batch(number) for number in range(6)]
+    mesh = Mesh(cost, "ring", 4, "balanced")
+    mean = Candidate(cost.model, mesh).seconds(batches)
+    assert Candidate(cost.model, mesh).seconds(batches, limit=mean * (1 + 1e-9)) == mean
+    late = Candidate(cost.model, mesh)
+    assert late.seconds(batches, limit=mean * 0.5) == float("inf")
+    assert len(late.played) < len(batches)
+
+
+def test_what_has_no_room_for_the_hard_batch_leaves_nothing_behind() -> None:
+    """The fastest on few batches may be out of memory on the hard one; then the next one is the measure."""
+    cost = small(2, 2, memory=20e9)
+    narrow, wide = (Candidate(cost.model, Mesh(cost, "ulysses", degree, "balanced")) for degree in (1, 4))
+    race = Race([study_of(cost, 300).batch(0)], study_of(cost, 40_000).batch(0), Simulated)
+    timed = [(one.seconds(race.few), one) for one in (narrow, wide)]
+    assert timed[0][0] < timed[1][0]
+    assert (race.fits(narrow), race.fits(wide)) == (False, True)
+    assert race.limit(timed) == BEHIND * timed[1][0]
 
 
 def test_what_does_not_fit_is_not_chosen() -> None:

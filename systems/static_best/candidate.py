@@ -1,0 +1,63 @@
+"""A candidate of the search for a static configuration: a mesh, and what its steps took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from zbench.cost.bound import bound_seconds
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.interfaces.study import Choice, Clock
+from zbench.run.fastest import FREE
+from zbench.simulator.simulate import Simulated
+from zbench.systems.mesh import Mesh
+
+PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
+LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
+    were played, by clock and batch, so that no step is played twice."""
+
+    model: Model
+    mesh: Mesh
+    played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def seconds(self, batches: Sequence[Batch], clock: Clock = Simulated, limit: float = inf) -> float:
+        """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory, or
+        where the mean is more than `limit` whatever the remaining steps take."""
+        left = list(self.least(batches)) if clock is Simulated and limit < inf else [0.0] * len(batches)
+        total = 0.0
+        for number, batch in enumerate(batches):
+            total += self._step(batch, clock)
+            if total == inf or total + sum(left[number + 1 :]) > limit * len(batches):
+                return inf
+        return total / len(batches)
+
+    def _step(self, batch: Batch, clock: Clock) -> float:
+        key = clock, batch.digest
+        if key not in self.played:
+            result = clock(self.mesh.cost).step(batch, self.mesh.plan(batch))
+            self.played[key] = inf if result.out_of_memory else result.seconds
+        return self.played[key]
+
+    def least(self, batches: Sequence[Batch]) -> list[float]:
+        """Returns the seconds of each batch's step that no plan can beat (zbench.cost.bound)."""
+        return [bound_seconds(batch, self.mesh.cost) for batch in batches]
+
+    def choice(self, num_gpus: int) -> Choice:
+        """Returns the keys of the model and of the mesh that this candidate sets, and both in words."""
+        mesh, model = self.mesh, self.model
+        assert mesh.degree is not None
+        keys = {name: getattr(mesh, name) for name in ("method", "degree", "batching", "pack_tokens")}
+        stages = model.pipeline_parallel
+        groups = num_gpus // (model.tensor_parallel * stages * mesh.degree)
+        words = (
+            f"tensor parallelism {model.tensor_parallel}, {stages} stage{'s' * (stages > 1)}, "
+            f"{f'{mesh.method} over {mesh.degree}' if mesh.degree > 1 else 'no context parallelism'}, data parallelism "
+            f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU {PACKED[mesh.batching]}, "
+            f"sharding {model.sharding}, recompute {model.recompute}"
+        )
+        return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)
