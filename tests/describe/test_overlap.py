@@ -20,7 +20,9 @@ def test_windows_and_buckets() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, None])
 def test_a_window_is_a_whole_number(value: object) -> None:
-    with pytest.raises(ValueError, match=f"^sharding.window is {value}; it takes a whole number of at least 0$"):
+    with pytest.raises(
+        ValueError, match=f"^sharding.window is {value}; it takes a whole number of at least 0, or all$"
+    ):
         StepOverlap(value)  # type: ignore[arg-type]
 
 

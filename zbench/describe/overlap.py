@@ -5,7 +5,7 @@ Pure data: conf/sharding sets it with a yaml for each framework's default, zbenc
 
 from dataclasses import dataclass
 
-from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.checks import is_whole
 
 ALL = "all"  # of a window
 LAYER, END = "layer", "end"  # of buckets
@@ -29,10 +29,9 @@ class StepOverlap:
     gradient_bucket: int | float | str = LAYER
 
     def __post_init__(self) -> None:
-        if isinstance(self.window, str) and self.window != ALL:
-            raise ValueError(f"sharding.window is {self.window!r}; it takes a whole number of at least 0, or {ALL}")
-        if not isinstance(self.window, str):
-            check_whole_number("sharding.window", self.window, 0)
+        window = self.window
+        if window != ALL and not (is_whole(window) and window >= 0):
+            raise ValueError(f"sharding.window is {window!r}; it takes a whole number of at least 0, or {ALL}")
         size = self.gradient_bucket
         whole = is_whole(size) or (isinstance(size, float) and size.is_integer())
         if size not in (LAYER, END) and not (whole and size >= 1):  # type: ignore[operator]
