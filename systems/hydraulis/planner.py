@@ -69,6 +69,7 @@ class Hydraulis:
             or pack_tokens is set where packs have no limit.
     """
 
+    plans_pipelines: ClassVar[bool] = True
     PUBLISHED: ClassVar[Published] = {
         "batching": PublishedValue("published", "lhy101/Hydraulis (4489487e), examples/strategy/dynamic_pulp.py"),
         "compare_whole_steps": PublishedValue(

@@ -15,6 +15,7 @@ The arrays and numbers that go from one to the next are in records.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -87,6 +88,8 @@ class Nodewise:
         ValueError: a number is not whole and at least 1, head_chunks are more than 3, or a switch is neither true nor
             false.
     """
+
+    plans_pipelines: ClassVar[bool] = True
 
     cost: Cost
     played_placements: int = 3

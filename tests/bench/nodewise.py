@@ -26,7 +26,9 @@ STEPS = 2
 PARTS = (
     "",
     "homes_where_lacking=false",
+    "adopt_rivals=false",
     "share_heads=false",
+    "share_heads=false adopt_rivals=false",
     "fewest_nodes=false",
     "place_cut_first=false",
     "fill_with_beginnings=false",

@@ -64,7 +64,7 @@ def test_no_permutation_is_faster(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_no_groups_of_permutations_are_faster(data: st.DataObject) -> None:
-    """Of any degree, inside nodes and across them, documents whole on a group."""
+    """The bound holds for groups of any degree, inside nodes and across them, with documents whole on a group."""
     cost, batch = data.draw(costs(3, 4)), data.draw(batches(20_000, 12))
     ranks = cost.cluster.num_ranks
     degree = data.draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))

@@ -104,3 +104,18 @@ def test_what_a_file_depends_on(root: Path) -> None:
     assert reached(folder / "again.py", known) == {folder / f"{name}.py" for name in ("again", "between", "plain")}
     assert reached(folder / "alone.py", known) == {folder / "alone.py"}
     assert reached(Path("elsewhere.py"), known) == {Path("elsewhere.py")}
+
+
+def test_no_two_processes_give_functions_one_number(root: Path) -> None:
+    """A number is all that tells functions of one name and type apart, as the loops of numba's sort and argsort; from
+    two processes' caches they would be taken for each other."""
+    program = MINE.replace("print(mine(10), sum(mine.stats.cache_hits.values()))", "mine(10)")
+    (root / "systems" / "mine.py").write_text(
+        program + "\nfor of in mine.overloads.values():\n    print(of.fndesc.unique_name.rpartition('$')[2])\n"
+    )
+    numbers = []
+    for _ in range(2):
+        numbers += printed(root, "zbench")
+        for kept in (root / "systems" / "__pycache__").glob("*.nb?"):
+            kept.unlink()
+    assert len(set(numbers)) == 2

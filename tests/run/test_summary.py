@@ -1,10 +1,13 @@
 """Sentences below a run's table."""
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from zbench import __main__
 from zbench.run.summary import about_words
 
 PUBLISHED = {"wait": "published", "run_ahead": "published", "padding": "published"}
@@ -29,7 +32,27 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
         "nic_bandwidth": 1e9,
     }
     start = {"config": {"system": system, "choices": {"executor": "torch"}}, "facts": facts}
-    own: Any = SimpleNamespace(start=start)
+    own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
     parts: Any = SimpleNamespace(simulated=simulated, executor=None)
     found = [line for line in about_words(own, parts, []) if "no rank waits" in line]
     assert [line.startswith(told) for line in found] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["system=hydraulis", "executor=whole_step", "sharding=megatron_zero1"], True),
+        (["system=nodewise", "executor=whole_step", "sharding=deepspeed_zero3"], True),
+        (["system=hydraulis", "executor=whole_step"], False),
+        (["system=hydraulis"], False),
+        (["system=zeppelin", "executor=whole_step", "sharding=megatron_zero1"], False),
+    ],
+)
+def test_systems_that_plan_without_pipelines_of_their_own_say_so(
+    words: list[str], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
+    assert __main__.main() == 0
+    assert ("plans without pipelines of its own" in " ".join(capsys.readouterr().out.split())) == told

@@ -85,7 +85,7 @@ def test_groups_of_gpus_are_ranks() -> None:
 
 
 def test_what_is_made_again_and_repacked_is_apart() -> None:
-    """Of attention that is made again repacking is part of the recomputation."""
+    """Repacking of attention that is made again counts as recomputation."""
     (ulysses,) = [one for one in SYSTEMS if str(one) == "ulysses"]
     found = {}
     for level in ("none", "selective", "full"):

@@ -28,7 +28,7 @@ from zbench.systems.hydraulis.planner import Hydraulis
 
 
 def pipelines(*rows: tuple[int, int, int]) -> Pipelines:
-    """Of (lead, tp, pp)."""
+    """Returns pipelines, each given as (lead, tp, pp)."""
     return Pipelines(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
 
 
@@ -77,7 +77,7 @@ def test_schedules_keep_order_data_and_memory(stages: int, count: int, random) -
 
 @given(st.lists(st.sampled_from((0.1, 0.5, 1.0, 2.0, 5.0, 20.0)), min_size=1, max_size=12), st.integers(2, 8))
 def test_lightest_first_takes_no_longer_than_the_sum_and_the_longest_again(each: list[float], stages: int) -> None:
-    """What Hydraulis' objective says; in other orders it can take 1.7 times as long."""
+    """Hydraulis' objective says so; in other orders it can take 1.7 times as long."""
     times = np.tile(np.sort(each), (stages, 1))
     found = schedule(times, 2 * times, np.zeros((stages - 1, len(each))))
     most = 3 * (sum(each) + (stages - 1) * max(each))
@@ -126,7 +126,7 @@ def test_more_kv_heads_than_a_rank_has_are_shared_or_replicated() -> None:
 
 # -- seconds ----------------------------------------------------------------------------------------
 def test_single_ranks_as_pipelines_take_as_long_as_without() -> None:
-    """Where single ranks do not meet either."""
+    """Single ranks do not meet in either case."""
     cost = small(1, 4)
     cost = replace(cost, model=replace(cost.model, sharding="zero1"))
     micro = [{0: [900, 300], 1: [2000], 3: [17]}, {0: [4000], 2: [1]}]

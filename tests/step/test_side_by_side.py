@@ -63,7 +63,7 @@ def elsewhere(step: Step, at: int, rng: np.random.Generator) -> list[Step]:
 
 @pytest.mark.parametrize("number", [0, 1, 2, 4])
 def test_mutants(number: int) -> None:
-    """Of operations, and of instances."""
+    """Steps with a broken operation or a broken instance are refused."""
     step, _ = case(number)
     rng = np.random.default_rng(number)
     broken = [step_mutant(step, KINDS[at % len(KINDS)], rng) for at in range(36)]

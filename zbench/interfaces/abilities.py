@@ -42,6 +42,17 @@ class PlansStages(Protocol):
 
 
 @runtime_checkable
+class PlansPipelines(Protocol):
+    """A system whose plans may have pipelines of its own (Plan.pipelines), where what runs them has these.
+
+    plans_pipelines: True where they may. A run without pipelines says that such a system plans without.
+    """
+
+    @property
+    def plans_pipelines(self) -> bool: ...
+
+
+@runtime_checkable
 class Chooses(Protocol):
     """A system that chooses a configuration once, before a run, from batches like the run's (zbench.run.chosen).
 

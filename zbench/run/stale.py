@@ -4,6 +4,11 @@ numba compiles a function anew where its own file has changed. A compiled functi
 constants, so where only their file has changed (a pull, a checkout, an edit), new sources would give old numbers,
 silently. Here a function is of the state of all files that it has functions or constants from, by itself or through
 others. numba uses these classes where NUMBA_CACHE_LOCATOR_CLASSES names them, which importing zbench sees to.
+
+Compiled functions of several processes have to go together, too. numba tells functions of one name and type apart by a
+number, which every process counts from 1, and what is on disk keeps its number: of two functions inside numba with the
+same number, as a sort's and an argsort's loop, a process that loads both calls the first for the second (wrong plans,
+or a crash). Here no two of them have the same number, in whatever process they were compiled.
 """
 
 import hashlib
@@ -11,12 +16,26 @@ import re
 from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-from numba.core import caching
+from numba.core import bytecode, caching
 
 PACKAGE = Path(__file__).resolve().parents[1]
+NAMING = b"numbers of no order"  # of compiled functions: what was compiled under another one is not used
 FOLDERS = (".", "systems", "workloads")  # the last two are links in a checkout, which rglob does not follow
 _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", re.MULTILINE)
+
+
+class _Numbers:
+    """Numbers of functions that are compiled, which no other process has, not even one that this one forks."""
+
+    def __next__(self) -> int:
+        return uuid4().int >> 64
+
+
+_IDENTITY: Any = bytecode.FunctionIdentity  # Any, as numba's own types have a count there
+_IDENTITY._unique_ids = _Numbers()
 
 
 class _Stamped:
@@ -37,7 +56,7 @@ class _Stamped:
 
 @cache
 def _stamp(own: Path) -> bytes:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(NAMING)
     for path in sorted(reached(own, _known(PACKAGE))):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()

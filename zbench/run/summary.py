@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from zbench.describe.worlds import NOMINAL
+from zbench.interfaces.abilities import PlansPipelines
+from zbench.interfaces.dealt import undealt
 from zbench.record.metrics import counted
 from zbench.record.record import Run
 from zbench.record.rows import label
@@ -24,6 +26,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]
+    chosen += _without_pipelines(own)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -35,6 +38,17 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     )
     checks = [f"{systems}: {line}" for line in _checks(done, says)]
     return [measured, *chosen, *_not_waited(own, parts), *checks, *_invalid(done)]
+
+
+def _without_pipelines(own: RunCase) -> list[str]:
+    """Says so where a system that may plan pipelines of its own plans without."""
+    system = undealt(own.system)
+    if own.parts.pipelines or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
+        return []
+    return [
+        f"{own.name} plans without pipelines of its own: executor=simulated has them, and executor=whole_step with "
+        "sharding.window=1, sharding.gradient_bucket=layer and models that all degrees cut evenly."
+    ]
 
 
 def _not_waited(own: RunCase, parts: Parts) -> list[str]:
