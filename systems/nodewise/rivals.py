@@ -17,7 +17,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
@@ -52,7 +52,7 @@ class Rivals:
         step = self._step_seconds(own, batch, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(*shares(batch, step, self.cost)))
         found = [plans for plans in asked if plans is not None]
-        executor = Simulated(self.cost)  # own plans first, so that pipelines come with the change from these
+        executor = SimulatedAttention(self.cost)  # own plans first, so that pipelines come with the change from these
 
         def judged(plans: Plans) -> tuple[bool, float]:
             result = executor.step(batch, plans)
@@ -64,7 +64,7 @@ class Rivals:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
         one another, a layer's seconds do not tell."""
         if predicted is None or self.cost.pp > 1:
-            return Simulated(self.cost).step(batch, own).seconds
+            return SimulatedAttention(self.cost).step(batch, own).seconds
         return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float, kept: float) -> Iterator[System]:

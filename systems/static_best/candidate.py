@@ -9,7 +9,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.study import Choice, Clock
 from zbench.run.fastest import FREE
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
@@ -25,10 +25,10 @@ class Candidate:
     mesh: Mesh
     played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def seconds(self, batches: Sequence[Batch], clock: Clock = Simulated, limit: float = inf) -> float:
+    def seconds(self, batches: Sequence[Batch], clock: Clock = SimulatedAttention, limit: float = inf) -> float:
         """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory, or
         where the mean is more than `limit` whatever the remaining steps take."""
-        left = list(self.least(batches)) if clock is Simulated and limit < inf else [0.0] * len(batches)
+        left = list(self.least(batches)) if clock is SimulatedAttention and limit < inf else [0.0] * len(batches)
         total = 0.0
         for number, batch in enumerate(batches):
             total += self._step(batch, clock)

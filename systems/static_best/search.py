@@ -17,7 +17,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.common.mesh_groups import METHODS
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
@@ -54,7 +54,7 @@ class Race:
     @property
     def judges(self) -> bool:
         """Whether few batches are played by the run's clock; by another one, what is far behind may be the fastest."""
-        return self.clock is Simulated
+        return self.clock is SimulatedAttention
 
 
 def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Choice:

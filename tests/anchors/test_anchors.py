@@ -12,7 +12,7 @@ from zbench.anchors.__main__ import GROUPS, anchors
 from zbench.anchors.anchor import Anchor, published_rows
 from zbench.anchors.presets import cluster, workload, world, worlds
 from zbench.anchors.summary import summary_rows
-from zbench.simulated.executor import WholeStep
+from zbench.simulated.executor import Simulated
 
 # Errors in percent, in the order of the tables. A change of the cost model has to say here what it did to them.
 HELD = {
@@ -295,7 +295,7 @@ def test_training_steps_are_played_as_whole_steps_where_asked_for(monkeypatch: p
     for module in (flexsp, nccl, attention, ring_flash_attention):
         monkeypatch.setattr(module, "anchors", None)
     assert anchors("nominal", "whole_step") == []
-    assert seen == [WholeStep] * 3
+    assert seen == [Simulated] * 3
 
 
 def test_a_whole_step_of_local_sequences_takes_as_long_as_by_the_other_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +303,6 @@ def test_a_whole_step_of_local_sequences_takes_as_long_as_by_the_other_clock(mon
     wanted = {"run": "torchtitan", "num_gpus": "8", "kernels": "fused"}
     (row,) = [one for one in published_rows("training") if wanted.items() <= one.items()]
     monkeypatch.setattr(training, "published_rows", lambda _: [row])
-    (plans,), (whole,) = training.anchors(cluster), training.anchors(cluster, WholeStep)
+    (plans,), (whole,) = training.anchors(cluster), training.anchors(cluster, Simulated)
     assert whole.predicted == pytest.approx(plans.predicted, rel=0.01)
     assert whole.predicted != plans.predicted

@@ -31,7 +31,7 @@ from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.dynamic_cp import DynamicCP
 from zbench.systems.in_contract.candidates import (
     SHIPPED,
@@ -239,7 +239,7 @@ def _cell(overrides: list[str]) -> Iterator[list[float]]:
 
 
 def _seconds(batch: Batch, plans: tuple, cost: Cost) -> float:
-    result = Simulated(cost).step(batch, plans)
+    result = SimulatedAttention(cost).step(batch, plans)
     return float("inf") if result.out_of_memory else result.seconds
 
 

@@ -31,7 +31,7 @@ from zbench.interfaces.protocols import System
 from zbench.passes.reverse import Mode
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.in_contract.planner import InContract
 from zbench.systems.torch_cp.balancers import BALANCERS
 from zbench.systems.torch_cp.planner import TorchCP
@@ -60,7 +60,7 @@ class Cell:
         total = 0.0
         for batch in self.batches:
             try:
-                result = Simulated(self.cost).step(batch, system.plan(batch))
+                result = SimulatedAttention(self.cost).step(batch, system.plan(batch))
             except ValueError:
                 return float("inf")
             total += float("inf") if result.out_of_memory else result.seconds

@@ -18,7 +18,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
@@ -61,7 +61,7 @@ def figures(overrides: Sequence[str], judge: str = "nominal", told: bool = False
             begin = time.process_time()
             plans = system.plan(batch)
             spent.append(1e3 * (time.process_time() - begin))
-            result = Simulated(Cost(true.cluster, true.model)).step(batch, plans)
+            result = SimulatedAttention(Cost(true.cluster, true.model)).step(batch, plans)
             ratios.append(0.0 if result.out_of_memory else result.bound_seconds / result.seconds)
     return ratios, spent
 

@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 
 from tests.bench.stages import CONF
 from zbench.run.parts import Parts, Settings, make_system
-from zbench.simulated.executor import WholeStep
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
 
@@ -21,14 +21,14 @@ PAIRS = ("null", "[[8,1]]", "[[8,1],[2,1]]", "[[4,2]]", "[[8,2],[4,1]]", "[[2,4]
 
 def row(pairs: str, every: bool) -> None:
     overrides = ["cluster=a800_4x8", "model=llama_7b", "workload=longtail_128k", "system=hydraulis", "tracker=none"]
-    overrides += ["executor=whole_step", "sharding=zero1", f"system.tp_pp_pairs={pairs}"]
+    overrides += ["executor=simulated", "sharding=zero1", f"system.tp_pp_pairs={pairs}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides)
     parts = Parts.of(config, Settings.of(config))
     batch, executor = parts.batch(0), parts.executor
-    assert isinstance(executor, WholeStep)
+    assert isinstance(executor, Simulated)
     plans = tuple(make_system(config, parts.cost).plan(batch))
-    other = Simulated(parts.cost).step(batch, plans)
+    other = SimulatedAttention(parts.cost).step(batch, plans)
     begin = process_time()
     step = executor.built(batch, plans)
     built = process_time() - begin

@@ -15,7 +15,7 @@ from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.price import priced
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
-WHOLE = "executor=whole_step"
+WHOLE = "executor=simulated"
 JOBS = [
     *(("ring", f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
     *(("allgather", f"cluster.num_nodes={nodes}") for nodes in (32, 64)),

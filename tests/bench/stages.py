@@ -26,7 +26,7 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts, Settings, make_system
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -72,11 +72,11 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 def row(name: str, of: Played) -> None:
     batch, plans, cost, step, own = of
     prove_step(step)
-    today, begin = Simulated(cost).step(batch, plans), process_time()
+    today, begin = SimulatedAttention(cost).step(batch, plans), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
-    alone, quick = Simulated(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
+    alone, quick = SimulatedAttention(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(

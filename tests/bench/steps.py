@@ -30,7 +30,7 @@ from zbench.describe.cluster import LONGEST_WAITING, Cluster
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.run.parts import Parts, Settings, make_system
-from zbench.simulator.simulate import Simulated, playable
+from zbench.simulator.simulate import SimulatedAttention, playable
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.program import StepParts
@@ -94,7 +94,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 def row(system: str, workload: str, zero: str) -> None:
     batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
-    today, simulated = timed(lambda: Simulated(cost).step(batch, plans))
+    today, simulated = timed(lambda: SimulatedAttention(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
     _, proven = timed(lambda: prove_step(step))
     played, clocked = timed(lambda: play_step(step, plans, cost))
@@ -103,7 +103,7 @@ def row(system: str, workload: str, zero: str) -> None:
     fast = make_cost(faster(cost.cluster), cost.model)
     others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
-    alone = Simulated(fast).step(batch, plans).seconds
+    alone = SimulatedAttention(fast).step(batch, plans).seconds
     print(
         f"| {system} | {workload} | {zero} | {len(plans)} | {today.seconds:.3f} | {played.seconds:.3f} "
         f"({played.seconds / today.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / today.seconds - 1:+.1%}) | "
@@ -126,7 +126,7 @@ def times(system: str, workload: str) -> None:
         play_step(step, plans, cost)
         marks.append(process_time())
         verify_step(batch, plans)
-        Simulated(cost).step(batch, plans)
+        SimulatedAttention(cost).step(batch, plans)
         marks.append(process_time())
         parts = StepParts(step, plans, cost)
         for one in step.order:

@@ -3,8 +3,8 @@
 python -m tests.bench.strategies [tokens_per_gpu ...]   # a800_4x8, llama_7b, longtail_128k; about a minute
 
 All of it is simulated. Plans are made for each choice, so that a system's micro-batches follow the memory that it has.
-`today` is executor=simulated, `step` executor=whole_step; in brackets over today's. `no links`: with links a thousand
-times as fast, over today's with the same.
+`today` is executor=simulated_attention, `step` executor=simulated; in brackets over today's. `no links`: with links a
+thousand times as fast, over today's with the same.
 """
 
 import sys
@@ -20,8 +20,8 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts, Settings, make_system
-from zbench.simulated.executor import WholeStep
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 SYSTEMS = ("zeppelin", "ring", "local_packing")
 CHOICES = (
@@ -46,8 +46,8 @@ def row(system: str, sharding: str, recompute: str, tokens: int) -> str:
     """Returns a row of the table."""
     batch, plans, cost = case(system, sharding, recompute, tokens)
     fast = make_cost(faster(cost.cluster), cost.model)
-    today, step = (made(cost).step(batch, plans) for made in (Simulated, WholeStep))
-    alone, free = (made(fast).step(batch, plans).seconds for made in (Simulated, WholeStep))
+    today, step = (made(cost).step(batch, plans) for made in (SimulatedAttention, Simulated))
+    alone, free = (made(fast).step(batch, plans).seconds for made in (SimulatedAttention, Simulated))
     by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (today, step)]
     return (
         f"| {system} | {sharding} | {recompute} | {len(plans)} | {today.seconds:.3f} | {step.seconds:.3f} "

@@ -21,7 +21,7 @@ from zbench.correctness.step_check import check_step, same_plan, step_faults
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.ring import Ring
 
 SMALL = ["--models", "tiny,llama_7b", "--clusters", "local_2x2,one_gpu", "--tokens-per-gpu", "64"]
@@ -153,7 +153,7 @@ def test_what_is_too_large_is_out_of_memory_in_a_sentence(uneven: Cost) -> None:
 )
 def test_what_cannot_be_in_a_step_is_found(uneven: Cost, change: Callable[[Any], dict[str, Any]], told: str) -> None:
     batch = Batch(np.array([400, 30]), 0, 0)
-    step = Simulated(uneven).step(batch, Ring(uneven).plan(batch))
+    step = SimulatedAttention(uneven).step(batch, Ring(uneven).plan(batch))
     assert list(step_faults(step, uneven)) == []
     assert any(told in fault for fault in step_faults(replace(step, **change(step)), uneven))
 

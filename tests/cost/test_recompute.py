@@ -11,8 +11,8 @@ from zbench.cost.memory import layer_activation_bytes
 from zbench.cost.recompute import AGAIN_KERNELS, again_activation_bytes, again_elementwise_bytes, again_flops
 from zbench.describe.batch import Batch
 from zbench.describe.curve import Curve
-from zbench.simulated.executor import WholeStep
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.step.passes.sections import sections
 from zbench.systems.local_packing import LocalPacking
 
@@ -57,8 +57,11 @@ def test_seconds_are_those_of_the_formulas(kernels: str) -> None:
     for level in ("none", "selective"):
         cost = cost_of(level, kernels)
         plans = LocalPacking(cost).plan(BATCH)
-        result = WholeStep(cost).step(BATCH, plans)
-        found[level] = np.array(result.linear_seconds), np.array(Simulated(cost).step(BATCH, plans).linear_seconds)
+        result = Simulated(cost).step(BATCH, plans)
+        found[level] = (
+            np.array(result.linear_seconds),
+            np.array(SimulatedAttention(cost).step(BATCH, plans).linear_seconds),
+        )
         again = cost.layers * cost.again_seconds(plans[0].tokens_per_rank)
     assert (again > 0).all()
     for clock in (0, 1):
@@ -73,7 +76,7 @@ def test_activations_are_those_that_formulas_keep() -> None:
     kept = layer_activation_bytes(cost.model) - again_activation_bytes(cost.model)
     more = []
     for one in (cost, deeper):
-        result = WholeStep(one).step(BATCH, LocalPacking(one).plan(BATCH))
+        result = Simulated(one).step(BATCH, LocalPacking(one).plan(BATCH))
         more.append(np.array(result.peak_bytes))
     shards = 14 * cost.layers * cost.model.layer_params / 4  # bf16 parameters and Adam's 12 bytes, on four GPUs
     assert more[1] - more[0] - cost.layers * kept * tokens == pytest.approx(np.full(4, shards), rel=1e-3)

@@ -30,7 +30,7 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify, verify_step
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.one_f_one_b import schedule, turns
-from zbench.simulator.simulate import Simulated, programs
+from zbench.simulator.simulate import SimulatedAttention, programs
 from zbench.simulator.staged import hop_bytes, hop_seconds, run
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.ring import Ring
@@ -73,7 +73,7 @@ def laid(
 
 def layers_end(cost: Cost, batch: Batch, plans: tuple[Plan, ...]) -> tuple[float, float]:
     """(seconds until all micro-batches are done, the bubble)."""
-    step = Simulated(cost).step(batch, plans)
+    step = SimulatedAttention(cost).step(batch, plans)
     return step.seconds - step.phases["gradients"] - step.phases["optimizer"], step.phases["bubble"]
 
 
@@ -168,8 +168,8 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
     batch, plans = laid(stage, [[(length, [0])] for length in lengths])
     _, alone = laid(cost, [[(length, [0])] for length in lengths])
     of = Pipelines(np.array([0]), np.array([1]), np.array([4]))
-    one = Simulated(stage).step(batch, plans)
-    other = Simulated(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
+    one = SimulatedAttention(stage).step(batch, plans)
+    other = SimulatedAttention(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
     shown = [step.seconds - step.phases["gradients"] for step in (one, other)]
     assert shown[0] == pytest.approx(shown[1], rel=1e-9)
     for name in ("attention_seconds", "linear_seconds", "peak_bytes"):
@@ -225,16 +225,16 @@ def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -
     cost, batch, system = case
     plans = system.plan(batch)
     verify_step(batch, plans)
-    step = Simulated(cost).step(batch, plans)
+    step = SimulatedAttention(cost).step(batch, plans)
     assert bound_seconds(batch, cost) <= step.seconds * (1 + 1e-9)
-    assert step.seconds == Simulated(cost).step(batch, plans).seconds
+    assert step.seconds == SimulatedAttention(cost).step(batch, plans).seconds
     assert 0 <= step.phases["bubble"] <= step.seconds
 
 
 def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     cost = without_network(job(4, 2, 4))
     batch, plans = laid(cost, [[(8192, [rank]) for rank in range(2)]] * 64)
-    step = Simulated(cost).step(batch, plans)
+    step = SimulatedAttention(cost).step(batch, plans)
     assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
 
 
@@ -246,7 +246,7 @@ def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cos
     cost, batch, system = case
     plans = system.plan(batch)
     alone = replace(cost, pp=1)
-    one, all_ = Simulated(cost).step(batch, plans), Simulated(alone).step(batch, plans)
+    one, all_ = SimulatedAttention(cost).step(batch, plans), SimulatedAttention(alone).step(batch, plans)
     gathers = 0 if cost.model.sharding == "none" else 1
     each = [gathers * of.gather_bytes + of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))]
     hops = 2 * (cost.pp - 1) * sum(float(hop_bytes(plan, cost).sum()) for plan in plans)
@@ -319,7 +319,7 @@ def test_every_system_plans_a_stage(which: Variant) -> None:
     plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
     verify_step(batch, plans, cost)
     assert len(plans) >= 3
-    step = Simulated(cost).step(batch, plans)
+    step = SimulatedAttention(cost).step(batch, plans)
     assert step.seconds >= bound_seconds(batch, cost)
     assert len(step.attention_seconds) == len(step.peak_bytes) == 16
 
@@ -332,7 +332,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)
-    assert Simulated(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
+    assert SimulatedAttention(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
 
 
 @given(batches(3000, 12), st.integers(1, 6))

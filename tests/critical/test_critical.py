@@ -14,7 +14,7 @@ from zbench.record.record import read
 def record(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of two whole steps, then one by the other clock."""
     folder = tmp_path_factory.mktemp("critical")
-    made(folder, "system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null")
+    made(folder, "system=ring", "executor=simulated", "workload=prolong64k", "baseline=null")
     return made(folder, "system=ring", "workload=prolong64k", "baseline=null", "steps=1")
 
 
@@ -42,7 +42,7 @@ def test_a_recorded_step_s_path_is_printed_and_written(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "the run has executor=simulated; a critical path takes a run with executor=whole_step"),
+        ([], "the run has executor=simulated_attention; a critical path takes a run with executor=simulated"),
         (["--run", "3"], "--run is 3; the record has runs 1 to 2"),
         (["--step", "5"], "--step is 5; the run has steps 0"),
         (["-o", "nowhere/p.md"], "--out is 'nowhere/p.md'; its folder nowhere does not exist"),

@@ -18,7 +18,7 @@ from zbench.plans.patterns import local, ring
 from zbench.plans.plan import COLUMNS, Ops, Plan
 from zbench.proof.verify import verify
 from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.simulate import Simulated, layer_seconds, programs
+from zbench.simulator.simulate import SimulatedAttention, layer_seconds, programs
 
 
 def rows(ops: Ops) -> list[tuple]:
@@ -88,7 +88,7 @@ def test_random_plans_are_no_slower_on_average() -> None:
     @given(st.data(), costs(), st.sampled_from(MODES), batches())
     def collect(data: st.DataObject, cost: Cost, mode: str, batch: Batch) -> None:
         plan = route(reverse(data.draw(forwards(cost)), mode), cost)
-        play = Simulated(cost)
+        play = SimulatedAttention(cost)
         ratios.append(play.step(batch, (order(plan, cost),)).seconds / play.step(batch, (plan,)).seconds)
 
     collect()

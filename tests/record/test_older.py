@@ -136,7 +136,7 @@ OLDER = {
         "micro_batches": 4,
     },
     "executor": {
-        "_target_": "zbench.simulated.executor.WholeStep",
+        "_target_": "zbench.simulated.executor.Simulated",
         "window": 2,
         "expert_parallel": 4,
         "routing_skew": 0.5,
@@ -148,7 +148,7 @@ OLDER = {
 def test_a_strategy_is_read_from_the_keys_that_the_model_and_the_executor_had() -> None:
     config = with_all_keys(OLDER)
     assert config["model"] == {"_target_": "zbench.describe.model.Model", "name": "m", "micro_batches": 4}
-    assert config["executor"] == {"_target_": "zbench.simulated.executor.WholeStep"}
+    assert config["executor"] == {"_target_": "zbench.simulated.executor.Simulated"}
     assert config["changes"] == OLDER["changes"]  # what its tables call it
     assert instantiate(config["sharding"]) == Sharding("zero1", 2)
     assert instantiate(config["recompute"]) == Recompute("full")

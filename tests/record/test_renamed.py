@@ -127,7 +127,7 @@ def test_a_key_that_never_had_another_name_is_no_old_one(key: str) -> None:
         ("model.recompute", "zbench.describe.model.Model", None, "recompute today, as in recompute=..."),
         (
             "executor.routing_skew",
-            "zbench.simulated.executor.WholeStep",
+            "zbench.simulated.executor.Simulated",
             1.5,
             "experts.skew today, as in experts.skew=1.5",
         ),

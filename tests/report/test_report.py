@@ -150,7 +150,7 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
 
 def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
     """Of a model with as many layers as are drawn NICs' events sum to the record's bytes; the step takes as long."""
-    path = made(tmp_path, "system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null", "steps=1")
+    path = made(tmp_path, "system=ring", "executor=simulated", "workload=prolong64k", "baseline=null", "steps=1")
     (run,) = read(path)[0]
     told = report.look_inside(run, run.steps[0], {})
     assert not {"problem", "again_seconds"} & set(told)
@@ -167,7 +167,7 @@ def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
 
 def test_a_whole_step_s_shares_are_its_account_and_a_window_of_several_layers_is_drawn(tmp_path: Path) -> None:
     """Three layers gathered ahead are more than are drawn otherwise; shares are what the record's seconds went to."""
-    settings = ["system=ring", "executor=whole_step", "workload=prolong64k", "baseline=null", "steps=1"]
+    settings = ["system=ring", "executor=simulated", "workload=prolong64k", "baseline=null", "steps=1"]
     path = made(tmp_path, *settings, "model.num_layers=5", "sharding.window=3", "sharding=zero3")
     (run,) = read(path)[0]
     told = report.look_inside(run, run.steps[0], {})

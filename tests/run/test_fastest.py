@@ -24,7 +24,7 @@ from zbench.record.record import Run, read
 from zbench.record.rows import rows
 from zbench.run.fastest import FREE, fastest, free_models
 from zbench.run.replay import Replay
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.dp_balanced import DpBalanced
 from zbench.systems.mesh import Mesh
 
@@ -46,7 +46,9 @@ def study_of(cost: Cost, *free: str) -> Study:
         rest = np.random.default_rng(number).integers(32, 256, 15)
         return Batch(np.append(rest, 4000 + number), 0, number)
 
-    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), Simulated, free=free)
+    return Study(
+        cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), SimulatedAttention, free=free
+    )
 
 
 def meshes(cost: Cost, keys: Mapping[str, Any]) -> System:
@@ -66,7 +68,7 @@ def test_the_choice_is_the_best_of_all_settings(memory: float) -> None:
     def verdict(model: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[int, float]:
         laid = make_cost(cost.cluster, replace(cost.model, **model))
         system = meshes(laid, keys)
-        results = [Simulated(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
+        results = [SimulatedAttention(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
         fitting = [result.seconds for result in results if not result.out_of_memory]
         return len(results) - len(fitting), sum(fitting) / max(len(fitting), 1)
 
@@ -96,9 +98,9 @@ def test_a_setting_that_never_fits_is_behind_one_that_does() -> None:
 
     cost = small(1, 4, memory=21e9)
     lengths = np.array([30_000, 64, 64, 64])
-    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, Simulated)
+    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, SimulatedAttention)
     found = {
-        degree: Simulated(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
+        degree: SimulatedAttention(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
         for degree in (1, 4)
     }
     assert found == {1: True, 4: False}
@@ -133,7 +135,7 @@ def test_every_system_has_its_best_and_a_record_and_a_replay_have_it(
     monkeypatch.setattr("zbench.run.chosen.fastest", lambda *_: pytest.fail("the record has the choice"))
     replay = Replay.of(rings)
     batch, plans = replay.step(rings.steps[0])
-    assert Simulated(replay.cost).step(batch, plans).seconds == rings.steps[0]["seconds"]
+    assert SimulatedAttention(replay.cost).step(batch, plans).seconds == rings.steps[0]["seconds"]
     assert replay.parts.model.sharding == rings.start["chosen"]["model"]["sharding"]
 
 

@@ -301,7 +301,7 @@ def test_a_strategy_is_named_with_its_model_as_records_had_it(here: Path, monkey
 
 
 def test_a_group_s_own_keys_are_told_by_their_names(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["executor=whole_step", "sharding=zero3", "sharding.window=2", "cluster=a800_2x8"]
+    words = ["executor=simulated", "sharding=zero3", "sharding.window=2", "cluster=a800_2x8"]
     assert call(monkeypatch, "system=ring", *SMALL, *words, "out=r.jsonl") == 0
     (own,) = recorded()
     assert rows([own])[0]["model"] == "tiny sharding=zero3 sharding.window=2"

@@ -165,9 +165,9 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
     ("overrides", "each"),
     [
         ((), 25),
-        (("executor=whole_step",), 25 + 12 * 400),
-        (("executor=whole_step", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 400),
-        (("executor=whole_step", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
+        (("executor=simulated",), 25 + 12 * 400),
+        (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 400),
+        (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
     ],
 )
 def test_whole_steps_are_priced_by_the_layers_that_are_played(overrides: tuple[str, ...], each: int) -> None:

@@ -20,7 +20,7 @@ from zbench.record.rows import rows
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.request import Request
 from zbench.run.run import run_with_baseline
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
@@ -113,7 +113,7 @@ class Refusing(Troubled):
         raise ValueError("a sequence is too odd")
 
 
-class Measured(Simulated):
+class Measured(SimulatedAttention):
     """Stands for an executor that trains: what it measures is the day's."""
 
     first_step = 0
@@ -145,7 +145,7 @@ def request(
             "cluster": CLUSTER,
             "model": MODEL,
             **STRATEGY,
-            "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
+            "executor": {"_target_": "zbench.simulator.simulate.SimulatedAttention"},
             "tracker": {"_target_": "zbench.track.Nothing"},
             **changes,
         }
@@ -460,7 +460,7 @@ def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: P
 def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
     parallel = degrees(**{f"{kind}_parallel": 2})
     asked = request(tmp_path / "r.jsonl", parallel=parallel, executor={"_target_": "mine.Trainer"})
-    told = f"parallel.{kind}_parallel is 2; only executor=simulated, whole_step and torch_whole_step have {kind} para"
+    told = f"parallel.{kind}_parallel is 2; only executor=simulated, simulated_attention and torch_whole_step have"
     with pytest.raises(ValueError, match=f"^{told}"):
         Parts.of(asked.config, asked.settings)
 
@@ -472,7 +472,7 @@ def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_pat
 def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, value: float, tmp_path: Path) -> None:
     own = {**STRATEGY[group], key: value}
     asked = request(tmp_path / "r.jsonl", **{group: own})
-    with pytest.raises(ValueError, match=rf"^{group}.{key} is {value}; only executor=whole_step and torch_whole_step"):
+    with pytest.raises(ValueError, match=rf"^{group}.{key} is {value}; only executor=simulated and torch_whole_step"):
         Parts.of(asked.config, asked.settings)
 
 

@@ -41,11 +41,11 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["system=hydraulis", "executor=whole_step", "sharding=megatron_zero1"], True),
-        (["system=nodewise", "executor=whole_step", "sharding=deepspeed_zero3"], True),
-        (["system=hydraulis", "executor=whole_step"], False),
+        (["system=hydraulis", "executor=simulated", "sharding=megatron_zero1"], True),
+        (["system=nodewise", "executor=simulated", "sharding=deepspeed_zero3"], True),
+        (["system=hydraulis", "executor=simulated"], False),
         (["system=hydraulis"], False),
-        (["system=zeppelin", "executor=whole_step", "sharding=megatron_zero1"], False),
+        (["system=zeppelin", "executor=simulated", "sharding=megatron_zero1"], False),
     ],
 )
 def test_systems_that_plan_without_pipelines_of_their_own_say_so(

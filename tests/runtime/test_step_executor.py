@@ -25,7 +25,7 @@ from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import TorchWholeStep
-from zbench.simulated.executor import WholeStep
+from zbench.simulated.executor import Simulated
 from zbench.step.text import step_text
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) 
     for one in found:
         assert one.checks["exact"] < 1e-12
         assert_account_closes(one, cost)
-    played = WholeStep(cost).step(WORKLOAD.batch(0), systems(cost).plan(WORKLOAD.batch(0)))
+    played = Simulated(cost).step(WORKLOAD.batch(0), systems(cost).plan(WORKLOAD.batch(0)))
     for queue in ("attention", "tensor_parallel", "stages"):
         assert found[0].nic_tx_for.get(queue) == played.nic_tx_for.get(queue)
 
@@ -98,7 +98,7 @@ def test_gradients_reduced_in_the_end_and_parameters_gathered_first(sharding: st
     found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, **ahead), Zeppelin(cost))
     assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
     played = [
-        WholeStep(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)
+        Simulated(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)
     ]
     for queue in ("parameters", "gradients"):
         sums = {sum(one.nic_tx_for[queue]) for one in (*played, found[0])}
@@ -146,11 +146,11 @@ def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_step_is_the_one_that_is_played(case: str) -> None:
-    """What executor=whole_step plays of the same plans is what ranks are sent, word by word."""
+    """What executor=simulated plays of the same plans is what ranks are sent, word by word."""
     cost = CASES[case]
     batch = WORKLOAD.batch(0)
     plans = systems(cost).plan(batch)
-    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(batch, plans), WholeStep(cost).built(batch, plans)
+    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(batch, plans), Simulated(cost).built(batch, plans)
     assert step_text(sent) == step_text(played)
 
 

@@ -1,4 +1,4 @@
-"""executor=whole_step: what a step comes to as one plan, for every system, and its trace."""
+"""executor=simulated: what a step comes to as one plan, for every system, and its trace."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,8 +19,8 @@ from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
 from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
-from zbench.simulated.executor import WholeStep
-from zbench.simulator.simulate import Simulated, playable
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention, playable
 from zbench.simulator.totals import Carried
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -46,7 +46,7 @@ def planned(system: Variant, cost: Cost) -> tuple[Plan, ...]:
 def test_every_system_s_steps_are_played(system: Variant) -> None:
     cost = cost_of(sharding="zero3")
     plans = planned(system, cost)
-    result = WholeStep(cost).step(BATCH, plans)
+    result = Simulated(cost).step(BATCH, plans)
     assert result.bound_seconds <= result.seconds
     assert shares_of(asdict(result)).sum(axis=0) == pytest.approx(result.seconds)
     busy = np.add(result.attention_seconds, result.linear_seconds)
@@ -73,7 +73,7 @@ def test_groups_of_gpus_are_ranks() -> None:
     """With tensor parallelism lists are of ranks, and exchanges inside groups are on NVLink."""
     cost = cost_of(sharding="zero1", tensor_parallel=2)
     (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
-    result = WholeStep(cost).step(BATCH, planned(ring, cost))
+    result = Simulated(cost).step(BATCH, planned(ring, cost))
     assert len(result.attention_seconds) == len(result.peak_bytes) == cost.cluster.num_ranks == 4
     assert len(result.nic_tx_bytes) == cost.gpus.cluster.num_nics
     assert result.bound_seconds <= result.seconds
@@ -81,7 +81,7 @@ def test_groups_of_gpus_are_ranks() -> None:
     # the loss's of 16 bytes a token (a maximum, a sum and two terms).
     tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
     more = 4 * tokens * hidden * 2 + 16 * tokens
-    assert result.nvlink_bytes == Simulated(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+    assert result.nvlink_bytes == SimulatedAttention(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
 
 
 def test_what_is_made_again_and_repacked_is_apart() -> None:
@@ -90,7 +90,7 @@ def test_what_is_made_again_and_repacked_is_apart() -> None:
     found = {}
     for level in ("none", "selective", "full"):
         cost = cost_of(sharding="zero1", recompute=level)
-        found[level] = WholeStep(cost).step(BATCH, planned(ulysses, cost)).seconds_for
+        found[level] = Simulated(cost).step(BATCH, planned(ulysses, cost)).seconds_for
         assert np.ptp(sum(map(np.array, found[level].values()))) < 1e-12
     assert min(found["none"]["repacking"]) > 0
     for name in ("repacking", "attention", "linear"):
@@ -107,7 +107,7 @@ def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
     for sharding, count in (("zero1", 1), ("zero1", 3), ("zero2", 1), ("zero2", 3), ("zero3", 3)):
         cost = cost_of(sharding=sharding)
         plans = Dealt(LocalPacking(cost), count).plan(BATCH)
-        step, today = WholeStep(cost).step(BATCH, plans), Simulated(cost).step(BATCH, plans)
+        step, today = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
         assert len(plans) == count
         if sharding != "zero3":  # with which table and head are gathered once here, and twice there
             assert sum(step.nic_tx_bytes) == pytest.approx(sum(today.nic_tx_bytes), rel=1e-6)
@@ -121,14 +121,14 @@ def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
 def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:
     (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
     staged = cost_of(sharding="zero1", pipeline_parallel=2, micro_batches=2)
-    result = WholeStep(staged).step(BATCH, Dealt(ring.make(staged), 2).plan(BATCH))
+    result = Simulated(staged).step(BATCH, Dealt(ring.make(staged), 2).plan(BATCH))
     assert len(result.attention_seconds) == len(result.peak_bytes) == 8
     assert result.bound_seconds <= result.seconds
     crossing = BATCH.num_tokens * staged.model.hidden * staged.model.element_bytes
     assert sum(result.nic_tx_for["stages"]) == 2 * crossing  # x on, dx back
     routed = cost_of(sharding="zero3", num_experts=8, experts_per_token=2, ffn_hidden=1024)
-    spread = WholeStep(routed, expert_parallel=8, skew=1.0).step(BATCH, planned(ring, routed))
-    together = WholeStep(routed).step(BATCH, planned(ring, routed))
+    spread = Simulated(routed, expert_parallel=8, skew=1.0).step(BATCH, planned(ring, routed))
+    together = Simulated(routed).step(BATCH, planned(ring, routed))
     assert sum(spread.nic_tx_for["experts"]) > 0
     assert "experts" not in together.nic_tx_for
     assert sum(spread.nic_tx_for["parameters"]) < sum(together.nic_tx_for["parameters"]) / 2  # experts are not gathered
@@ -139,7 +139,7 @@ def test_a_trace_has_every_byte_and_ends_with_the_step(system: str, tmp_path: Pa
     cost = cost_of(sharding="zero3")
     (of,) = [one for one in SYSTEMS if str(one) == system]
     cluster, path = cost.cluster, tmp_path / "t.json"
-    result = WholeStep(cost).traced_step(BATCH, planned(of, cost), str(path))
+    result = Simulated(cost).traced_step(BATCH, planned(of, cost), str(path))
     written = json.loads(path.read_text())["traceEvents"]
     titles = {(one["pid"], one["tid"]): one["args"]["name"] for one in written if one["name"] == "thread_name"}
     found = [one for one in written if one["ph"] == "X"]
@@ -161,14 +161,14 @@ def test_a_trace_has_every_byte_and_ends_with_the_step(system: str, tmp_path: Pa
 
 
 def test_what_it_cannot_play_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^model.overlap_collectives is False; executor=whole_step plays"):
-        WholeStep(cost_of(overlap_collectives=False))
+    with pytest.raises(ValueError, match=r"^model.overlap_collectives is False; executor=simulated plays"):
+        Simulated(cost_of(overlap_collectives=False))
     with pytest.raises(ValueError, match=r"^model.tied_embeddings is True"):
-        WholeStep(cost_of(tied_embeddings=True, pipeline_parallel=2, sharding="zero1"))
+        Simulated(cost_of(tied_embeddings=True, pipeline_parallel=2, sharding="zero1"))
     with pytest.raises(ValueError, match=r"the prefetch window \(sharding.window\) is 9; it takes 0 to 8 layers"):
-        WholeStep(cost_of(sharding="zero3"), window=9)
+        Simulated(cost_of(sharding="zero3"), window=9)
     with pytest.raises(ValueError, match=r"the expert-parallel degree is 3; it has to divide 8 GPUs"):
-        WholeStep(cost_of(num_experts=6), expert_parallel=3)
+        Simulated(cost_of(num_experts=6), expert_parallel=3)
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
@@ -177,7 +177,7 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     """As Hydraulis plans them: parts of the seconds close, and matmuls and attention are the other clock's."""
     cost = replace(cost_of(sharding=sharding), pipelines=True)
     plans = Hydraulis(cost, tp_pp_pairs=pairs).plan(BATCH)
-    result, other = WholeStep(cost).step(BATCH, plans), Simulated(cost).step(BATCH, plans)
+    result, other = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
     assert plans[0].pipelines is not None
     assert result.bound_seconds <= result.seconds
     busy = np.add(result.attention_seconds, result.linear_seconds)
@@ -193,7 +193,7 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
 def test_pipelines_in_a_job_with_stages_of_its_own() -> None:
     plans = Hydraulis(replace(cost_of(), pipelines=True), tp_pp_pairs=[[2, 1]]).plan(BATCH)
     with pytest.raises(ValueError, match=r"^plans have pipelines, and the job has tensor parallelism 2 and 1 stages"):
-        WholeStep(cost_of(tensor_parallel=2)).step(BATCH, plans)
+        Simulated(cost_of(tensor_parallel=2)).step(BATCH, plans)
 
 
 def test_models_that_planners_have_pipelines_for() -> None:

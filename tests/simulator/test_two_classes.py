@@ -23,7 +23,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.totals import Totals
 
 LENGTHS = np.array(
@@ -99,7 +99,7 @@ def digest(cost: Cost, system: Variant) -> str:
     plans = system.make(cost).plan(batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Totals, "repack", lambda *_: None, raising=False)  # repacking was booked as attention then
-        result = asdict(Simulated(cost).step(batch, plans))
+        result = asdict(SimulatedAttention(cost).step(batch, plans))
     left_out = (*LATER, *MEMORY) if cost is COSTS["grouped"] else LATER
     result = {name: value for name, value in result.items() if name not in left_out}
     return hashlib.sha256(json.dumps(bits(result), sort_keys=True).encode()).hexdigest()[:16]

@@ -119,8 +119,8 @@ def test_each_simulated_executor_has_a_table_of_its_own() -> None:
         made.start["facts"]["simulated"] = True
         return made
 
-    plain = one("a", "simulated", "zbench.simulator.simulate.Simulated", 2.0)
-    whole = one("b", "whole_step", "zbench.simulated.executor.WholeStep", 3.0)
+    plain = one("a", "simulated", "zbench.simulator.simulate.SimulatedAttention", 2.0)
+    whole = one("b", "whole_step", "zbench.simulated.executor.Simulated", 3.0)
     for runs in ([plain, whole], [whole, plain]):
         found = {kind: cells["nominal"] for (_, _, kind), cells in cells_by_world(runs).items()}
         assert found.keys() == {"simulated", "simulated, executor whole_step"}

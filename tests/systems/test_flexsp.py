@@ -20,7 +20,7 @@ from zbench.passes.reverse import MODES
 from zbench.plans.plan import TRANSFER, Ints
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.run.warm import warm
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.flexsp.batches import split_batch, total_seconds
 from zbench.systems.flexsp.bound import micro_batch_bound
 from zbench.systems.flexsp.cost import Objective, group_degrees, group_profile, group_profiles, group_shape, objective
@@ -123,9 +123,9 @@ def test_the_objective_predicts_the_clock(flexsp: FlexSP, cost: Cost, seed: int)
     plans = flexsp.plan(batch)
     expected = sum(float(plan.notes["objective_seconds"]) for plan in plans)
     free = replace(cost, model=replace(cost.model, sharding="zero1"))
-    apart = sum(layers_seconds(Simulated(free).step(batch, (plan,))) for plan in plans)
+    apart = sum(layers_seconds(SimulatedAttention(free).step(batch, (plan,))) for plan in plans)
     assert apart == pytest.approx(expected, rel=0.05)
-    met = layers_seconds(Simulated(cost).step(batch, plans))
+    met = layers_seconds(SimulatedAttention(cost).step(batch, plans))
     assert apart <= met * (1 + 1e-9)
     assert met <= (1 / 3 + 5 / 7) * 1.05 * expected
 
@@ -263,7 +263,7 @@ def test_no_plan_breaks_memory(data: st.DataObject) -> None:
         if batch.lengths.max() > made.objective.capacity.max():
             plans = made.plan(batch)
             verify_step(batch, plans)
-            assert Simulated(tight).step(batch, plans).seconds > 0
+            assert SimulatedAttention(tight).step(batch, plans).seconds > 0
         else:
             verify_step(batch, made.plan(batch), tight)
 
@@ -285,7 +285,7 @@ def test_too_long_a_sequence_is_out_of_memory(cost: Cost) -> None:
     for system in (FlexSP(small), FlexSPBatchAda(small), FlexSPBatchAda(small, degree=2)):
         plans = system.plan(batch)
         verify_step(batch, plans)
-        assert Simulated(small).step(batch, plans).out_of_memory
+        assert SimulatedAttention(small).step(batch, plans).out_of_memory
         with pytest.raises(OutOfMemory):
             verify_step(batch, plans, small)
         warm(system)  # whose batch does not fit either

@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.dispatch import orders
@@ -124,7 +124,7 @@ def test_the_objective_predicts_the_clock(shapes: list | None) -> None:
         plans = Hydraulis(deep, shapes, dispatch_orders=5).plan(batch)
         if not fitting(batch, plans, deep):
             continue
-        step = Simulated(deep).step(batch, plans)
+        step = SimulatedAttention(deep).step(batch, plans)
         played = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
         ratios.append(float(plans[0].notes["objective_seconds"]) / played)
     print(f"objective / played: {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)}")
@@ -280,7 +280,7 @@ def test_the_step_is_as_long_as_predicted() -> None:
     """Parameters and gradients included; the pipelines change in every step."""
     cost, ratios = small(2, 4, memory=50e9), []
     cost = replace(cost, model=replace(cost.model, num_layers=32))
-    executor = Simulated(cost)
+    executor = SimulatedAttention(cost)
     for batch in batches(40, most=30, seed=7):
         plans = Hydraulis(cost, [[2, 1], [1, 1]]).plan(batch)
         executor._layout = ((7,),)
@@ -299,7 +299,7 @@ def test_the_step_is_as_long_as_predicted_where_pipelines_leave_their_node() -> 
     cost, ratios = replace(cost, model=replace(cost.model, num_layers=32)), []
     for batch in batches(20, most=30, seed=9):
         plans = Hydraulis(cost, [[8, 1], [4, 1]]).plan(batch)
-        step = Simulated(cost).step(batch, plans)
+        step = SimulatedAttention(cost).step(batch, plans)
         several = str(plans[0].notes["strategy"]).count("x") > 1
         ratios.append((float(plans[0].notes["step_seconds"]), step.seconds) if not several else (1.0, 1.0))
     found = np.array([predicted / played for predicted, played in ratios])
@@ -319,7 +319,7 @@ def test_what_fits_only_with_nothing_else_under_way_is_planned_so() -> None:
     assert batch.lengths[0] > system.objective.capacity.max()
     plans = system.plan(batch)
     verify_step(batch, plans, cost)
-    assert not Simulated(cost).step(batch, plans).out_of_memory
+    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
 
 
 # -- what it owes -----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_without_pipelines_what_fits_no_gpu_is_out_of_memory(shapes: list | None
     assert all(plan.pipelines is None for plan in plans)
     with pytest.raises(OutOfMemory, match="rank 0 needs"):
         verify_step(batch, plans, cost)
-    assert Simulated(cost).step(batch, plans).out_of_memory
+    assert SimulatedAttention(cost).step(batch, plans).out_of_memory
 
 
 @settings(max_examples=40)
@@ -375,7 +375,7 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     plans = system.plan(batch)
     if batch.lengths.max() <= system.objective.capacity.max() and system.objective.capacity.min() > 1:
         verify_step(batch, plans, tight)
-    assert Simulated(tight).step(batch, plans).seconds > 0
+    assert SimulatedAttention(tight).step(batch, plans).seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -400,6 +400,6 @@ def test_settings_that_cannot_be_are_told_in_a_sentence(settings_: dict, fault: 
 
 def test_an_executor_without_pipelines_takes_single_ranks_only() -> None:
     cost = replace(small(1, 8), pipelines=False)
-    with pytest.raises(ValueError, match=r"system.tp_pp_pairs has \[8, 1\]; only executor=simulated"):
+    with pytest.raises(ValueError, match=r"system.tp_pp_pairs has \[8, 1\]; only executor=simulated_attention"):
         Hydraulis(cost, [[8, 1], [1, 1]])
     assert Hydraulis(cost).objective.size.tolist() == [1]

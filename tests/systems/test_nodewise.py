@@ -18,7 +18,7 @@ from zbench.describe.model import KV, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.proof.verify import verify_step
 from zbench.run.stale import PACKAGE, reached, sources
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.totals import Totals
 from zbench.systems.common.grids import busiest
 from zbench.systems.nodewise.even import even_out, swap
@@ -270,7 +270,7 @@ def test_memory_is_respected(memory: float) -> None:
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
     plans = own(cost).plan(batch)
     verify_step(batch, plans, cost)
-    assert not Simulated(cost).step(batch, plans).out_of_memory
+    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
     assert (len(plans) > 1) == (memory < 40e9)
 
 
@@ -312,7 +312,7 @@ def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch)
     for most in (1, 3):
         (plan,) = own(cost, sequence_groups=most).plan(Batch(sizes, 0, 0))
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
-        result = Simulated(cost).step(Batch(sizes, 0, 0), (plan,))
+        result = SimulatedAttention(cost).step(Batch(sizes, 0, 0), (plan,))
         spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
     assert spread[3] < 0.5 * spread[1]
 
@@ -383,7 +383,9 @@ def test_ahead_of_zeppelin() -> None:
     cost = small(4, 4)
     ratios = []
     for batch in batches(6, most=24):
-        seconds = [Simulated(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))]
+        seconds = [
+            SimulatedAttention(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
+        ]
         ratios.append(seconds[0] / seconds[1])
     assert min(ratios) > 1
     assert np.exp(np.mean(np.log(ratios))) > 1.1
@@ -427,7 +429,8 @@ def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> Non
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
     batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
     with_it, without = (
-        Simulated(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds for kind in (True, False)
+        SimulatedAttention(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds
+        for kind in (True, False)
     )
     assert with_it <= without
 

@@ -18,7 +18,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.pipelines import Pipelines
 from zbench.run.target import make_model
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise import rivals as nodewise_rivals
@@ -54,7 +54,7 @@ def drawn(cost: Cost, seed: int) -> Batch:
 
 
 def seconds(system: System, batch: Batch, cost: Cost) -> float:
-    return Simulated(cost).step(batch, system.plan(batch)).seconds
+    return SimulatedAttention(cost).step(batch, system.plan(batch)).seconds
 
 
 @pytest.mark.parametrize(("nodes", "nics", "gbit"), [(2, 2, 100), (2, 2, 200), (4, 2, 100), (4, 4, 200)])
@@ -86,7 +86,9 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     batch = Batch(np.full(128, 512), 0, 0)
     plans = Nodewise(cost).plan(batch)
     assert plans[0].pipelines is not None
-    assert Simulated(cost).step(batch, plans).seconds < 0.9 * seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
+    assert SimulatedAttention(cost).step(batch, plans).seconds < 0.9 * seconds(
+        Nodewise(cost, adopt_rivals=False), batch, cost
+    )
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
@@ -98,7 +100,7 @@ def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.Mon
         Rivals(cost, {"x": Hydraulis(cost, tp_pp_pairs=[[8, 1]])}),
     )
     own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), made.made["x"].plan(batch)
-    executor = Simulated(cost)
+    executor = SimulatedAttention(cost)
     mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
     assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
     monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))

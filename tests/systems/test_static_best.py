@@ -27,7 +27,7 @@ from zbench.record.rows import rows
 from zbench.run.chosen import SEED, kept, settled
 from zbench.run.parts import Parts, Settings
 from zbench.run.replay import Replay
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.candidate import Candidate
@@ -44,7 +44,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = Simulated) -> Study:
+def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = SimulatedAttention) -> Study:
     """Batches of sixteen sequences, the longest of which is one of `longest`."""
 
     def batch(number: int) -> Batch:
@@ -115,7 +115,7 @@ class Dear:
         pass
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        result = Simulated(self.cost).step(batch, plans)
+        result = SimulatedAttention(self.cost).step(batch, plans)
         return replace(result, seconds=result.seconds * (1000 if self.cost.tp == 2 else 1))
 
 
@@ -133,10 +133,10 @@ def test_no_step_is_played_twice() -> None:
     cost = small(2, 2)
     played: list[str] = []
 
-    class Counted(Simulated):
+    class Counted(SimulatedAttention):
         def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
             played.append(batch.digest)
-            return Simulated(self.cost).step(batch, plans)
+            return SimulatedAttention(self.cost).step(batch, plans)
 
     batches = [study_of(cost, 2000).batch(number) for number in range(4)]
     candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
@@ -161,7 +161,7 @@ def test_what_has_no_room_for_the_hard_batch_leaves_nothing_behind() -> None:
     """The fastest on few batches may be out of memory on the hard one; then the next one is the measure."""
     cost = small(2, 2, memory=20e9)
     narrow, wide = (Candidate(cost.model, Mesh(cost, "ulysses", degree, "balanced")) for degree in (1, 4))
-    race = Race([study_of(cost, 300).batch(0)], study_of(cost, 40_000).batch(0), Simulated)
+    race = Race([study_of(cost, 300).batch(0)], study_of(cost, 40_000).batch(0), SimulatedAttention)
     timed = [(one.seconds(race.few), one) for one in (narrow, wide)]
     assert timed[0][0] < timed[1][0]
     assert (race.fits(narrow), race.fits(wide)) == (False, True)
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     wide = search_layouts(study_of(cost, 40_000, 300), (), "balanced")
     model = replace(cost.model, **wide.model)
     hard, laid = study_of(cost, 40_000).batch(0), make_cost(cost.cluster, model)
-    assert not Simulated(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
+    assert not SimulatedAttention(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
     assert wide.keys["degree"] * wide.model["tensor_parallel"] * wide.model["pipeline_parallel"] > 1
 
 
@@ -278,4 +278,4 @@ def test_a_recorded_run_is_replayed_with_its_choice(tmp_path: Path, monkeypatch:
     replay = Replay.of(theirs)
     for line in theirs.steps:
         batch, plans = replay.step(line)
-        assert Simulated(replay.cost).step(batch, plans).seconds == line["seconds"]
+        assert SimulatedAttention(replay.cost).step(batch, plans).seconds == line["seconds"]

@@ -27,7 +27,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import TRANSFER
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 every_system = pytest.mark.parametrize("which", SYSTEMS, ids=str)
 every_variant = pytest.mark.parametrize("which", VARIANTS, ids=str)
@@ -77,8 +77,8 @@ def test_plans_are_a_pure_function_of_the_batch(which: Variant, data: st.DataObj
 def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
-    result = Simulated(cost).step(batch, plans)
-    assert asdict(result) == asdict(Simulated(cost).step(batch, system.plan(batch)))
+    result = SimulatedAttention(cost).step(batch, plans)
+    assert asdict(result) == asdict(SimulatedAttention(cost).step(batch, system.plan(batch)))
     assert list(step_faults(result, cost)) == []
 
 
@@ -94,7 +94,7 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
     if plans[0].pipelines is not None:  # tests/simulator/test_pipelined.py counts what goes between their ranks
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
         return
-    result = Simulated(cost).step(batch, plans)
+    result = SimulatedAttention(cost).step(batch, plans)
     params = float(model.total_params)
     gathers, reductions = {
         "none": (0, 2),
@@ -121,7 +121,7 @@ def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None
     batch = Batch(np.array(lengths), 0, 0)
     plans = which.make(uneven).plan(batch)
     verify_step(batch, plans, uneven)
-    assert Simulated(uneven).step(batch, plans).seconds > 0
+    assert SimulatedAttention(uneven).step(batch, plans).seconds > 0
 
 
 @every_system
@@ -133,7 +133,7 @@ def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
     for plan in plans:
         assert not (plan.forward.kind == TRANSFER).any()
         assert not (plan.backward.kind == TRANSFER).any()
-    result = Simulated(alone).step(batch, plans)
+    result = SimulatedAttention(alone).step(batch, plans)
     assert result.communication_seconds == [0.0]
     assert result.nic_tx_bytes == [0]
 
@@ -156,8 +156,8 @@ def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data:
         nic_bandwidth=100 * cluster.nic_bandwidth,
         nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
     )
-    slow = Simulated(cost).step(batch, plans).seconds
-    assert Simulated(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
+    slow = SimulatedAttention(cost).step(batch, plans).seconds
+    assert SimulatedAttention(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
 
 
 def test_the_suite_found_the_systems() -> None:

@@ -11,7 +11,7 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER, Ints, Plan
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.common.mesh_packs import pack_batch
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
@@ -147,7 +147,7 @@ def test_head_tail_with_packs_as_full_is_a_mesh_that_gathers(cost: Cost) -> None
     batch = Batch(np.array([800, 48, 720, 320]), seed=0, step=0)
     mine = TorchCP(cost, degree=2, pack_tokens=500).plan(batch)
     theirs = Mesh(cost, "allgather", 2, "arrival", pack_tokens=500).plan(batch)
-    executor = Simulated(cost)
+    executor = SimulatedAttention(cost)
     assert len(mine) == 2
     assert executor.step(batch, mine) == executor.step(batch, theirs)
 
@@ -168,13 +168,13 @@ def test_packs_are_as_even_as_their_order_allows(counts: list[int], groups: int,
 def test_the_degree_and_the_packs_are_those_that_fit(cost: Cost) -> None:
     free = fitting_tokens(cost)
     alone = Batch(np.array([2 * free]), seed=0, step=0)
-    assert Simulated(cost).step(alone, TorchCP(cost, degree=2).plan(alone)).out_of_memory
-    assert not Simulated(cost).step(alone, TorchCP(cost, context_limit=2 * free).plan(alone)).out_of_memory
+    assert SimulatedAttention(cost).step(alone, TorchCP(cost, degree=2).plan(alone)).out_of_memory
+    assert not SimulatedAttention(cost).step(alone, TorchCP(cost, context_limit=2 * free).plan(alone)).out_of_memory
     batch = Batch(np.array([free // 2] * 12), seed=0, step=0)
     for degree in (1, 2, 4):
         plans = TorchCP(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not Simulated(cost).step(batch, plans).out_of_memory
+        assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
 
 
 @pytest.mark.parametrize(

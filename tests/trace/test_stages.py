@@ -11,7 +11,7 @@ from tests.helpers.oracles import small
 from tests.simulator.test_pipelined import laid as in_pipelines
 from tests.simulator.test_pipelined import pipelines
 from zbench.report.inside import timeline
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.trace.step import write_trace
 from zbench.trace.tracks import SHARED
 
@@ -23,7 +23,7 @@ def test_pipelines_show_every_micro_batch_on_every_rank(tmp_path: Path) -> None:
     events = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
     layers = [event for event in events if event["name"] in ("forward", "backward")]
     assert len(layers) == 2 * 2 * 4 < len(events) < count
-    step = Simulated(cost).step(batch, plans)
+    step = SimulatedAttention(cost).step(batch, plans)
     end = max(e["ts"] + e["dur"] for e in events) / 1e6
     assert end == pytest.approx(step.seconds, abs=1e-5)
 

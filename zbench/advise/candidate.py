@@ -9,11 +9,10 @@ from zbench.cost.job import make_cost
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
-from zbench.run.chosen import SEED, settled
+from zbench.run.chosen import SEED, clock_of, settled
 from zbench.run.contract import batch_of
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import from_yaml, make_part
-from zbench.simulator.simulate import Simulated
 
 Tell = Callable[[str], None]
 
@@ -62,6 +61,6 @@ def study_of(question: Question, tell: Tell) -> Study:
         parts.model,
         lambda number: batch_of(workload, number, parts.tokens),
         lambda model: make_cost(parts.cluster, model),
-        Simulated,
+        clock_of(parts),
         tell=tell,
     )

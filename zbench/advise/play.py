@@ -19,7 +19,6 @@ from zbench.record.record import Line
 from zbench.record.speedup import speedup, speedup_interval
 from zbench.run.contract import plans_of
 from zbench.run.parts import Parts
-from zbench.simulator.simulate import Simulated
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def _line(parts: Parts, number: int, system: System) -> Line:
     plans = plans_of(system, batch, parts.cost)
     seconds = perf_counter() - began
     verify_step(batch, plans, parts.cost, memory=False)  # which the simulator tells of the step
-    return line_of(number, batch, plans, seconds, Simulated(parts.cost).step(batch, plans), parts)
+    return line_of(number, batch, plans, seconds, parts.executor.step(batch, plans), parts)
 
 
 def line_of(

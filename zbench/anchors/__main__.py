@@ -23,8 +23,9 @@ with loading(__name__):
     from zbench.describe.cluster import Cluster
     from zbench.describe.units import with_noun
     from zbench.describe.worlds import NOMINAL
+    from zbench.simulated.clocks import CLOCKS, SIMULATED
+    from zbench.simulated.executor import Simulated
 
-CLOCKS = ("simulated", "whole_step")  # names of conf/executor
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
     "nccl": "NCCL's own bus bandwidths",
@@ -34,31 +35,27 @@ GROUPS = {
     "training": "whole training steps, one sequence on a GPU",
     "long_context": "whole training steps, one long sequence over all GPUs",
     "steps": "FlexSP's training steps with documents of different lengths, 64 A100",
-    "unhidden": "the same steps if nothing hid parameters' gathers and gradients' reductions",
+    "unhidden": "the same steps if nothing hid parameters' gathers and gradients' reductions (simulated_attention)",
 }
 
 
-def anchors(name: str = NOMINAL, clock: str = CLOCKS[0], group: attention.Group | None = None) -> list[Anchor]:
+def anchors(name: str = NOMINAL, clock: str = SIMULATED, group: attention.Group | None = None) -> list[Anchor]:
     """Returns all published numbers that this project predicts, each beside its prediction. name: of the world that
-    clusters are in, if they have it. clock: of CLOCKS; of whole steps, training steps alone. group: one of attention,
-    alone."""
-    there = world(name)
+    clusters are in, if they have it. clock: of CLOCKS, which plays training steps. group: one of attention, alone."""
+    there, executor = world(name), CLOCKS[clock]
 
     def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
         found = there.of_cluster(cluster(preset, num_nodes, device))
-        check_shapes(found.device, clock != CLOCKS[0])
+        check_shapes(found.device, executor is Simulated)
         return found
 
-    if clock != CLOCKS[0]:
-        from zbench.simulated.executor import WholeStep
-
-        found = [anchor for module in (training, long_context) for anchor in module.anchors(described, WholeStep)]
-        return found + steps.anchors(described, workload, WholeStep)
     if group is not None:
         return attention.anchors(described, group)
-    modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
-    found = [anchor for module in modules for anchor in module.anchors(described)]
-    return found + attention.anchors(described, "magi") + steps.anchors(described, workload)
+    found = [
+        anchor for module in (flexsp, nccl, attention, ring_flash_attention) for anchor in module.anchors(described)
+    ]
+    found += [anchor for module in (training, long_context) for anchor in module.anchors(described, executor)]
+    return found + attention.anchors(described, "magi") + steps.anchors(described, workload, executor)
 
 
 def main() -> int:
@@ -76,10 +73,10 @@ def _anchors() -> int:
     if arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     else:
-        if arguments.group and arguments.clock == CLOCKS[1]:
-            told = f"--clock {CLOCKS[1]} plays training steps alone, so it takes no --group beside it"
+        if arguments.group and arguments.clock:
+            told = f"--clock {arguments.clock} is of training steps, so it takes no --group beside it"
             raise ValueError(f"--group is {arguments.group}; {told}")
-        _published(arguments.world or NOMINAL, arguments.clock or CLOCKS[0], arguments.group, arguments.json)
+        _published(arguments.world or NOMINAL, arguments.clock or SIMULATED, arguments.group, arguments.json)
     return 0
 
 
@@ -100,7 +97,10 @@ def _asked() -> argparse.Namespace:
         "--world", metavar="WORLD", choices=worlds(), help="a world of conf/world that clusters are in (docs/worlds.md)"
     )
     parser.add_argument(
-        "--clock", metavar="CLOCK", choices=CLOCKS, help="whole_step: training steps alone, played as whole steps"
+        "--clock",
+        metavar="CLOCK",
+        choices=list(CLOCKS),
+        help="what plays training steps: simulated (the default) or simulated_attention",
     )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()

@@ -19,7 +19,6 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import Simulated
 
 LLAMA2_7B = Model(
     name="llama2_7b",
@@ -64,7 +63,7 @@ CLUSTERS = {
 }
 
 
-def anchors(get_cluster: GetCluster, executor: GetExecutor = Simulated) -> list[Anchor]:
+def anchors(get_cluster: GetCluster, executor: GetExecutor) -> list[Anchor]:
     """Returns the published steps beside their predictions."""
     return [_anchor(row, get_cluster, executor) for row in published_rows("long_context")]
 

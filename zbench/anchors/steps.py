@@ -17,7 +17,7 @@ from zbench.anchors.flexsp import GPT_7B
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 from zbench.workloads.fill import Lengths
@@ -35,9 +35,9 @@ class GetWorkload(Protocol):
     def __call__(self, name: str) -> Lengths: ...
 
 
-def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExecutor | None = None) -> list[Anchor]:
-    """Returns FlexSP's published steps beside their predictions. executor: None: the simulated one, with collectives
-    hidden as far as they can be, and with nothing hidden; what another plays hides is its own matter."""
+def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExecutor) -> list[Anchor]:
+    """Returns FlexSP's published steps beside their predictions. executor: SimulatedAttention hides collectives as far
+    as they can be, and tells the steps with nothing hidden as well."""
     cost = published_cost(get_cluster)
     systems: dict[str, System] = {
         "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
@@ -58,14 +58,14 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExe
     return found
 
 
-def _seconds(batch: Batch, system: System, cost: Cost, executor: GetExecutor | None) -> tuple[float, ...]:
-    """Returns the seconds of a step by an executor; without one, (simulated, with nothing hidden), the latter with two
-    gathers and a reduction of every micro-batch waited for."""
-    plans, unhidden = system.plan(batch), replace(cost, model=replace(cost.model, overlap_collectives=False))
-    if executor is not None:
-        return (executor(cost).step(batch, plans).seconds,)
-    hidden, shown = (Simulated(one).step(batch, plans).seconds for one in (cost, unhidden))
-    return hidden, shown
+def _seconds(batch: Batch, system: System, cost: Cost, executor: GetExecutor) -> tuple[float, ...]:
+    """Returns the seconds of a step by an executor, and of SimulatedAttention with nothing hidden: with two gathers and
+    a reduction of every micro-batch waited for."""
+    costs = [cost]
+    if executor is SimulatedAttention:
+        costs.append(replace(cost, model=replace(cost.model, overlap_collectives=False)))
+    plans = system.plan(batch)
+    return tuple(executor(one).step(batch, plans).seconds for one in costs)
 
 
 def published_cost(get_cluster: GetCluster) -> Cost:

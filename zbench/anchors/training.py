@@ -17,7 +17,6 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import Simulated
 
 # Megatron's table names 7.1B parameters, a vocabulary of 131,072 (not tied) and sequences of 4,096; 30 layers of
 # 4,096 are what makes 7.11B. A GELU feed-forward of 4 x hidden counts as a SwiGLU one of 8/3 (see flexsp.GPT_7B).
@@ -117,7 +116,7 @@ SETUPS = {
 }
 
 
-def anchors(get_cluster: GetCluster, executor: GetExecutor = Simulated) -> list[Anchor]:
+def anchors(get_cluster: GetCluster, executor: GetExecutor) -> list[Anchor]:
     """Returns the published training steps beside their predictions."""
     return [_anchor(row, get_cluster, executor) for row in published_rows("training")]
 

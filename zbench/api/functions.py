@@ -20,7 +20,7 @@ from zbench.api.parts import (
 from zbench.api.yamls import Named
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
-from zbench.cost.matmul import check_shapes
+from zbench.cost.stage import in_whole_steps
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
@@ -34,7 +34,7 @@ from zbench.record.records import read_all
 from zbench.record.rows import Row, rows
 from zbench.run.contract import plans_of
 from zbench.run.price import MOST_TOKENS
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.clocks import SIMULATED, clock_named
 
 CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
 PIPELINES = "pipelines"  # whether what runs the plans has pipelines that a planner chooses
@@ -63,7 +63,8 @@ def plan(
     path of a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's
     yaml, as in played_placements=2; each that its authors' published form has otherwise takes the word "published",
     as in wait="published", and variant="published" gives it to all that are not named; with pipelines=False no
-    planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may). strategy:
+    planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may, for models that
+    all degrees cut evenly). strategy:
     how a model by name is trained, by group (sharding, recompute, parallel, experts) a name of conf/ or its keys,
     as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's yaml chooses.
     world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels":
@@ -104,7 +105,7 @@ def planned(
     check_boolean(PIPELINES, pipelines)
     step = StepPlans((), lengths, cluster, model)
     with compiling_told():
-        cost = step.cost if pipelines else replace(step.cost, pipelines=False)
+        cost = replace(step.cost, pipelines=pipelines and in_whole_steps(step.cost))
         planner, name = system_named(system, cost, keys, variant)
         found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)
@@ -130,6 +131,7 @@ def simulate(
     cluster: Named | Cluster | None = None,
     model: Named | Model | None = None,
     world: Worlds = None,
+    executor: str = SIMULATED,
 ) -> StepResult:
     """Plays a step on its cluster's clock; the seconds are simulated. step: plans, or the path of a plan file.
 
@@ -138,18 +140,18 @@ def simulate(
         print(zbench.simulate(step, world="latency_3").seconds)  # as planned, where latencies are not as described
 
     cluster, model: those that the plans have to be for, as of `load`: a step is played on the machine it was planned
-    for, and nowhere else. world: what is otherwise on that machine than the planner was told, as of `plan`.
+    for, and nowhere else. world: what is otherwise on that machine than the planner was told, as of `plan`. executor:
+    "simulated", which plays the whole step, or "simulated_attention", which plays attention and adds the rest.
 
     Raises:
-        ValueError: the file is no plan file (StepPlans.load), the plans are for another cluster or model, or their
-            machine has no such world.
+        ValueError: the file is no plan file (StepPlans.load), the plans are for another cluster or model, their
+            machine has no such world, or there is no such executor.
     """
     with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
         _check_for(found, cluster, model)
         cost = make_cost(*machine_in(world, found.cluster, found.model))
-        check_shapes(cost.cluster.device, whole_steps=False)
-        return Simulated(cost).step(found.batch, found.plans)
+        return clock_named(executor, cost).step(found.batch, found.plans)
 
 
 def bound(

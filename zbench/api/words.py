@@ -22,11 +22,11 @@ from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import VARIANT
 from zbench.planned.step import StepPlans
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.clocks import SIMULATED, clock_named
 from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
-_KEYLESS = ("mask", VARIANT, PIPELINES)  # settings that are one word
+_KEYLESS = ("mask", VARIANT, PIPELINES, "executor")  # settings that are one word
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -64,7 +64,12 @@ def simulate_words(words: Sequence[str]) -> int:
     """Plays the step of a plan file and tells its figures; returns the exit code."""
     parser = Parser(prog="zbench simulate", description="Plays the step of a plan file on its cluster's clock.")
     parser.add_argument("file", metavar="FILE", help="a plan file, as written by zbench plan")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="world=NAME, world.KEY=VALUE (docs/worlds.md)")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="world=NAME, world.KEY=VALUE (docs/worlds.md), executor=simulated_attention",
+    )
     given = parser.parse_args(list(words))
     with told():
         if other := [word for word in given.settings if re.match(r"(cluster|model)\b", word)]:
@@ -72,11 +77,12 @@ def simulate_words(words: Sequence[str]) -> int:
                 f"{other[0]!r} is no setting of zbench simulate: a plan file names its cluster and model; it takes "
                 "world=, for what is otherwise on that machine"
             )
-        chosen, keys = _settings(given.settings, ("world",), "zbench simulate")
+        chosen, keys = _settings(given.settings, ("world", "executor"), "zbench simulate")
         world = world_named(chosen.get("world"), keys["world"])
         step = StepPlans.load(given.file)
         machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
-    result = Simulated(make_cost(*machine)).step(step.batch, step.plans)
+    with told():
+        result = clock_named(chosen.get("executor", SIMULATED), make_cost(*machine)).step(step.batch, step.plans)
     print(f"{step}\n{_memory(step)}" + (f"\nplayed with {world.words}" if world != World() else ""))
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")

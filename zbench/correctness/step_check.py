@@ -13,7 +13,7 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 _NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
@@ -51,7 +51,7 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
         memory = str(error)
         if not _NO_ROOM.fullmatch(memory):
             faults.append(f"out of memory is told so: {memory}")
-    result = Simulated(cost).step(batch, plans)
+    result = SimulatedAttention(cost).step(batch, plans)
     faults += step_faults(result, cost)
     if result.out_of_memory != bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")

@@ -10,7 +10,7 @@ from zbench.describe.model import Model
 def make_cost(cluster: Cluster, model: Model, pipelines: bool = True) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
-    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as executor=simulated has.
+    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors have.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.

@@ -43,7 +43,7 @@ def check_shapes(device: Device, whole_steps: bool) -> None:
     """
     if device.matmul_shapes and not whole_steps:
         raise ValueError(
-            "cluster.device.matmul_shapes is True (as in world=matmul_shapes); only executor=whole_step plays matmuls "
+            "cluster.device.matmul_shapes is True (as in world=matmul_shapes); only executor=simulated plays matmuls "
             "by their shape, everything else takes False"
         )
 

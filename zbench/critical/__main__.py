@@ -15,7 +15,7 @@ with loading(__name__):
     from zbench.record.rows import label
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
-    from zbench.simulated.executor import WholeStep
+    from zbench.simulated.executor import Simulated
     from zbench.simulator.steps.play import play_layers
     from zbench.step.passes.own_plans import plans_of_layouts
 
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    parser = Parser(prog="python -m zbench.critical", description="The critical path of a step of executor=whole_step.")
+    parser = Parser(prog="python -m zbench.critical", description="The critical path of a step of executor=simulated.")
     parser.add_argument("record", metavar="RECORD", help="a record, as written by python -m zbench out=FILE")
     parser.add_argument(
         "--run", type=int, metavar="N", help="the run, counted from 1 as zbench compare does (the last)"
@@ -41,9 +41,9 @@ def _main() -> int:
     run, line = chosen_step(read_all([arguments.record]), arguments.run, arguments.step)
     replay = Replay.of(run, arguments.trust)
     executor = replay.parts.executor
-    if not isinstance(executor, WholeStep):
+    if not isinstance(executor, Simulated):
         told = label(run.start, "executor")
-        raise ValueError(f"the run has executor={told}; a critical path takes a run with executor=whole_step")
+        raise ValueError(f"the run has executor={told}; a critical path takes a run with executor=simulated")
     batch, plans = replay.step(line)
     program, timeline = play_layers(executor.built(batch, plans), plans_of_layouts(plans), executor.cost.gpus)
     seconds = float(timeline.done.max())

@@ -13,7 +13,9 @@ MOVED: Mapping[str, str] = {
     "zbench.links.Domain": "zbench.describe.links.Domain",
     "zbench.model.Model": "zbench.describe.model.Model",
     "zbench.worlds.World": "zbench.describe.worlds.World",
-    "zbench.simulate.Simulated": "zbench.simulator.simulate.Simulated",
+    "zbench.simulate.Simulated": "zbench.simulator.simulate.SimulatedAttention",
+    "zbench.simulated.executor.WholeStep": "zbench.simulated.executor.Simulated",
+    "zbench.simulator.simulate.Simulated": "zbench.simulator.simulate.SimulatedAttention",
     "zbench.systems.bytescale.ByteScale": "zbench.systems.bytescale.planner.ByteScale",
     "zbench.systems.flexsp.FlexSP": "zbench.systems.flexsp.planner.FlexSP",
     "zbench.systems.hydraulis.Hydraulis": "zbench.systems.hydraulis.planner.Hydraulis",
@@ -109,7 +111,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 # these groups (zbench.record.older).
 REGROUPED: Mapping[str, Mapping[str, str]] = {
     "zbench.describe.model.Model": {field: typed_key(field) for field in MODEL_FIELDS},
-    "zbench.simulated.executor.WholeStep": {
+    "zbench.simulated.executor.Simulated": {
         "window": "sharding.window",
         "expert_parallel": "parallel.expert_parallel",
         "routing_skew": "experts.skew",

@@ -2,7 +2,8 @@
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
-(zbench.run.fastest). Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
+(zbench.run.fastest); executor=simulated played attention alone, as simulated_attention does, and whole_step was what
+simulated is. Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
 before they were groups (zbench.describe.strategy); gradients were reduced layer by layer (zbench.describe.overlap).
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
@@ -27,7 +28,12 @@ _BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
 _CLUSTER = "zbench.describe.cluster.Cluster"
 _MODEL = "zbench.describe.model.Model"
 _SHARDING = "zbench.describe.strategy.Sharding"
-_STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.WholeStep"
+_STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
+# What choices of executors were called before, by their class; the class has today's name here.
+_EXECUTORS = {
+    ("zbench.simulator.simulate.SimulatedAttention", "simulated"): "simulated_attention",
+    (_WHOLE_STEP, "whole_step"): "simulated",
+}
 
 
 def with_all_keys(config: Any) -> Any:
@@ -35,7 +41,7 @@ def with_all_keys(config: Any) -> Any:
     say how its model was trained; what is none stays as it is."""
     if not isinstance(config, Mapping):
         return config
-    config = _with_strategy({**_BEFORE, **config})
+    config = _with_executor(_with_strategy({**_BEFORE, **config}))
     sharding = config.get("sharding")
     if isinstance(sharding, Mapping) and sharding.get("_target_") == _SHARDING:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
@@ -47,6 +53,15 @@ def with_all_keys(config: Any) -> Any:
     choices = config.get("choices", {})
     named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}
     return {**config, **_WITHOUT_WORLDS, **named}
+
+
+def _with_executor(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration with today's name of its choice of executor."""
+    executor, choices = config.get("executor"), config.get("choices")
+    if not isinstance(executor, Mapping) or not isinstance(choices, Mapping):
+        return config
+    name = _EXECUTORS.get((str(executor.get("_target_")), str(choices.get("executor"))))
+    return {**config, "choices": {**choices, "executor": name}} if name else config
 
 
 def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ with loading(__name__):
     from zbench.report.page import encoded, page
     from zbench.run.known import Unknown, add_trust
     from zbench.run.replay import Replay
-    from zbench.simulated.executor import WholeStep
+    from zbench.simulated.executor import Simulated
     from zbench.standing.cells import cells_by_world
     from zbench.standing.survival import survivals
     from zbench.trace.file import recorded
@@ -193,7 +193,7 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         batch, plans = replay.step(line)
         cost = replay.cost
         executor = replay.parts.executor
-        drawn = whole_timeline(batch, plans, executor) if isinstance(executor, WholeStep) else timeline(plans, cost)
+        drawn = whole_timeline(batch, plans, executor) if isinstance(executor, Simulated) else timeline(plans, cost)
         found |= {"homes": homes(plans), "timeline": drawn}
         if run.start["facts"].get("simulated"):
             executor.start()

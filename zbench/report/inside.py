@@ -15,7 +15,7 @@ from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
-from zbench.simulated.executor import WholeStep
+from zbench.simulated.executor import Simulated
 from zbench.trace.file import Event
 from zbench.trace.step import events
 from zbench.trace.tracks import sharing_track, titles
@@ -53,7 +53,7 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
     }
 
 
-def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: WholeStep) -> Table | None:
+def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Table | None:
     """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
     LAYERS."""
     cost = executor.cost

@@ -29,8 +29,8 @@ from zbench.run.contract import batch_of, gives
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
-from zbench.simulated.executor import WholeStep
-from zbench.simulator.simulate import Simulated
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
 CONFIGURED = (
@@ -137,20 +137,20 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
         lambda model: make_cost(parts.told.cluster, model, parts.pipelines),
-        _clock(parts),
-        PLAYED_WHOLE if isinstance(parts.executor, WholeStep) else PLAYED,
+        clock_of(parts),
+        PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
         not parts.simulated,
         tell,
         parts.free,
     )
 
 
-def _clock(parts: Parts) -> Clock:
+def clock_of(parts: Parts) -> Clock:
     """Returns the run's clock; of what is measured the one that plays attention."""
     executor = parts.executor
-    if isinstance(executor, WholeStep):
+    if isinstance(executor, Simulated):
         return lambda cost: replace(executor, cost=cost)
-    return Simulated
+    return SimulatedAttention
 
 
 def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:
@@ -158,7 +158,7 @@ def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
     told |= {"pipelines": parts.pipelines}
-    told |= {"executor": plain["executor"]} if isinstance(parts.executor, WholeStep) else {}
+    told |= {"executor": plain["executor"]} if isinstance(parts.executor, Simulated) else {}
     told |= {"batch": study.batch(0).digest}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

@@ -16,7 +16,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 
 FREE = {"sharding": SHARDING, "recompute": RECOMPUTE}  # groups that may be chosen, and fields of a model that they set
 FEW, BETTER = 4, 3  # batches that settings are played on first, and how many settings go on to all; judgements
@@ -65,7 +65,7 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     if len(settings) > BETTER:
         study.tell(f"playing {len(settings)} settings")
         few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]
-        settings = _ranked(settings, few, Simulated)[:BETTER]
+        settings = _ranked(settings, few, SimulatedAttention)[:BETTER]
     study.tell("playing the better ones")
     return _ranked(settings, [sample.hard, *sample.some(study.judged)], study.clock)[0].choice()
 

@@ -27,12 +27,12 @@ from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
 
-SIMULATED = "zbench.simulator.simulate.Simulated"
-WHOLE_STEP = "zbench.simulated.executor.WholeStep"
+SIMULATED = "zbench.simulated.executor.Simulated"
+SIMULATED_ATTENTION = "zbench.simulator.simulate.SimulatedAttention"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
-WHOLE_STEPS = (WHOLE_STEP, TORCH_WHOLE_STEP)  # executors of whole steps, which all of a strategy is for
-CLOCKS = (SIMULATED, WHOLE_STEP)  # executors that play on a described cluster's clock
-_CLOCKS = "executor=simulated and executor=whole_step"
+WHOLE_STEPS = (SIMULATED, TORCH_WHOLE_STEP)  # executors of whole steps, which all of a strategy is for
+CLOCKS = (SIMULATED, SIMULATED_ATTENTION)  # executors that play on a described cluster's clock
+_CLOCKS = "executor=simulated and executor=simulated_attention"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
 PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
@@ -125,12 +125,12 @@ class Parts:
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
-        check_shapes(cluster.device, target == WHOLE_STEP)
+        check_shapes(cluster.device, target == SIMULATED)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model)
         usual = strategy.sharding.overlap == USUAL  # whole steps of pipelines have no other
-        pipelines = target == SIMULATED or (target == WHOLE_STEP and usual and in_whole_steps(cost))
+        pipelines = target == SIMULATED_ATTENTION or (target == SIMULATED and usual and in_whole_steps(cost))
         cost = replace(cost, pipelines=pipelines)
         seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
@@ -252,11 +252,13 @@ def _machine(
         count = getattr(model, f"{kind}_parallel")
         if count > 1 and not parallel:
             raise ValueError(
-                f"parallel.{kind}_parallel is {count}; only executor=simulated, whole_step and torch_whole_step have "
-                f"{kind} parallelism"
+                f"parallel.{kind}_parallel is {count}; only executor=simulated, simulated_attention and "
+                f"torch_whole_step have {kind} parallelism"
             )
     if not (model.overlap_collectives or parallel):
-        raise ValueError("model.overlap_collectives is False; only executor=simulated has collectives hidden or not")
+        raise ValueError(
+            "model.overlap_collectives is False; only executor=simulated_attention has collectives hidden or not"
+        )
     return Machine(cluster, model)
 
 

@@ -15,7 +15,7 @@ from zbench.record.record import Line, Run
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
 from zbench.run.machine import free_memory
-from zbench.run.parts import CLOCKS, PRECISIONS, SIMULATED, TORCH_WHOLE_STEP, WHOLE_STEP, Parts, Settings
+from zbench.run.parts import CLOCKS, PRECISIONS, SIMULATED, SIMULATED_ATTENTION, TORCH_WHOLE_STEP, Parts, Settings
 from zbench.run.price import check_memory_here, priced
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
@@ -49,7 +49,7 @@ class Replay:
                     config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
             target = config["executor"].get("_target_")
             if not run.start["facts"].get("simulated") or target not in CLOCKS:
-                config["executor"] = {"_target_": WHOLE_STEP if target == TORCH_WHOLE_STEP else SIMULATED}
+                config["executor"] = {"_target_": SIMULATED if target == TORCH_WHOLE_STEP else SIMULATED_ATTENTION}
             config["tracker"] = {"_target_": "zbench.track.Nothing"}
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record

@@ -132,7 +132,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     ):
         if value != usual:
             raise ValueError(
-                f"{name} is {value}; only executor=whole_step and torch_whole_step have that, others take {usual}"
+                f"{name} is {value}; only executor=simulated and torch_whole_step have that, others take {usual}"
             )
     return {}
 

@@ -1,4 +1,4 @@
-"""The executor that trains by whole steps: what executor=whole_step plays runs on processes of this machine or on those
+"""The executor that trains by whole steps: what executor=simulated plays runs on processes of this machine or on those
 that torchrun or Slurm started, tensor-parallel groups, stages, experts and sharded parameters included.
 
 The driver's side: imports no torch itself. It builds and proves every step and sends it to the ranks
@@ -45,7 +45,7 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.WholeStep. kernel:
+    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.Simulated. kernel:
     of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".

@@ -34,7 +34,7 @@ OPERATION_OF_LAYER = 400
 
 
 @dataclass(frozen=True, slots=True)
-class WholeStep:
+class Simulated:
     """Builds, proves and plays whole steps on the cluster of `cost`.
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
@@ -58,7 +58,7 @@ class WholeStep:
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
+        return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
 
     @property
     def operation_bytes(self) -> int:

@@ -138,7 +138,7 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 
 
 @dataclass(slots=True)
-class Simulated:
+class SimulatedAttention:
     """Simulates plans on the cluster of `cost`: a step's result is a function of (batch, plans, cost), and of whether
     its pipelines are those of the step before: parameters that have to be elsewhere are waited for."""
 

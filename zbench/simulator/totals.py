@@ -1,8 +1,8 @@
 """Adds up a simulated step while it is played: bytes on NICs and seconds of ranks.
 
 Here are attention's messages and the tensor-parallel groups' gathers. What gathers of parameters and reductions of
-gradients put on NICs is added once for the whole step: Simulated.step (zbench.simulator.simulate) adds `nic_bytes` of
-the step's sharing (zbench.cost.collective).
+gradients put on NICs is added once for the whole step: SimulatedAttention.step (zbench.simulator.simulate) adds
+`nic_bytes` of the step's sharing (zbench.cost.collective).
 """
 
 from dataclasses import dataclass

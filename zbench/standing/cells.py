@@ -37,7 +37,7 @@ class Cell:
         return sum(self.bound) / sum(self.seconds)
 
 
-_SIMULATED = "zbench.simulator.simulate.Simulated"  # the executor that titles call simulated
+_SIMULATED = "zbench.simulated.executor.Simulated"  # the executor that titles call simulated
 Place = tuple[str, ...]  # cluster, model, simulated or measured and by what, and what else differs, worlds aside
 Systems = Mapping[str, Mapping[str, Cell]]  # system -> workload
 Worlds = Mapping[str, Systems]  # by label

@@ -33,7 +33,7 @@ def _main() -> int:
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
         print("compiling kernels for whole steps", file=sys.stderr)
-        config = compose("config", ["tracker=none", "executor=whole_step"])
+        config = compose("config", ["tracker=none", "executor=simulated"])
         whole = Parts.of(config, Settings.of(config))
         whole.executor.step(SMALL, make_system(compose("config", ["system=zeppelin"]), whole.cost).plan(SMALL))
     return 0

@@ -13,7 +13,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
 from zbench.planned.step import StepPlans
 from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.simulate import Simulated, playable, programs
+from zbench.simulator.simulate import SimulatedAttention, playable, programs
 from zbench.simulator.steps import play
 from zbench.simulator.steps.expand import CLASS, OP
 from zbench.simulator.steps.play import play_layers, play_step
@@ -76,7 +76,7 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     prove_step(step)
     played = play_step(step, found.plans, free)
     assert played.settled
-    today = Simulated(free).step(found.batch, found.plans)
+    today = SimulatedAttention(free).step(found.batch, found.plans)
     assert played.seconds == pytest.approx(today.seconds, rel=1e-3)
     linear = np.array(today.linear_seconds) + free.optimizer_seconds()
     assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(linear, rel=1e-2)

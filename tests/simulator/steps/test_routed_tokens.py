@@ -13,7 +13,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.curve import Curve
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import Simulated
+from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -52,7 +52,7 @@ def test_matmuls_of_all_gpus_are_those_of_active_experts(degree: int, skew: floa
     found, cost = planned()
     step = whole_step(found.model, found.plans, 1, "none", experts=ExpertParallel(degree, 0, skew))
     played = play_step(step, found.plans, cost)
-    today = Simulated(cost).step(found.batch, found.plans)
+    today = SimulatedAttention(cost).step(found.batch, found.plans)
     linear = np.array(today.linear_seconds)
     assert played.busy["compute"].sum() == pytest.approx(linear.sum(), rel=1e-9)
     assert np.ptp(played.busy["compute"]) > (np.ptp(linear) + 1e-3 if degree > 1 else 0)

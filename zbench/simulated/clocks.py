@@ -1,0 +1,27 @@
+"""The executors that play on a described cluster's clock, by their name in conf/executor."""
+
+from collections.abc import Mapping
+
+from zbench.console.sentence import not_among
+from zbench.cost.cost import Cost
+from zbench.cost.matmul import check_shapes
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention
+
+SIMULATED = "simulated"
+CLOCKS: Mapping[str, type[Simulated] | type[SimulatedAttention]] = {
+    SIMULATED: Simulated,
+    "simulated_attention": SimulatedAttention,
+}
+
+
+def clock_named(executor: str, cost: Cost) -> Simulated | SimulatedAttention:
+    """Returns the executor of that name, which plays on the cluster of `cost`.
+
+    Raises:
+        ValueError: there is none, or it cannot play on such a cluster.
+    """
+    if executor not in CLOCKS:
+        raise ValueError(not_among("executor", executor, list(CLOCKS)))
+    check_shapes(cost.cluster.device, CLOCKS[executor] is Simulated)
+    return CLOCKS[executor](cost)
