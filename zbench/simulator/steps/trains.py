@@ -50,14 +50,14 @@ def run_unless(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: U
     rows, waits, watched = of.rows, of.waits.copy(), np.zeros(len(of.waits), bool)
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
-    flow, timeline = (waits, state[0], times[1], times[2], longest), Timeline(*times)
+    flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
     if unless is not None:
         watched[unless.hops] = True
         watched[_before_last(trains)] = False  # which ends after these, and is the event of all
-        size = _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched)
+        size = _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if unless.stops(timeline):
             return None
-    _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched[:0])
+    _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
     return timeline
 
 
@@ -138,10 +138,10 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
     state: the edges that each hop waits for, when it is ready, releases, when hops are done, whether who has waited
-    longest goes first.
+    longest goes first, and the stack of those that take no link.
     """
     next_a, next_b, next_pair, offsets, followers = following
-    waits, ready, release, done, longest_waiting = state
+    waits, ready, release, done, longest_waiting, stack = state
     for at in range(offsets[hop] - 3, offsets[hop + 1]):
         way = at - offsets[hop] + 3
         if way >= 3:
@@ -155,9 +155,32 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
         if follower >= 0:
             ready[follower] = max(ready[follower], when)
             waits[follower] -= 1
-            if waits[follower] == 0:
+            if waits[follower] == 0 and rows.link_a[follower] < 0:
+                stack[0] += 1
+                stack[stack[0]] = follower
+            elif waits[follower] == 0:
                 size = push_event(heap, size, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
     return size
+
+
+@nb.njit(**IN_PLACE)
+def _without_links(rows, following, flow, times, queue_free, events, watched):  # type: ignore[no-untyped-def]
+    """Runs the hops that take no link and wait for nothing more, and those that then are so. Nobody waits for anything
+    that they hold but their queue's next, so they need not be events. Returns the size of the heap, and how many of
+    them are watched."""
+    start, release, done = times
+    ready, stack, (heap, size), seen = flow[1], flow[5], events, np.int64(0)
+    while stack[0]:
+        hop = stack[stack[0]]
+        stack[0] -= 1
+        start[hop] = ready[hop]
+        release[hop] = start[hop] + rows.busy[hop]
+        done[hop] = release[hop] + rows.latency[hop]
+        queue_free[rows.queue_a[hop], 0] = release[hop]
+        size = _let_go(hop, start[hop], rows, following, flow, queue_free, heap, size)
+        if len(watched):
+            seen += watched[hop]
+    return size, seen
 
 
 @nb.njit(cache=True)
@@ -174,20 +197,24 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns (start, release, done), (when hops are ready, and what `_started` returns), and the heap of the events
-    that wait for nothing with its size."""
+    """Returns (start, release, done), (when hops are ready, what `_started` returns, and the stack of hops without
+    links that wait for nothing), and the heap of the others that do with its size."""
     num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
+    stack = np.zeros(num_hops + 1, np.int64)  # how many there are, and they
     queue_free, queue_a, queue_b, slot = free[0], rows.queue_a, rows.queue_b, rows.slot
     for hop in range(num_hops):
         ready[hop] = queue_free[queue_a[hop], slot[hop]]
         if queue_b[hop] >= 0:
             ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
-        if waits[hop] == 0:
+        if waits[hop] == 0 and rows.link_a[hop] < 0:
+            stack[0] += 1
+            stack[stack[0]] = hop
+        elif waits[hop] == 0:
             size = push_event(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
     train_of, state = _started(num_hops, trains, len(free[1]))
-    return (start, release, done), (ready, train_of, state), heap, size
+    return (start, release, done), (ready, train_of, state, stack), heap, size
 
 
 @nb.njit(**ENTERED_IN_PLACE)
@@ -203,6 +230,10 @@ def _play(rows, following, flow, times, of_trains, free, events, watched):  # ty
         left += watched[hop]
     if len(watched) and left == 0:
         return size
+    size, seen = _without_links(rows, following, flow, times, queue_free, (heap, size), watched)
+    if 0 < left == seen:
+        return size
+    left -= seen
     while size:
         event = heap[0][0], heap[1][0], heap[2][0]
         size = pop_event(heap, size)
@@ -236,8 +267,12 @@ def _play(rows, following, flow, times, of_trains, free, events, watched):  # ty
         if a >= 0 and b >= 0:
             take(queue_free, rows.queue_b[hop], k, s, release[hop])
         size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
-        if left > 0 and watched[hop]:
-            left -= 1
+        if flow[5][0]:
+            size, seen = _without_links(rows, following, flow, times, queue_free, (heap, size), watched)
+        else:
+            seen = np.int64(0)
+        if left > 0:
+            left -= seen + watched[hop]
             if left == 0:
                 return size
     return size
