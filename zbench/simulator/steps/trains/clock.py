@@ -20,7 +20,7 @@ from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.steps.train_pieces import last_event, leave_port, settle_port
+from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
 @dataclass(frozen=True)

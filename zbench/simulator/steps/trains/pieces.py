@@ -1,4 +1,4 @@
-"""The pieces of trains (zbench.simulator.steps.trains) that are under way on a port; compiled."""
+"""The pieces of trains (zbench.simulator.steps.trains.clock) that are under way on a port; compiled."""
 
 import numba as nb
 
