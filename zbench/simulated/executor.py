@@ -10,7 +10,6 @@ from itertools import chain
 
 import numpy as np
 
-from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
@@ -18,6 +17,8 @@ from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulator.steps.least.bound import step_bound_seconds
+from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -127,7 +128,8 @@ class Simulated:
         capacity = int(cost.gpus.cluster.device.memory_bytes)
         return StepResult(
             seconds=played.seconds,
-            bound_seconds=bound_seconds(batch, cost),
+            bound_seconds=self.bound_seconds(batch),
+            ceiling_seconds=self._ceiling_seconds(batch, plans),
             attention_seconds=(attend - repacked).tolist(),
             linear_seconds=self._mean(played.busy["compute"]).tolist(),
             communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
@@ -146,6 +148,17 @@ class Simulated:
             seconds_for=self._seconds_for(plans, played),
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
+
+    def bound_seconds(self, batch: Batch) -> float:
+        """Returns the seconds of a step that no plan of a batch can beat."""
+        return step_bound_seconds(batch, self.cost)
+
+    def _ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
+        """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
+        or nothing is proven."""
+        if plans[0].pipelines is not None:
+            return None
+        return step_ceiling_seconds(batch, self.cost, self.steps.parameters)
 
     def _mean(self, seconds: Floats) -> Floats:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""
