@@ -51,10 +51,7 @@ class _Stage:
     @property
     def seconds(self) -> float:
         """The seconds that a step takes at least."""
-        sums = [self.computing, self.carrying]
-        if self.traffic.of.degree == 1:
-            sums.append(self.between)
-        return max(sums)
+        return max(self.computing, self.carrying, self.between)
 
     @property
     def layers(self) -> int:
@@ -90,9 +87,9 @@ class _Stage:
         return size, (self.layers - 1) % size + 1
 
     @cached_property
-    def tail(self) -> list[tuple[Traffic, float]]:
+    def tail(self) -> list[tuple[Traffic, Floats]]:
         """The reductions that nothing but updates follows, as they follow one another: each with those before it, and
-        the seconds of the updates after it."""
+        the seconds of the updates after it, by slice."""
         of, layer = self.traffic, self.traffic.update(LAYER)
         outer = [of.update(TABLE)] if self.is_first else []
         outer += [of.update(HEAD)] if self.is_last and of.weights(HEAD) else []
@@ -115,7 +112,8 @@ class _Stage:
 
     @cached_property
     def attention(self) -> tuple[float, float]:
-        """The seconds of attention in all layers of the stage, forward and backward, the mean over its GPUs."""
+        """The seconds of attention in all layers of the stage, forward and backward, the mean over groups' first
+        GPUs, which have an even share of the heads."""
         share = self.layers / self.groups / self.traffic.of.degree
         there, back = self.work.attention(self.batch)
         return share * there, share * back
@@ -135,7 +133,7 @@ class _Stage:
 
     @cached_property
     def fullest(self) -> float:
-        """The seconds for which the busiest GPU computes at least.
+        """The seconds for which the busiest of the groups' first GPUs is at work at least.
 
         If no group has more than t tokens, a token takes no less than one of t on a group, as starts are shared by at
         most t; and if one has more, it takes what t tokens take. The t at which both are the same is the worst.
@@ -158,7 +156,7 @@ class _Stage:
     @property
     def computing(self) -> float:
         """The first gathers, the busiest GPU's computing, and the last reductions and updates."""
-        return self.gathers(1).seconds + self.fullest + max(part.seconds + after for part, after in self.tail)
+        return self.gathers(1).seconds + self.fullest + max(part.seconds + after[0] for part, after in self.tail)
 
     @property
     def carrying(self) -> float:
@@ -173,11 +171,13 @@ class _Stage:
         return self._carried(every.ports.sum(axis=0))
 
     def _carried(self, before: Floats) -> float:
-        """Returns the seconds until the last update where ports have `before` to carry and then the last reductions."""
+        """Returns the seconds until the last update where ports have `before` to carry and then the last reductions, of
+        which any slice's may be the last."""
         found, least = 0.0, np.inf
         for part, after in self.tail:
-            least = min(least, after) if self.traffic.of.degree > 1 else after
-            found = max(found, float((before + part.ports.sum(axis=0)).max()) + part.latency + least)
+            least = min(least, float(after.min())) if self.traffic.of.degree > 1 else float(after[0])
+            carried = float((before + part.ports.sum(axis=0)).max())
+            found = max(found, carried + float(part.latency.min()) + least)
         return found
 
     @property
@@ -189,13 +189,17 @@ class _Stage:
         forward = self.layers * self.work.forward.token * each + there
         backward = self.layers * self.work.backward.token * each + back
         head = self.work.head.token * each if self.is_last else 0.0
+        outer = self.work.outer.token * each if size.degree > 1 else 0.0
         begun = max(
             self.gathers(1).seconds + forward,
             self.gathers(self.layers).seconds + (0.0 if size.gathered_first else forward / self.layers),
         )
-        rest = of.reduce(LAYER).times(self.layers - last).ports.sum(axis=0)
+        rest = of.reduce(LAYER).times(self.layers - last)
         if size.gathered:
-            rest = rest + of.gather(LAYER).times(max(self.layers - first - size.window, 0)).ports.sum(axis=0)
-        return begun + head + first * backward / self.layers + self._carried(rest)
+            rest = rest.plus(of.gather(LAYER).times(max(self.layers - first - size.window, 0)))
+        reduced = max(
+            float((rest.ports[0] + part.ports[0]).max()) + part.latency[0] + after[0] for part, after in self.tail
+        )
+        return begun - outer + head + first * backward / self.layers + reduced
 
 

@@ -23,12 +23,12 @@ LAYER, TABLE, HEAD = "layer", "table", "head"
 class Traffic:
     """The collectives of a group of parameters: of each tensor-parallel slice one.
 
-    ports: seconds that a slice's keeps each port busy, float64 [slices, ports]. latency: seconds, the least of a
-    slice's.
+    ports: seconds that a slice's keeps each port busy, float64 [slices, ports]. latency: seconds of each slice's, until
+    the last piece of it is there, float64 [slices].
     """
 
     ports: Floats
-    latency: float
+    latency: Floats
 
     def times(self, count: float) -> "Traffic":
         """Returns so many of them that follow one another, of which the last one's latency counts."""
@@ -40,8 +40,8 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """The seconds that a slice waits for its own, the least of any slice."""
-        return float(self.ports.max(axis=1, initial=0.0).min()) + self.latency
+        """The seconds that the first slice's take, which groups' first GPUs wait for."""
+        return float(self.ports[0].max(initial=0.0) + self.latency[0])
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StepTraffic:
             inside = cluster.num_nics + legs.link * cluster.num_ranks + legs.member
             np.add.at(ports[share], np.where(legs.link == NIC, cluster.nic_of[legs.member], inside), seconds)
             latencies.append(legs.latency if size else 0.0)
-        return Traffic(ports, min(latencies))
+        return Traffic(ports, np.array(latencies))
 
     @cached_property
     def _slice_elements(self) -> dict[str, int]:
@@ -96,10 +96,10 @@ class StepTraffic:
             np.add.at(found, self.of.home(name), np.tile(sizes, count))
         return found * OPTIMIZER_BYTES / self.cost.cluster.device.copy_bandwidth
 
-    def after(self, group: str, updates: Sequence[Floats]) -> float:
-        """Returns the seconds of updates that follow a group's reduction in the queue of a GPU that has some of it: of
-        the GPU of a slice with the most, the least of any slice. updates: of all groups that follow, its own among
-        them, float64 [GPUs] each."""
+    def after(self, group: str, updates: Sequence[Floats]) -> Floats:
+        """Returns the seconds of updates that follow a group's reduction in the queue of a GPU that has some of it, of
+        the GPU of each slice with the most, float64 [slices]. updates: of all groups that follow, its own among them,
+        float64 [GPUs] each."""
         every = np.sum(updates, axis=0)
         mine = np.where(self.update(group) > 0, every, 0.0)
-        return float(mine.reshape(-1, self.of.degree).max(axis=0).min())
+        return np.asarray(mine.reshape(-1, self.of.degree).max(axis=0))

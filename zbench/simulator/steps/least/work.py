@@ -1,12 +1,15 @@
-"""Seconds of computing in a whole step: of a token, and of the starts of kernels wherever there are tokens.
+"""Seconds of linear work in a whole step: of a token, and of the starts of kernels wherever there are tokens.
 
 They are read off the computes of a step of one tensor-parallel group with one sequence and one layer, so that they are
 what the formulas come to, whatever the model, the recomputation and the kernels.
+
+In a group the compute queue also waits for exchanges: where a compute reads, gathered or reduced over the group, what
+the compute just before it has made, nothing is beside that, as the queue keeps the plan's order. Others are left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -14,13 +17,12 @@ from zbench.cost.bound import least_seconds
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, moved_bytes
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Device
 from zbench.describe.curve import Curve
-from zbench.describe.model import Model
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
+from zbench.simulator.steps.collectives import legs_of
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.formula import Formula
@@ -35,11 +37,11 @@ TOKENS = LEAST_CHUNK  # of the step that is read: the loss has one chunk of them
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The seconds that a part of a step takes, the mean over the GPUs of a group. token: for a token of the group.
-    start: of kernels, where the group has a token."""
+    """The seconds that a part of a step takes on the first GPU of a group, which has no fewer tokens of its own than
+    the others. token: for a token of the group. start: where the group has a token."""
 
-    token: float
-    start: float
+    token: float = 0.0
+    start: float = 0.0
 
     def times(self, count: float) -> "Part":
         """Returns so many of them."""
@@ -52,9 +54,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The computing of a step, attention apart. forward, backward: of a layer, the backward with what is made again.
-    outer: the first of a layer's formulas and the last of its backward, of one layer. head: forward and backward,
-    without what `chunks` has."""
+    """The work of a step, attention apart: computing, and what tensor-parallel groups exchange with nothing to compute
+    meanwhile. forward, backward: of a layer, the backward with what is made again. outer: of one layer, what may be
+    before its parameters are gathered or after its gradients are complete. head: forward and backward, without what
+    `chunks` has."""
 
     cost: Cost
     degree: int
@@ -76,71 +79,86 @@ class StepWork:
 
 @lru_cache(maxsize=32)
 def step_work(cost: Cost, degree: int) -> StepWork:
-    """Returns the computing of steps on groups of `degree` GPUs. cost: of GPUs. Matmuls have the best rate that they
-    can have, as of many tokens and of large shapes."""
+    """Returns the work of steps on groups of `degree` GPUs. cost: of GPUs. Matmuls have the best rate that they can
+    have, as of many tokens and of large shapes."""
     device = cost.cluster.device
     rates = device.matmul_by_tokens.get(cost.model.name)
     curves = {} if rates is None else {cost.model.name: Curve((1.0,), (max(rates.rates),))}
-    flat = replace(cost, cluster=replace(cost.cluster, device=replace(device, matmul_shapes=False)))
-    best = replace(flat, cluster=replace(flat.cluster, device=_at_rate(flat.cluster.device, curves)))
-    step, plan = _small_step(cost.model, degree)
-    layer_forward = _part(best, step, plan, degree, "forward")
-    layer_backward = _part(best, step, plan, degree, "backward")
-    first = _part(best, step, plan, degree, "forward", lambda one: one.results[0].tensor == "n")
-    last = _part(best, step, plan, degree, "backward", lambda one: one.results[0].tensor == "dx")
-    head = _part(best, step, plan, degree, "head")
+    device = replace(device, matmul_shapes=False, matmul_by_tokens=curves)
+    read = _Reading(replace(cost, cluster=replace(cost.cluster, device=device)), degree)
+    forward, backward, head = (read.part(name) for name in ("forward", "backward", "head"))
+    first, last = read.formula("forward", "n"), read.formula("backward", "dx")
     chunk = _chunk_seconds(cost, TOKENS) / degree
-    return StepWork(
-        cost,
-        degree,
-        layer_forward,
-        layer_backward,
-        first.plus(last),
-        Part(head.token - chunk / TOKENS, head.start),
-    )
+    outer = first.plus(read.exchange(cost.model.hidden * cost.model.element_bytes)).plus(last)
+    return StepWork(cost, degree, forward, backward, outer, Part(head.token - chunk / TOKENS, head.start))
 
 
-def _at_rate(device: Device, curves: dict[str, Curve]) -> Device:
-    """Returns a device whose matmuls have these curves, in place of its own."""
-    return replace(device, matmul_by_tokens=curves)
+@dataclass(frozen=True)
+class _Reading:
+    """Reads the seconds of formulas off a step of one layer on one group of `degree` GPUs, with one sequence."""
 
+    cost: Cost
+    degree: int
 
-@lru_cache(maxsize=32)
-def _small_step(model: Model, degree: int) -> tuple[Step, Plan]:
-    """Returns a step of one layer on one group, and its plan of one sequence."""
-    builder = Builder(np.array([TOKENS]), 1, model.num_heads // degree, model.mask)
-    local(builder, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    plan = reverse(builder.build(), "keep")
-    one = replace(model, num_layers=1)
-    return whole_step(one, [plan], degree, "none", recompute=model.recompute), plan
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the sequence."""
+        builder = Builder(np.array([TOKENS]), 1, self.cost.model.num_heads // self.degree, self.cost.model.mask)
+        local(builder, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        return reverse(builder.build(), "keep")
 
+    @cached_property
+    def step(self) -> Step:
+        """The step."""
+        model = replace(self.cost.model, num_layers=1)
+        return whole_step(model, [self.plan], self.degree, "none", recompute=model.recompute)
 
-def _every(_: Formula) -> bool:
-    return True
+    def exchange(self, token_bytes: int) -> Part:
+        """Returns a gather or a reduction over the group of so many bytes a token."""
+        if self.degree == 1:
+            return Part()
+        legs = legs_of(np.arange(self.degree), self.cost)
+        moved = np.floor(legs.share * token_bytes)  # of one token: of several together no less a token
+        return Part(float(self.cost.transfer_seconds(moved, legs.link).max()), legs.latency)
 
+    def formula(self, name: str, tensor: str) -> Part:
+        """Returns the computing of the formula of a template that makes a tensor."""
+        return next(part for one, part in self.parts(name) if one.results[0].tensor == tensor)
 
-def _part(
-    cost: Cost, step: Step, plan: Plan, degree: int, name: str, counts: Callable[[Formula], bool] = _every
-) -> Part:
-    """Returns what a template's formulas take, attention's apart, of those that count.
+    def parts(self, name: str) -> Iterator[tuple[Formula, Part]]:
+        """Yields the formulas of a template with their computing, attention's with none."""
+        device, template = self.cost.cluster.device, next(one for one in self.step.templates if one.name == name)
+        slower = replace(device, kernel_seconds=2 * device.kernel_seconds)
+        twice = replace(self.cost, cluster=replace(self.cost.cluster, device=slower))
+        sizes = Sizes(self.step.layouts[0], template)
+        once, more = (compute_seconds(sizes, self.plan, cost) for cost in (self.cost, twice))
+        for number in template.formulas:
+            formula = sizes.layout.formulas[number]
+            mine = (template.operations.kind == COMPUTE) & (template.operations.what == number)
+            starts = float((more[mine] - once[mine]).sum())
+            token = (float(once[mine].sum()) - starts) / TOKENS / self.degree
+            attends = formula.terms[0].function in ATTENTION
+            yield formula, Part() if attends else Part(token, starts / int(mine.sum()))
 
-    Kernels for a GPU's own tokens start on one GPU of a group at least, the others on all."""
-    device = cost.cluster.device
-    slower = replace(device, kernel_seconds=2 * device.kernel_seconds)
-    twice = replace(cost, cluster=replace(cost.cluster, device=slower))
-    template = next(one for one in step.templates if one.name == name)
-    sizes = Sizes(step.layouts[0], template)
-    once, more = (compute_seconds(sizes, plan, one) for one in (cost, twice))
-    token = start = 0.0
-    for number in template.formulas:
-        formula = sizes.layout.formulas[number]
-        if formula.terms[0].function in ATTENTION or not counts(formula):
-            continue
-        mine = (template.operations.kind == COMPUTE) & (template.operations.what == number)
-        starts = float((more[mine] - once[mine]).sum())
-        token += (float(once[mine].sum()) - starts) / TOKENS / degree
-        start += starts / degree / (1 if is_sliced(formula) else degree)
-    return Part(token, start)
+    def part(self, name: str) -> Part:
+        """Returns what a template takes: its computing, and the exchanges of what the compute before has made."""
+        layout, found, moved = self.step.layouts[0], Part(), set[tuple[str, str]]()
+        made = {("dx", True)} if name == "backward" else set[tuple[str, bool]]()  # since anything took time
+        sums = {
+            ref.tensor for one in layout.formulas if one.action == "+=" and is_sliced(one) for ref in one.results
+        }
+        for formula, part in self.parts(name):
+            for one in formula.operands:
+                tensor = layout.tensors[layout.number[one.tensor]]
+                kinds = ["reduce"] * (one.tensor in sums) + ["gather"] * is_sliced(formula)
+                for kind in kinds if tensor.axes == ("t",) and self.degree > 1 else ():
+                    if (kind, str(one)) not in moved and (one.tensor, bool(one.after)) in made:
+                        found = found.plus(self.exchange(tensor.unit))
+                    moved.add((kind, str(one)))
+            takes = part.token > 0 or formula.terms[0].function in ATTENTION
+            made = (set() if takes else made) | {(ref.tensor, bool(ref.after)) for ref in formula.results}
+            found = found.plus(part)
+        return found
 
 
 def _chunk_seconds(cost: Cost, tokens: float) -> float:
