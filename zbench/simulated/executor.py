@@ -86,7 +86,10 @@ class Simulated:
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
-        return self.result(batch, plans, play_step(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus))
+        ceiling = self.ceiling_seconds(batch, plans)
+        least = self.bound_seconds(batch) if ceiling is None else ceiling
+        step = self.built(batch, plans)
+        return self.result(batch, plans, play_step(step, plans_of_layouts(plans), self.cost.gpus, least), ceiling)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
@@ -117,8 +120,8 @@ class Simulated:
             )
         return whole_step_events(program, timeline, self.cost.gpus.cluster)
 
-    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep) -> StepResult:
-        """Returns what a record has of a step that was played."""
+    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, ceiling: float | None) -> StepResult:
+        """Returns what a record has of a step that was played, and its ceiling."""
         cost, attend = self.cost, self._mean(played.busy["attend"])
         repacked = self._repacked(plans, 1 if cost.model.recompute == "full" else 0)
         sent, received = (
@@ -129,7 +132,7 @@ class Simulated:
         return StepResult(
             seconds=played.seconds,
             bound_seconds=self.bound_seconds(batch),
-            ceiling_seconds=self._ceiling_seconds(batch, plans),
+            ceiling_seconds=ceiling,
             attention_seconds=(attend - repacked).tolist(),
             linear_seconds=self._mean(played.busy["compute"]).tolist(),
             communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
@@ -153,7 +156,7 @@ class Simulated:
         """Returns the seconds of a step that no plan of a batch can beat."""
         return step_bound_seconds(batch, self.cost)
 
-    def _ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
+    def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
         or nothing is proven."""
         if plans[0].pipelines is not None:

@@ -63,9 +63,7 @@ class ProvenSteps:
     def parameters(self) -> ShardedParameters:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
-        return ShardedParameters(
-            self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree
-        )
+        return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.

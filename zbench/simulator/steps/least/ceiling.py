@@ -34,7 +34,7 @@ def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> flo
     stages = {0, cost.pp - 1}
     work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)
     every = [_Stage(batch, cost, work, traffic, at == 0, at == cost.pp - 1).seconds for at in stages]
-    return max(step_bound_seconds(batch, cost), *every)
+    return float(max(step_bound_seconds(batch, cost), *every))
 
 
 @dataclass(frozen=True)
@@ -201,5 +201,3 @@ class _Stage:
             float((rest.ports[0] + part.ports[0]).max()) + part.latency[0] + after[0] for part, after in self.tail
         )
         return begun - outer + head + first * backward / self.layers + reduced
-
-

@@ -144,9 +144,7 @@ class _Reading:
         """Returns what a template takes: its computing, and the exchanges of what the compute before has made."""
         layout, found, moved = self.step.layouts[0], Part(), set[tuple[str, str]]()
         made = {("dx", True)} if name == "backward" else set[tuple[str, bool]]()  # since anything took time
-        sums = {
-            ref.tensor for one in layout.formulas if one.action == "+=" and is_sliced(one) for ref in one.results
-        }
+        sums = {ref.tensor for one in layout.formulas if one.action == "+=" and is_sliced(one) for ref in one.results}
         for formula, part in self.parts(name):
             for one in formula.operands:
                 tensor = layout.tensors[layout.number[one.tensor]]
