@@ -1,12 +1,11 @@
 """The ceiling of whole steps: no plan of a batch is faster with a job's sharding, overlap, recomputation and degrees.
 
-It is the largest of the bound and three sums (results/docs/step_ceiling.md has the proof). `computing`: the first
+It is the largest of the bound and three sums (results/docs/ceiling.md has the proof). `computing`: the first
 layer's parameters are gathered, the fullest GPU computes, the gradients that come last are reduced and parameters
 updated. `carrying`: a port carries all of its gathers and reductions. `between`: the last layer's parameters are
 gathered, a layer goes forward and one backward, and gradients are reduced.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +19,7 @@ from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, StepTraffic
 from zbench.simulator.steps.least.work import Part, StepWork, step_work
 from zbench.step.passes.parameters.zero import ShardedParameters
 
-_HALVINGS = 60  # of an interval of tokens, in which the fullest group's are found
+_HALVINGS = 40  # of an interval of tokens, in which the fullest group's are found
 
 
 def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> float | None:
@@ -156,7 +155,7 @@ class _Stage:
     @property
     def computing(self) -> float:
         """The first gathers, the busiest GPU's computing, and the last reductions and updates."""
-        return self.gathers(1).seconds + self.fullest + max(part.seconds + after[0] for part, after in self.tail)
+        return self.gathers(1).seconds + self.fullest + max(part.seconds + float(after[0]) for part, after in self.tail)
 
     @property
     def carrying(self) -> float:
@@ -198,6 +197,6 @@ class _Stage:
         if size.gathered:
             rest = rest.plus(of.gather(LAYER).times(max(self.layers - first - size.window, 0)))
         reduced = max(
-            float((rest.ports[0] + part.ports[0]).max()) + part.latency[0] + after[0] for part, after in self.tail
+            float((rest.ports[0] + part.ports[0]).max() + part.latency[0] + after[0]) for part, after in self.tail
         )
         return begun - outer + head + first * backward / self.layers + reduced
