@@ -72,7 +72,6 @@ def jobs(draw: st.DrawFn) -> Simulated:
     )
     if kind != "experts":
         model = replace(model, num_experts=1, experts_per_token=1)
-    model = replace(model, num_kv_heads=model.num_heads)
     if kind in ("groups", "both"):
         cluster = replace(cluster, domains=()).part(cluster.num_nodes, 4, draw(st.sampled_from((1, 2, 4))))
         heads = draw(st.sampled_from((2, 4)))
@@ -118,7 +117,7 @@ def test_no_system_s_step_is_faster(executor: Simulated, system: type, data: st.
 @given(costs(nodes=2, gpus=4, mask=masks()), st.data(), st.integers(1, 3))
 def test_no_plan_is_faster(cost: Cost, data: st.DataObject, count: int) -> None:
     """Of any pattern, rewritten in any way; a plan over and over stands for a batch of its sequences as often."""
-    model = replace(cost.model, num_kv_heads=cost.model.num_heads, num_layers=3)
+    model = replace(cost.model, num_layers=3)
     cost = replace(
         cost, model=model, cluster=replace(cost.cluster, nic_bandwidth=data.draw(st.sampled_from((1e6, 1e9))))
     )
