@@ -15,8 +15,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.simulator.steps.least.bound import step_bound_seconds
-from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, StepTraffic, Traffic
-from zbench.simulator.steps.least.work import Part, StepWork, step_work
+from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, PortSeconds, StepTraffic
+from zbench.simulator.steps.least.work import StepWork, WorkSeconds, step_work
 from zbench.step.passes.parameters.zero import ShardedParameters
 
 _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are found
@@ -63,11 +63,11 @@ class _Stage:
     # -- gathers, reductions and updates ----------------------------------------------------------------
 
     @cached_property
-    def none(self) -> Traffic:
+    def none(self) -> PortSeconds:
         """No collectives."""
         return self.traffic.gather(LAYER).times(0)
 
-    def gathers(self, layers: int) -> Traffic:
+    def gathers(self, layers: int) -> PortSeconds:
         """Returns the gathers that stand before a layer's work: the table's and those of so many layers, or all where
         all come first."""
         of = self.traffic
@@ -86,14 +86,14 @@ class _Stage:
         return size, (self.layers - 1) % size + 1
 
     @cached_property
-    def tail(self) -> list[tuple[Traffic, Floats]]:
+    def tail(self) -> list[tuple[PortSeconds, Floats]]:
         """The reductions that nothing but updates follows, as they follow one another: each with those before it, and
         the seconds of the updates after it, by slice."""
         of, layer = self.traffic, self.traffic.update(LAYER)
         outer = [of.update(TABLE)] if self.is_first else []
         outer += [of.update(HEAD)] if self.is_last and of.weights(HEAD) else []
         zero = np.zeros_like(layer)
-        order: list[tuple[str, Traffic, list[Floats]]] = []
+        order: list[tuple[str, PortSeconds, list[Floats]]] = []
         for number in range(self.buckets[1]):
             order.append((LAYER, of.reduce(LAYER), [(self.layers - number) * layer, *outer]))
         if self.is_first:
@@ -118,7 +118,7 @@ class _Stage:
         return share * there, share * back
 
     @cached_property
-    def part(self) -> Part:
+    def part(self) -> WorkSeconds:
         """The linear work of the stage that is behind its first gather and before its last reduction."""
         found = self.work.forward.plus(self.work.backward).times(self.layers)
         if self.is_last:

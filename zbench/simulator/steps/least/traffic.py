@@ -20,7 +20,7 @@ LAYER, TABLE, HEAD = "layer", "table", "head"
 
 
 @dataclass(frozen=True)
-class Traffic:
+class PortSeconds:
     """The collectives of a group of parameters: of each tensor-parallel slice one.
 
     ports: seconds that a slice's keeps each port busy, float64 [slices, ports]. latency: seconds of each slice's, until
@@ -30,13 +30,13 @@ class Traffic:
     ports: Floats
     latency: Floats
 
-    def times(self, count: float) -> "Traffic":
+    def times(self, count: float) -> "PortSeconds":
         """Returns so many of them that follow one another, of which the last one's latency counts."""
-        return Traffic(count * self.ports, self.latency)
+        return PortSeconds(count * self.ports, self.latency)
 
-    def plus(self, other: "Traffic") -> "Traffic":
+    def plus(self, other: "PortSeconds") -> "PortSeconds":
         """Returns these with others after them."""
-        return Traffic(self.ports + other.ports, other.latency)
+        return PortSeconds(self.ports + other.ports, other.latency)
 
     @property
     def seconds(self) -> float:
@@ -57,16 +57,16 @@ class StepTraffic:
             return tuple(name for name in self.of.of_layers if name not in WHOLE)
         return tuple(name for name in self.of.outside if name not in WHOLE and (name == "we") == (group == TABLE))
 
-    def gather(self, group: str) -> Traffic:
+    def gather(self, group: str) -> PortSeconds:
         """Returns the gathers of parameters, nothing where every GPU has its own."""
         return self._traffic(group, 0 if self.of.stage == "none" else self.cost.model.element_bytes)
 
-    def reduce(self, group: str) -> Traffic:
+    def reduce(self, group: str) -> PortSeconds:
         """Returns the reductions of gradients; where every GPU updates its own they are gathered again."""
         found = self._traffic(group, max(GRADIENT_BYTES, self.cost.model.element_bytes))
         return found.times(2) if self.of.stage == "none" else found
 
-    def _traffic(self, group: str, element_bytes: int) -> Traffic:
+    def _traffic(self, group: str, element_bytes: int) -> PortSeconds:
         cluster, latencies = self.cost.cluster, []
         ports = np.zeros((self.of.degree, cluster.num_nics + len(cluster.links) * cluster.num_ranks))
         size = element_bytes * sum(self._slice_elements[name] for name in self.weights(group))
@@ -77,7 +77,7 @@ class StepTraffic:
             inside = cluster.num_nics + legs.link * cluster.num_ranks + legs.member
             np.add.at(ports[share], np.where(legs.link == NIC, cluster.nic_of[legs.member], inside), seconds)
             latencies.append(legs.latency if size else 0.0)
-        return Traffic(ports, np.array(latencies))
+        return PortSeconds(ports, np.array(latencies))
 
     @cached_property
     def _slice_elements(self) -> dict[str, int]:

@@ -36,20 +36,20 @@ TOKENS = LEAST_CHUNK  # of the step that is read: the loss has one chunk of them
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkSeconds:
     """The seconds that a part of a step takes on the first GPU of a group, which has no fewer tokens of its own than
     the others. token: for a token of the group. start: where the group has a token."""
 
     token: float = 0.0
     start: float = 0.0
 
-    def times(self, count: float) -> "Part":
+    def times(self, count: float) -> "WorkSeconds":
         """Returns so many of them."""
-        return Part(count * self.token, count * self.start)
+        return WorkSeconds(count * self.token, count * self.start)
 
-    def plus(self, other: "Part") -> "Part":
+    def plus(self, other: "WorkSeconds") -> "WorkSeconds":
         """Returns both."""
-        return Part(self.token + other.token, self.start + other.start)
+        return WorkSeconds(self.token + other.token, self.start + other.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class StepWork:
 
     cost: Cost
     degree: int
-    forward: Part
-    backward: Part
-    outer: Part
-    head: Part
+    forward: WorkSeconds
+    backward: WorkSeconds
+    outer: WorkSeconds
+    head: WorkSeconds
 
     def chunks(self, tokens: float) -> float:
         """Returns the seconds of what the loss moves for each chunk of tokens, in addition to what it moves for a
@@ -90,7 +90,7 @@ def step_work(cost: Cost, degree: int) -> StepWork:
     first, last = read.formula("forward", "n"), read.formula("backward", "dx")
     chunk = _chunk_seconds(cost, TOKENS) / degree
     outer = first.plus(read.exchange(cost.model.hidden * cost.model.element_bytes)).plus(last)
-    return StepWork(cost, degree, forward, backward, outer, Part(head.token - chunk / TOKENS, head.start))
+    return StepWork(cost, degree, forward, backward, outer, WorkSeconds(head.token - chunk / TOKENS, head.start))
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,19 @@ class _Reading:
         model = replace(self.cost.model, num_layers=1)
         return whole_step(model, [self.plan], self.degree, "none", recompute=model.recompute)
 
-    def exchange(self, token_bytes: int) -> Part:
+    def exchange(self, token_bytes: int) -> WorkSeconds:
         """Returns a gather or a reduction over the group of so many bytes a token."""
         if self.degree == 1:
-            return Part()
+            return WorkSeconds()
         legs = legs_of(np.arange(self.degree), self.cost)
         moved = np.floor(legs.share * token_bytes)  # of one token: of several together no less a token
-        return Part(float(self.cost.transfer_seconds(moved, legs.link).max()), legs.latency)
+        return WorkSeconds(float(self.cost.transfer_seconds(moved, legs.link).max()), legs.latency)
 
-    def formula(self, name: str, tensor: str) -> Part:
+    def formula(self, name: str, tensor: str) -> WorkSeconds:
         """Returns the computing of the formula of a template that makes a tensor."""
         return next(part for one, part in self.parts(name) if one.results[0].tensor == tensor)
 
-    def parts(self, name: str) -> Iterator[tuple[Formula, Part]]:
+    def parts(self, name: str) -> Iterator[tuple[Formula, WorkSeconds]]:
         """Yields the formulas of a template with their computing, attention's with none."""
         device, template = self.cost.cluster.device, next(one for one in self.step.templates if one.name == name)
         slower = replace(device, kernel_seconds=2 * device.kernel_seconds)
@@ -138,11 +138,11 @@ class _Reading:
             starts = float((more[mine] - once[mine]).sum())
             token = (float(once[mine].sum()) - starts) / TOKENS / self.degree
             attends = formula.terms[0].function in ATTENTION
-            yield formula, Part() if attends else Part(token, starts / int(mine.sum()))
+            yield formula, WorkSeconds() if attends else WorkSeconds(token, starts / int(mine.sum()))
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> WorkSeconds:
         """Returns what a template takes: its computing, and the exchanges of what the compute before has made."""
-        layout, found, moved = self.step.layouts[0], Part(), set[tuple[str, str]]()
+        layout, found, moved = self.step.layouts[0], WorkSeconds(), set[tuple[str, str]]()
         made = {("dx", True)} if name == "backward" else set[tuple[str, bool]]()  # since anything took time
         sums = {ref.tensor for one in layout.formulas if one.action == "+=" and is_sliced(one) for ref in one.results}
         for formula, part in self.parts(name):
