@@ -51,8 +51,10 @@ class Least:
         return Least(max(ahead, alone_ahead), max(shared - ahead, alone - alone_ahead), max(shared, alone))
 
 
-def bound_seconds(batch: Batch, cost: Cost) -> float:
-    """Returns the seconds of a step that no plan of `batch` can beat."""
+def bound_seconds(batch: Batch, cost: Cost, exchanges_hide: bool = False) -> float:
+    """Returns the seconds of a step that no plan of `batch` can beat. exchanges_hide: whether exchanges of
+    tensor-parallel groups may be behind matmuls, which otherwise wait for them."""
+    cost = cost.without_exchanges if exchanges_hide else cost
     return Least.of(batch, cost).both + cost.optimizer_seconds()
 
 

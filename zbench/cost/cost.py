@@ -67,6 +67,11 @@ class Cost:
         return replace(self, model=replace(self.model, num_layers=count), single=single)
 
     @property
+    def without_exchanges(self) -> "Cost":
+        """The cost model in which tensor-parallel groups exchange at no cost."""
+        return replace(self, tp=1, inner=())
+
+    @property
     def layers(self) -> int:
         """The number of layers of a stage."""
         return self.model.num_layers // self.pp

@@ -22,9 +22,15 @@ def step_loss(reports: Sequence[StepReport]) -> float:
     return loss
 
 
-def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], checks: dict[str, float]) -> StepResult:
+def whole_step_result(
+    batch: Batch,
+    cost: Cost,
+    reports: Sequence[StepReport],
+    checks: dict[str, float],
+    exchanges_hide: bool = False,
+) -> StepResult:
     """Makes the result of a step of the reports of all ranks, which are GPUs; lists are of groups of these, as plans
-    have them: means, of memory the most."""
+    have them: means, of memory the most. exchanges_hide: as zbench.cost.bound.bound_seconds has it."""
     cluster, seconds = cost.gpus.cluster, max(one.seconds for one in reports)
     slowest = max(reports, key=lambda one: one.seconds)
 
@@ -40,7 +46,7 @@ def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], c
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(
         seconds=seconds,
-        bound_seconds=bound_seconds(batch, cost),
+        bound_seconds=bound_seconds(batch, cost, exchanges_hide),
         attention_seconds=parts["attention"],
         linear_seconds=parts["linear"],
         communication_seconds=np.maximum(mean(lambda one: one.under_way), exposed).tolist(),

@@ -14,6 +14,7 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
@@ -40,7 +41,7 @@ class Simulated:
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
-    (zbench.step.passes.routing.ExpertParallel).
+    (zbench.step.passes.routing.ExpertParallel). exchanges: how those of tensor-parallel groups go beside matmuls.
     """
 
     cost: Cost
@@ -48,16 +49,22 @@ class Simulated:
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     skew: float = 0.0
+    exchanges: ExchangeOverlap = WHOLE
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
+
+    @property
+    def overlap(self) -> StepOverlap:
+        """The exchanges that are beside the layers' work."""
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges)
 
     @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
 
     @property
@@ -127,7 +134,7 @@ class Simulated:
         capacity = int(cost.gpus.cluster.device.memory_bytes)
         return StepResult(
             seconds=played.seconds,
-            bound_seconds=bound_seconds(batch, cost),
+            bound_seconds=bound_seconds(batch, cost, self.exchanges != WHOLE),
             attention_seconds=(attend - repacked).tolist(),
             linear_seconds=self._mean(played.busy["compute"]).tolist(),
             communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
