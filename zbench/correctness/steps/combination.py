@@ -103,8 +103,8 @@ class StepCombination:
 
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
-        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage, exchanges
-        beside matmuls in groups of several GPUs and without experts."""
+        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
+        exchanges beside matmuls in groups of several GPUs and without experts."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
