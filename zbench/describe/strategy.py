@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import check_whole_number
-from zbench.describe.exchanges import NONE, RING, ExchangeOverlap
+from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
 from zbench.describe.overlap import LAYER, StepOverlap
 
@@ -137,8 +137,9 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)
-    for key, usual in (("method", NONE), ("slices", 1), ("transfers", RING)):
-        found[f"overlap.{key}"] = config["overlap"].get(key, usual)
+    exchanges = config["overlap"]
+    found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)
+    found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
     return found | {"experts.skew": config["experts"]["skew"]}
 
 
