@@ -18,7 +18,7 @@ from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.overlap.token_slices import parts_of_blocks
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
-from zbench.step.passes.visible import visible
+from zbench.step.passes.visible import visible_parts
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class PlanParts:
 
     def relations(self) -> tuple[Relation, ...]:
         """Returns visible(t, s), and route(t, e) and goes(t, k) of a model with experts."""
-        return (visible(self.plan, self.block), *(self.routing.relations() if self.routing else ()))
+        return (visible_parts(self.plan, self.block), *(self.routing.relations() if self.routing else ()))
 
 
 def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:

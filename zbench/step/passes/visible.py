@@ -8,7 +8,7 @@ from zbench.plans.plan import Plan
 from zbench.step.index import Relation
 
 
-def visible(plan: Plan, block: Ints) -> Relation:
+def visible_parts(plan: Plan, block: Ints) -> Relation:
     """Returns visible(t, s): which blocks have a query that sees a key of which blocks. block: of every part of t."""
     blocks, mask = plan.blocks, plan.mask
     offsets, partners = _seen(

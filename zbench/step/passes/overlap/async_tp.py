@@ -8,11 +8,11 @@ gradients of parameters alone read is gathered whole.
 
 from itertools import groupby
 
-from zbench.step.passes.overlap.messages import arriving, leaving, pieces, steps
-from zbench.step.passes.overlap.segments import Matmul, Row, Segment
+from zbench.step.passes.overlap.messages import arriving, leaving, pieces_of_step, steps
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row, SegmentFormula
 
 
-def async_tp(segment: Segment) -> list[Row]:
+def async_tp(segment: ExchangeSegment) -> list[Row]:
     """Returns the operations of a segment."""
     found = [row for step in steps(segment) for one in segment.early for row in arriving(segment, one, step, False)]
     found += segment.late
@@ -28,26 +28,26 @@ def async_tp(segment: Segment) -> list[Row]:
     return found + [row for one in segment.over_tokens for row in _whole(segment, one)]
 
 
-def _exchanges(segment: Segment, matmul: Matmul) -> tuple[bool, bool]:
+def _exchanges(segment: ExchangeSegment, matmul: SegmentFormula) -> tuple[bool, bool]:
     """Returns whether a formula reads what is gathered, and whether it adds to what is reduced."""
     return any(segment.reads(matmul, one) for one in segment.early), segment.adds(matmul)
 
 
-def _of_step(segment: Segment, matmuls: list[Matmul], step: int) -> list[Row]:
+def _of_step(segment: ExchangeSegment, matmuls: list[SegmentFormula], step: int) -> list[Row]:
     found = []
-    for member, _, parts in pieces(segment, step, False):
+    for member, _, parts in pieces_of_step(segment, step, False):
         found += [row for one in matmuls for row in segment.compute(one, member, parts)]
     return found
 
 
-def _summed(segment: Segment, matmuls: list[Matmul]) -> list[Row]:
+def _summed(segment: ExchangeSegment, matmuls: list[SegmentFormula]) -> list[Row]:
     found: list[Row] = []
     for step in steps(segment):
-        for member, owner, parts in pieces(segment, step, False):
+        for member, owner, parts in pieces_of_step(segment, step, False):
             found += [row for one in matmuls for row in segment.compute(one, member, parts)]
             found += leaving(segment, (member, owner, parts), False)
     return found + _of_step(segment, matmuls, 0)
 
 
-def _whole(segment: Segment, matmul: Matmul) -> list[Row]:
+def _whole(segment: ExchangeSegment, matmul: SegmentFormula) -> list[Row]:
     return [row for member in range(len(segment.members)) for row in segment.whole(matmul, member)]

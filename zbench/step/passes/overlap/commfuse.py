@@ -7,18 +7,18 @@ one. A slice goes through all matmuls of a segment. Messages of gathers go as so
 of sums, each of which waits for its slice's matmuls.
 """
 
-from zbench.step.passes.overlap.messages import arriving, leaving, pieces, steps
-from zbench.step.passes.overlap.segments import Row, Segment
+from zbench.step.passes.overlap.messages import arriving, leaving, pieces_of_step, steps
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row
 
 
-def commfuse(segment: Segment, ring: bool) -> list[Row]:
+def commfuse(segment: ExchangeSegment, ring: bool) -> list[Row]:
     """Returns the operations of a segment, its exchanges by ring or directly."""
     members, found = range(len(segment.members)), list[Row]()
     for gathers in (segment.early, segment.late):
         found += [row for step in steps(segment) for one in gathers for row in arriving(segment, one, step, ring)]
     found += _own(segment, summing=False)
     for step in steps(segment):
-        for piece in pieces(segment, step, ring):
+        for piece in pieces_of_step(segment, step, ring):
             member, _, parts = piece
             found += [row for matmul in segment.by_tokens for row in segment.compute(matmul, member, parts)]
             found += leaving(segment, piece, ring)
@@ -26,11 +26,11 @@ def commfuse(segment: Segment, ring: bool) -> list[Row]:
     return found + [row for one in segment.over_tokens for member in members for row in segment.whole(one, member)]
 
 
-def _own(segment: Segment, summing: bool) -> list[Row]:
+def _own(segment: ExchangeSegment, summing: bool) -> list[Row]:
     """Returns the operations of members for their own tokens. summing: those that add to what is reduced, or others."""
     return [
         row
-        for member, _, parts in pieces(segment, 0, True)
+        for member, _, parts in pieces_of_step(segment, 0, True)
         for matmul in segment.by_tokens
         if segment.adds(matmul) == summing
         for row in segment.compute(matmul, member, parts)

@@ -10,7 +10,7 @@ from zbench.step.lists import ListTable
 from zbench.step.operations import Operations
 from zbench.step.passes.overlap.async_tp import async_tp
 from zbench.step.passes.overlap.commfuse import commfuse
-from zbench.step.passes.overlap.segments import Row, Segment, Segments, groups_of
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row, SegmentFinder, groups_of
 from zbench.step.passes.overlap.sliced import sliced
 from zbench.step.template import Step, Template
 
@@ -44,7 +44,7 @@ def with_exchanges(step: Step, overlap: ExchangeOverlap) -> Step:
 def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: ExchangeOverlap) -> Template:
     """Returns a template with its segments as `overlap` says. lists: gets those of slices."""
     rows: list[Row] = template.operations.rows().tolist()
-    segments = Segments(layout, lists, groups_of(layout, rows), overlap.slices)
+    segments = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.slices)
     found: list[Row] = []
     for is_part, run in groupby(rows, segments.is_part):
         mine = list(run)
@@ -53,7 +53,7 @@ def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: 
     return replace(template, operations=Operations.of(found))
 
 
-def _operations(segment: Segment, overlap: ExchangeOverlap) -> list[Row]:
+def _operations(segment: ExchangeSegment, overlap: ExchangeOverlap) -> list[Row]:
     if overlap.method == SLICED:
         return sliced(segment)
     if overlap.method == ASYNC_TP:

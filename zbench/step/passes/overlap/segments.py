@@ -13,18 +13,18 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula
+from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, GATHER, QUEUES, REDUCE
 from zbench.step.passes.overlap.token_slices import tokens_in_slices
-from zbench.step.passes.tensor_parallel import is_sliced
 
 Row = list[int]  # an operation, as zbench.step.operations.Operations has its columns
 _QUEUE = QUEUES.index("tensor_parallel")
 
 
 @dataclass(frozen=True)
-class Matmul:
+class SegmentFormula:
     """A formula of a segment. rows: its operation on every GPU of the group. reads, adds: numbers of tensors that it
     reads, each with the offset of its layer, and that it adds to. tokens: the column of its list of tokens."""
 
@@ -41,7 +41,7 @@ class Matmul:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ExchangeSegment:
     """The operations of a group in a segment. members: the group's GPUs. slices: parts of t by member and slice.
     gathers, reduces: its collectives; matmuls: formulas in their order."""
 
@@ -49,16 +49,16 @@ class Segment:
     slices: Sequence[Sequence[Ints]]
     gathers: tuple[Row, ...]
     reduces: tuple[Row, ...]
-    matmuls: tuple[Matmul, ...]
+    matmuls: tuple[SegmentFormula, ...]
     lists: ListTable
 
     @cached_property
-    def by_tokens(self) -> tuple[Matmul, ...]:
+    def by_tokens(self) -> tuple[SegmentFormula, ...]:
         """The formulas of which each token is computed by itself."""
         return tuple(one for one in self.matmuls if one.by_tokens)
 
     @cached_property
-    def over_tokens(self) -> tuple[Matmul, ...]:
+    def over_tokens(self) -> tuple[SegmentFormula, ...]:
         """The formulas that sum over tokens: gradients of parameters."""
         return tuple(one for one in self.matmuls if not one.by_tokens)
 
@@ -72,11 +72,11 @@ class Segment:
         """The gathers of what sums over tokens alone read."""
         return tuple(one for one in self.gathers if one not in self.early)
 
-    def reads(self, matmul: Matmul, gather: Row) -> bool:
+    def reads(self, matmul: SegmentFormula, gather: Row) -> bool:
         """Returns whether a formula reads what a gather brings."""
         return (gather[1], gather[7]) in matmul.reads
 
-    def adds(self, matmul: Matmul) -> bool:
+    def adds(self, matmul: SegmentFormula) -> bool:
         """Returns whether a formula adds to what is reduced."""
         return any(one[1] in matmul.adds for one in self.reduces)
 
@@ -85,7 +85,7 @@ class Segment:
         return (member + step) % len(self.members)
 
     # -- operations ----------------------------------------------------------------------------------
-    def compute(self, matmul: Matmul, member: int, parts: Ints) -> list[Row]:
+    def compute(self, matmul: SegmentFormula, member: int, parts: Ints) -> list[Row]:
         """Returns a formula's operation on a member for some tokens, none where there are none."""
         if not len(parts):
             return []
@@ -93,7 +93,7 @@ class Segment:
         row[matmul.tokens] = self.lists.number("t", parts)
         return [row]
 
-    def whole(self, matmul: Matmul, member: int) -> list[Row]:
+    def whole(self, matmul: SegmentFormula, member: int) -> list[Row]:
         """Returns a formula's operation on a member for all tokens."""
         return [matmul.rows[self.members[member]]]
 
@@ -118,7 +118,7 @@ def groups_of(layout: StepLayout, rows: Iterable[Row]) -> dict[int, tuple[int, .
 
 
 @dataclass(frozen=True)
-class Segments:
+class SegmentFinder:
     """The segments of a template. groups: of every GPU; slices: in which a GPU's own tokens are cut."""
 
     layout: StepLayout
@@ -134,7 +134,7 @@ class Segments:
         tensor = self.layout.tensors[row[1]]
         return row[0] in (GATHER, REDUCE) and row[8] == _QUEUE and tensor.axes == ("t",) and tensor.layers != "none"
 
-    def of_run(self, run: Sequence[Row]) -> list[Segment] | None:
+    def of_run(self, run: Sequence[Row]) -> list[ExchangeSegment] | None:
         """Returns the segments of operations in a row, one a group; None where nothing of tokens is exchanged."""
         found = []
         for members in dict.fromkeys(self._group(row) for row in run):
@@ -144,13 +144,13 @@ class Segments:
             if not (gathers or reduces) or not any(one.by_tokens for one in matmuls):
                 return None
             slices = self._slices(members, (gathers or reduces)[0])
-            found.append(Segment(members, slices, gathers, reduces, matmuls, self.lists))
+            found.append(ExchangeSegment(members, slices, gathers, reduces, matmuls, self.lists))
         return found
 
     def _group(self, row: Row) -> tuple[int, ...]:
         return self.groups[row[2] if row[0] == COMPUTE else int(self.lists.rows[row[3]][0])]
 
-    def _matmuls(self, rows: Sequence[Row]) -> Iterable[Matmul]:
+    def _matmuls(self, rows: Sequence[Row]) -> Iterable[SegmentFormula]:
         for number in dict.fromkeys(row[1] for row in rows):
             formula = self.layout.formulas[number]
             on = {row[2]: row for row in rows if row[1] == number}
@@ -158,7 +158,7 @@ class Segments:
             reads = frozenset((self.layout.number[one.tensor], layer + one.after) for one in formula.operands)
             adds = formula.results if formula.action == "+=" else ()
             names = frozenset(self.layout.number[one.tensor] for one in adds)
-            yield Matmul(formula, on, reads, names, 4 + formula.slots.index("t"))
+            yield SegmentFormula(formula, on, reads, names, 4 + formula.slots.index("t"))
 
     def _slices(self, members: Sequence[int], exchange: Row) -> list[list[Ints]]:
         """Returns the parts of t that a collective moves, by home and slice of its tokens."""

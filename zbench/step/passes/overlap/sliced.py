@@ -7,10 +7,10 @@ reduction has nothing to be behind but gradients of parameters, and a forward ha
 
 import numpy as np
 
-from zbench.step.passes.overlap.segments import Row, Segment
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row
 
 
-def sliced(segment: Segment) -> list[Row]:
+def sliced(segment: ExchangeSegment) -> list[Row]:
     """Returns the operations of a segment, by slices."""
     members = range(len(segment.members))
     slices = [np.concatenate(own) for own in zip(*segment.slices, strict=True)]
