@@ -15,6 +15,7 @@ from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step, Template
 from zbench.step.text import step_text
 
@@ -151,6 +152,19 @@ def test_what_cannot_be(keys: tuple[str, int, str], told: str) -> None:
         ExchangeOverlap(*keys)
 
 
-def test_layers_with_experts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^overlap.method is commfuse; tiny has experts, whose layers have no such"):
-        whole_step(EXPERTS, [plan_of([9], 2, 2)], 2, "1", StepOverlap(exchanges=HOWS["commfuse"]))
+@pytest.mark.parametrize("how", HOWS)
+def test_attention_of_layers_with_experts(how: str) -> None:
+    """Experts over one, two and four GPUs, skewed until some have no token; what tokens exchange with them stays."""
+    model = replace(EXPERTS, num_kv_heads=4)
+    plans = [plan_of([9, 7], 2, 2), plan_of([1], 2, 2, first=2)]
+    for degree in (1, 2, 4):
+        experts = ExpertParallel(degree, 0, 9.0)
+        step, whole = (
+            whole_step(model, plans, 2, "2", StepOverlap(exchanges=one), "full", experts) for one in (HOWS[how], WHOLE)
+        )
+        assert (fault(step), unrolled_fault(step)) == ("", "")
+        assert execute(step, plans, 2, model, experts, HOWS[how].slices) < 1e-12
+        sums = [
+            [sum(gpu.get(name, (0, 0))[0] for gpu in stated_bytes(one)) for name in QUEUES] for one in (whole, step)
+        ]
+        assert sums[0] == sums[1]

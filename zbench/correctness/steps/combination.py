@@ -104,7 +104,7 @@ class StepCombination:
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
-        exchanges beside matmuls in groups of several GPUs and without experts."""
+        exchanges beside matmuls in groups of several GPUs."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
@@ -112,7 +112,7 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
-            and (self.exchanges == "whole" or (self.tensor_parallel > 1 and not experts))
+            and (self.exchanges == "whole" or self.tensor_parallel > 1)
         )
 
     def case(self, seed: int) -> StepCase:

@@ -13,7 +13,6 @@ from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.overlap.overlapped import check_exchanges
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
@@ -59,7 +58,6 @@ class ProvenSteps:
         places, degree = self.num_gpus // self.stages, self.tensor_parallel
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
-        check_exchanges(self.overlap.exchanges, model)
         zero = ZERO[model.sharding]
         parameters = ShardedParameters(model, places // degree, degree, zero, self.overlap, experts.degree)
         if self.memory_bytes is not None:

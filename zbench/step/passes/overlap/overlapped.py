@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import groupby
 
 from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED, ExchangeOverlap
-from zbench.describe.model import Model
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import Operations
@@ -15,18 +14,10 @@ from zbench.step.passes.overlap.sliced import sliced
 from zbench.step.template import Step, Template
 
 
-def check_exchanges(overlap: ExchangeOverlap, model: Model) -> None:
-    """Raises ValueError where a model's exchanges cannot go as `overlap` says."""
-    if overlap.method != NONE and model.num_experts > 1:
-        raise ValueError(
-            f"overlap.method is {overlap.method}; {model.name} has experts, whose layers have no such pass, so it "
-            f"takes {NONE}"
-        )
-
-
 def with_exchanges(step: Step, overlap: ExchangeOverlap) -> Step:
     """Returns a step in which exchanges of hidden states and their gradients, of layers, go as `overlap` says; where
-    there are none, as with groups of one GPU, the step itself.
+    there are none, as with groups of one GPU, the step itself. In layers with experts these are attention's; what
+    experts exchange with tokens' homes stays as it is.
 
     Slices end where parts of t do: a step that is built for them (zbench.step.passes.parts) has some that do.
     """
