@@ -9,7 +9,6 @@ from zbench import __main__
 from zbench.record.record import Run, read
 from zbench.run.known import Unknown
 from zbench.run.replay import Replay
-from zbench.simulator.simulate import SimulatedAttention
 
 SMALL = ["tracker=none", "baseline=null", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "steps=2"]
 
@@ -25,7 +24,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) ->
 def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(tmp_path, monkeypatch, f"system={system}", f"parallel.tensor_parallel={tp}")
     replay = Replay.of(run)
-    executor = SimulatedAttention(replay.cost)
+    executor = replay.parts.executor
     for line in run.steps:
         batch, plans = replay.step(line)
         result = executor.step(batch, plans)
@@ -54,7 +53,7 @@ def test_a_step_of_stages_is_what_it_was(system: str, tmp_path: Path, monkeypatc
     for line in run.steps:
         batch, plans = replay.step(line)
         assert len(plans) == line["num_micro_batches"]
-        assert SimulatedAttention(replay.cost).step(batch, plans).seconds == line["seconds"]
+        assert replay.parts.executor.step(batch, plans).seconds == line["seconds"]
 
 
 def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
