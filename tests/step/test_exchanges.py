@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
+from tests.helpers.variants import Variant
+from tests.step.test_exact import CLUSTER, OWN
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.cost.cost import Cost
+from zbench.cost.groups import grouped
+from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
@@ -16,6 +21,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step, Template
 from zbench.step.text import step_text
 
@@ -72,6 +78,19 @@ def test_exact_with_several_groups_micro_batches_and_stages(how: str, zero: str)
     step = built(plans, HOWS[how], 2, zero, "selective", 1 if zero in ("2", "3") else 2)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, 2, FOUR, slices=HOWS[how].slices) < 1e-12
+
+
+@pytest.mark.parametrize("variant", OWN, ids=str)
+def test_plans_of_every_system(variant: Variant) -> None:
+    """In groups of two GPUs, by a method that its place in the list says."""
+    system = variant.make(grouped(Cost(CLUSTER, FOUR), 2))
+    if not hasattr(system, "plan"):
+        pytest.skip(f"{variant} chooses before a run")
+    plans = list(system.plan(Batch(np.array([31, 7, 1, 1, 13]), seed=0, step=0)))
+    how = list(HOWS.values())[OWN.index(variant) % len(HOWS)]
+    step = built(plans, how, 2, "3")
+    prove_step(step)
+    assert execute(step, plans, 2, FOUR, slices=how.slices) < 1e-12
 
 
 @pytest.mark.parametrize("how", HOWS)
