@@ -139,7 +139,7 @@ def test_defaults_are_those_of_the_command() -> None:
             {"strategy": {"sharding": 3}},
             "strategy has sharding of type int; it takes a name of",
         ),
-        ({"strategy": {"shards": "zero1"}}, "strategy has 'shards'; it takes sharding, recompute, parallel, experts"),
+        ({"strategy": {"shards": "zero1"}}, "strategy has 'shards'; it takes sharding, recompute, parallel, overlap"),
         ({"strategy": {"parallel": {"tensor": 2}}}, "parallel.tensor is not a key of parallel=none"),
         ({"strategy": {"parallel": {"tensor_parallel": 3}}}, "parallel.tensor_parallel is 3; it has to divide"),
         ({"strategy": {"sharding": "zero1"}, "model": model_named("tiny")}, "sharding is zero1; that is of a model by"),

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from zbench import CONF
+from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.strategy import (
     MODEL_FIELDS,
@@ -36,6 +37,7 @@ MODELS = {
     "llama_7b_pp4": ("none", "zero1", 1, 4),
 }
 
+USUAL_TRANSFERS = {ASYNC_TP: DIRECT}  # of exchanges, where they are not by ring
 # Frameworks' defaults by name: strategy, window, bucket of gradients.
 OVERLAPS = {
     "ddp": ("none", 1, "layer"),
@@ -58,7 +60,7 @@ def fields_of(model: Model) -> tuple[Any, ...]:
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_choice_can_be(path: Path) -> None:
     made = instantiate(OmegaConf.load(path))
-    assert type(made).__name__.lower() == path.parent.name
+    assert type(made).__name__.lower().endswith(path.parent.name)
     if path.stem in OVERLAPS:
         assert (made.strategy, made.window, made.gradient_bucket) == OVERLAPS[path.stem]
     elif path.parent.name in ("sharding", "recompute"):
@@ -68,6 +70,8 @@ def test_every_choice_can_be(path: Path) -> None:
         wanted = {} if path.stem == "none" else {path.stem[:2]: int(path.stem[2:])}
         assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
         assert made.expert_parallel == 1
+    elif path.parent.name == "overlap":
+        assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
     else:
         assert (path.stem, made.skew) == ("even", 0)
 
@@ -75,6 +79,7 @@ def test_every_choice_can_be(path: Path) -> None:
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS}, set(RECOMPUTE))
+    assert names["overlap"] == set(METHODS)
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -103,7 +108,8 @@ def test_a_composition_is_what_its_yaml_says_it_is(name: str, words: tuple[str, 
 
 
 def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> None:
-    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(4, 2), Experts())
+    exchanges = ExchangeOverlap(SLICED, 2)
+    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(4, 2), exchanges, Experts())
     assert strategy.model_fields == {
         "recompute": "full",
         "sharding": "none",
@@ -134,6 +140,13 @@ def test_what_cannot_be_is_one_sentence(made: Any, told: str) -> None:
         made()
 
 
+def test_nothing_is_exchanged_in_groups_of_one() -> None:
+    exchanges = ExchangeOverlap(SLICED, 2)
+    told = r"^overlap.method is sliced; with parallel.tensor_parallel=1 no group exchanges anything, so it takes none"
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(1, 2), exchanges, Experts())
+
+
 def test_words_and_fields_are_of_the_groups() -> None:
     config = composed("parallel=tp8", "recompute=full")
     plain = {group: OmegaConf.to_container(config[group], resolve=True) for group in (*STRATEGY_GROUPS, "model")}
@@ -144,6 +157,9 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "expert_parallel": 1,
         "sharding.window": 1,
         "sharding.gradient_bucket": "layer",
+        "overlap": "none",
+        "overlap.slices": 1,
+        "overlap.transfers": "ring",
         "experts.skew": 0,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})

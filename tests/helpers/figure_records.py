@@ -234,6 +234,12 @@ def constants(cluster: str) -> dict[str, Any]:
     device = next(one["device"] for one in plain.pop("defaults") if isinstance(one, dict))
     plain["device"] = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / "device" / f"{device}.yaml"))
     model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / "llama_7b.yaml"))
-    usual = (("sharding", "zero3"), ("recompute", "none"), ("parallel", "none"), ("experts", "even"))
+    usual = (
+        ("sharding", "zero3"),
+        ("recompute", "none"),
+        ("parallel", "none"),
+        ("overlap", "none"),
+        ("experts", "even"),
+    )
     strategy = {group: OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml")) for group, name in usual}
     return {"cluster": plain, "model": model, **strategy}

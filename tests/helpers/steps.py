@@ -57,9 +57,20 @@ def sequences_of(plans: list[Plan], model: Model) -> dict[int, tuple[np.ndarray,
 
 
 def tokens_of(
-    plan: Plan, sequences: dict[int, tuple[np.ndarray, np.ndarray]], degree: int, routing: Routing | None = None
+    plan: Plan,
+    sequences: dict[int, tuple[np.ndarray, np.ndarray]],
+    degree: int,
+    routing: Routing | None = None,
+    slices: int = 1,
 ) -> Tokens:
-    """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one."""
+    """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
+    are divided where a slice of a GPU's tokens ends: its token number i of n is in the last slice s that begins, at
+    n s // slices, no later."""
+    totals, before = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+    for block, tokens in enumerate(plan.blocks.tokens.tolist()):
+        for share, one in enumerate(np.array_split(np.arange(tokens), degree)):
+            key = (int(plan.blocks.home[block]), share)
+            totals[key] = totals.get(key, 0) + len(one)
     blocks, columns = plan.blocks, ([], [], [], [])
     for block in range(len(blocks)):
         seq, position = [], []
@@ -68,7 +79,16 @@ def tokens_of(
             seq += [int(plan.sequences[blocks.seq[piece]])] * len(span)
             position += span
         shares = [(one, two) for one, two in zip(*(np.array_split(x, degree) for x in (seq, position)), strict=True)]
-        for one, two in shares:
+        pieces = []
+        for share, (one, two) in enumerate(shares):
+            key = (int(plan.blocks.home[block]), share)
+            first, total = before.get(key, 0), totals[key]
+            before[key] = first + len(one)
+            numbers = [max(s for s in range(slices) if total * s // slices <= first + at) for at in range(len(one))]
+            for number in sorted(set(numbers)):
+                at = [place for place, mine in enumerate(numbers) if mine == number]
+                pieces.append(([one[i] for i in at], [two[i] for i in at]))
+        for one, two in pieces:
             if len(one):
                 values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
                 for column, value in zip(columns, (one, two, *values), strict=True):
@@ -90,17 +110,23 @@ def routes_of(tokens: list[Tokens], sequences: dict[int, tuple[np.ndarray, np.nd
 
 
 def execute(
-    step: Step, plans: list[Plan], degree: int, model: Model = MODEL, experts: ExpertParallel = TOGETHER
+    step: Step,
+    plans: list[Plan],
+    degree: int,
+    model: Model = MODEL,
+    experts: ExpertParallel = TOGETHER,
+    slices: int = 1,
 ) -> float:
-    """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is."""
+    """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is.
+    slices: in which exchanges of groups cut a GPU's own tokens."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
     if plans[0].pipelines is None:
-        parts = [PlanParts(plan, model, degree, experts) for plan in plans]
+        parts = [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
     else:
         shapes = PipelineShapes.of(plans[0].pipelines)
         own = own_plans(plans)
         parts = [PlanParts(plan, model, shapes.tp[number], finest=shapes.slices) for number, plan in own]
-    tokens = [tokens_of(one.plan, sequences, one.degree, one.routing) for one in parts]
+    tokens = [tokens_of(one.plan, sequences, one.degree, one.routing, one.token_slices) for one in parts]
     run = StepInterpreter(step, model, tokens, given)
     there = run.run()
     routes = routes_of(tokens, sequences)

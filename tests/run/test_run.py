@@ -67,6 +67,7 @@ STRATEGY = {
     "sharding": {"_target_": f"{OF_STRATEGY}.Sharding", "strategy": "zero1"},
     "recompute": {"_target_": f"{OF_STRATEGY}.Recompute", "granularity": "none"},
     "parallel": {"_target_": f"{OF_STRATEGY}.Parallel"},
+    "overlap": {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": "none"},
     "experts": {"_target_": f"{OF_STRATEGY}.Experts"},
 }
 RING = {"_target_": "zbench.systems.ring.Ring"}
@@ -479,7 +480,9 @@ def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, 
 @pytest.mark.parametrize("group", STRATEGY)
 def test_a_group_of_the_strategy_takes_its_own_class_alone(group: str, tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", **{group: {"_target_": "zbench.track.Nothing"}})
-    with pytest.raises(ValueError, match=rf"^{group}: Nothing is no zbench.describe.strategy.{group.capitalize()}, "):
+    with pytest.raises(
+        ValueError, match=rf"^{group}: Nothing is no {STRATEGY[group]['_target_']}, whose keys are what"
+    ):
         Parts.of(asked.config, asked.settings)
 
 

@@ -119,7 +119,7 @@ def test_a_token_chooses_the_same_experts_whatever_the_plan() -> None:
     how, lengths = ExpertParallel(2, skew=1.0).of(Batch(np.array([30, 10]), 3, 7)), [30, 10]
 
     def chosen(plans: list[Plan], degree: int, one: ExpertParallel) -> dict[int, list[list[int]]]:
-        found = routes_of(tokens_of(plans, EXPERTS, degree, one))
+        found = routes_of(tokens_of([PlanParts(plan, EXPERTS, degree, one) for plan in plans]))
         return {number: experts.tolist() for number, experts in sorted(found.items())}
 
     alone = chosen([plan_of(lengths, 1, 4)], 1, how)

@@ -1,11 +1,14 @@
-"""The parameter gathers and gradient reductions of a step that are beside the work of its layers, as frameworks say.
+"""The exchanges of a step that are beside the work of its layers: parameter gathers and gradient reductions, as
+frameworks say, and what tensor-parallel groups exchange.
 
-Pure data: conf/sharding sets it with a yaml for each framework's default, zbench.step.passes builds it.
+Pure data: conf/sharding sets it with a yaml for each framework's default and conf/overlap with one for each method,
+zbench.step.passes builds it.
 """
 
 from dataclasses import dataclass
 
 from zbench.describe.checks import is_whole
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 
 ALL = "all"  # of a window
 LAYER, END = "layer", "end"  # of buckets
@@ -13,13 +16,15 @@ LAYER, END = "layer", "end"  # of buckets
 
 @dataclass(frozen=True, slots=True)
 class StepOverlap:
-    """The layers whose parameters are gathered ahead, and those whose gradients are reduced together.
+    """The layers whose parameters are gathered ahead, those whose gradients are reduced together, and how exchanges of
+    tensor-parallel groups go beside matmuls.
 
     window: layers whose parameters are gathered ahead of the one under way, or ALL: every layer's are gathered before
         a step's first forward begins, and nothing is computed meanwhile.
     gradient_bucket: LAYER, a layer's gradients are reduced when its backward has made them; a number of a GPU's
         parameters, those of as many layers as it has room for are reduced when the last of these are made; or END, all
         of a stage's are reduced after its last backward, and nothing is computed meanwhile.
+    exchanges: of tensor-parallel groups (zbench.describe.exchanges).
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -27,6 +32,7 @@ class StepOverlap:
 
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
+    exchanges: ExchangeOverlap = WHOLE
 
     def __post_init__(self) -> None:
         window = self.window

@@ -1,4 +1,5 @@
-"""The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, and choice of experts.
+"""The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, how exchanges of
+tensor-parallel groups go beside matmuls, and choice of experts.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -11,10 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import check_whole_number
+from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
 from zbench.describe.overlap import LAYER, StepOverlap
 
-STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "experts")
+STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "overlap", "experts")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
@@ -103,7 +105,16 @@ class TrainingStrategy:
     sharding: Sharding
     recompute: Recompute
     parallel: Parallel
+    overlap: ExchangeOverlap
     experts: Experts
+
+    def __post_init__(self) -> None:
+        method = self.overlap.method
+        if method != NONE and self.parallel.tensor_parallel == 1:
+            raise ValueError(
+                f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
+                f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
+            )
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
@@ -123,8 +134,12 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     names, other keys dotted."""
     found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
+    usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)
+    exchanges = config["overlap"]
+    found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)
+    found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
     return found | {"experts.skew": config["experts"]["skew"]}
 
 

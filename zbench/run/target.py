@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
@@ -27,7 +28,13 @@ from zbench.run.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
-_STRATEGY = {"sharding": Sharding, "recompute": Recompute, "parallel": Parallel, "experts": Experts}
+_STRATEGY = {
+    "sharding": Sharding,
+    "recompute": Recompute,
+    "parallel": Parallel,
+    "overlap": ExchangeOverlap,
+    "experts": Experts,
+}
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
     "seed": "seed={}",
@@ -41,6 +48,7 @@ _SET = {
     "gradient_bucket": "sharding.gradient_bucket={}",
     "expert_parallel": "parallel.expert_parallel={}",
     "skew": "experts.skew={}",
+    "exchanges": "overlap to the name of a method",
 }
 
 
@@ -95,8 +103,8 @@ def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Training
     for group, kind in _STRATEGY.items():
         if not isinstance(made[group], kind):
             raise ValueError(
-                f"{group}: {type(made[group]).__name__} is no zbench.describe.strategy.{kind.__name__}, whose keys are "
-                "what can be set"
+                f"{group}: {type(made[group]).__name__} is no {kind.__module__}.{kind.__name__}, whose keys are what "
+                "can be set"
             )
     return TrainingStrategy(**made)
 
@@ -123,12 +131,13 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     if plays:
         degree = parallel.expert_parallel
         ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
-        return {**ahead, "expert_parallel": degree, "skew": experts.skew}
+        return {**ahead, "expert_parallel": degree, "skew": experts.skew, "exchanges": strategy.overlap}
     for name, value, usual in (
         ("sharding.window", sharding.window, 1),
         ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
         ("parallel.expert_parallel", parallel.expert_parallel, 1),
         ("experts.skew", experts.skew, 0),
+        ("overlap.method", strategy.overlap.method, WHOLE.method),
     ):
         if value != usual:
             raise ValueError(

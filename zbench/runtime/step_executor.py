@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
@@ -45,10 +46,11 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, skew: of the strategy, as of zbench.simulated.executor.Simulated. kernel:
-    of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
-    "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
-    first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
+    window, gradient_bucket, expert_parallel, skew, exchanges: of the strategy, as of
+    zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
+    device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
+    ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
+    "exact" (in float64), "float32", "bytes".
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -68,6 +70,7 @@ class TorchWholeStep:
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     skew: float = 0.0
+    exchanges: ExchangeOverlap = WHOLE
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
 
@@ -80,11 +83,16 @@ class TorchWholeStep:
         _ = self.steps  # refuses what there are no steps of
 
     @property
+    def overlap(self) -> StepOverlap:
+        """The exchanges that are beside the layers' work."""
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges)
+
+    @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property
@@ -135,7 +143,7 @@ class TorchWholeStep:
                 "not: system.padding=none, also beside variant=published"
             )
         of = self.steps
-        step, tokens = of.of(batch, plans), tokens_of(plans, of.model, of.tensor_parallel, of.experts.of(batch))
+        step, tokens = of.of(batch, plans), tokens_of([of.parts(batch, plan) for plan in plans])
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
         self._warm = True

@@ -22,7 +22,12 @@ def step_loss(reports: Sequence[StepReport]) -> float:
     return loss
 
 
-def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], checks: dict[str, float]) -> StepResult:
+def whole_step_result(
+    batch: Batch,
+    cost: Cost,
+    reports: Sequence[StepReport],
+    checks: dict[str, float],
+) -> StepResult:
     """Makes the result of a step of the reports of all ranks, which are GPUs; lists are of groups of these, as plans
     have them: means, of memory the most."""
     cluster, seconds = cost.gpus.cluster, max(one.seconds for one in reports)

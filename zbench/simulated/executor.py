@@ -13,6 +13,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
@@ -41,7 +42,7 @@ class Simulated:
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
-    (zbench.step.passes.routing.ExpertParallel).
+    (zbench.step.passes.routing.ExpertParallel). exchanges: how those of tensor-parallel groups go beside matmuls.
     """
 
     cost: Cost
@@ -49,16 +50,22 @@ class Simulated:
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     skew: float = 0.0
+    exchanges: ExchangeOverlap = WHOLE
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
+
+    @property
+    def overlap(self) -> StepOverlap:
+        """The exchanges that are beside the layers' work."""
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges)
 
     @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
-        overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
+        overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
 
     @property
@@ -158,8 +165,8 @@ class Simulated:
 
     def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
-        or nothing is proven."""
-        if plans[0].pipelines is not None:
+        exchanges of groups may be beside any matmul, or nothing is proven."""
+        if plans[0].pipelines is not None or self.exchanges != WHOLE:
             return None
         return step_ceiling_seconds(batch, self.cost, self.steps.parameters)
 

@@ -84,7 +84,13 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "settle": Derivative(((),)),
     "lose": Derivative((None,)),
 })  # fmt: skip
+SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel group has a slice
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
+
+
+def is_sliced(formula: Formula) -> bool:
+    """Returns whether GPUs of a group compute a slice of a formula each."""
+    return any(slot in SLICED for slot in formula.slots)
 
 
 def head(tied: bool) -> tuple[Formula, ...]:

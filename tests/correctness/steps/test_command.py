@@ -34,7 +34,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 77184
+    assert len(every_combination(4)) == 191232
     every = every_combination(2)
 
     def pairs(some: list[StepCombination]) -> set[tuple[str, object, str, object]]:
@@ -45,12 +45,12 @@ def test_a_cover_has_every_pair() -> None:
 
     chosen = covering(every, 0)
     assert pairs(chosen) == pairs(every)
-    assert len(chosen) < 30
+    assert len(chosen) < 35
     assert chosen == covering(every, 0)
 
 
 def test_what_differs_is_told() -> None:
-    one = StepCombination(1, 1, 2, 1, 0, "even", 1, 1, "own", "3", "none", 1, "keep", "short")
+    one = StepCombination(1, 1, 2, 1, 0, "even", 1, 1, "whole", "own", "3", "none", 1, "keep", "short")
     stated = stated_bytes(one.case(0).step)
     right = [Executed(2.0 if rank == 0 else None, 2.0, 1e-15, 1e-15, stated[rank]) for rank in range(2)]
     assert judged_step(one, [*right, Executed(None, 2.0, 0.0, 0.0, {})], stated).fault == ""
@@ -66,7 +66,7 @@ def test_what_differs_is_told() -> None:
 
 
 def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = StepCombination(1, 1, 1, 1, 0, "even", 1, 1, "own", "none", "none", 1, "keep", "short")
+    one = StepCombination(1, 1, 1, 1, 0, "even", 1, 1, "whole", "own", "none", "none", 1, "keep", "short")
     made: list[StepCombination] = []
 
     def refuse_the_first(_: Step) -> None:

@@ -8,12 +8,15 @@ from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.passes.parts import PlanParts
 
 
+@pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_parts_have_the_tokens_that_a_step_says(degree: int) -> None:
+def test_parts_have_the_tokens_that_a_step_says(degree: int, slices: int) -> None:
     plan = plan_of([13, 1, 4, 2], 3, 4, "carry", 1, 5)
-    found = TokenParts.of(plan, degree)
-    assert found.sizes.tolist() == PlanParts(plan, MODEL, degree).indices()[0].sizes.tolist()
-    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree)
+    parts = PlanParts(plan, MODEL, degree, token_slices=slices)
+    found = TokenParts.of(parts)
+    assert found.sizes.tolist() == parts.indices()[0].sizes.tolist()
+    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree, slices=slices)
+    assert len(found.sizes) == len(wanted.sequence)
     for part in range(len(found.sizes)):
         sequence, position = found.rows((part,))
         assert sequence.tolist() == wanted.sequence[part].tolist()
@@ -21,7 +24,7 @@ def test_parts_have_the_tokens_that_a_step_says(degree: int) -> None:
 
 
 def test_segments_count_what_queries_see() -> None:
-    found = TokenParts.of(plan_of([6, 3], 1, 4), 2)
+    found = TokenParts.of(PlanParts(plan_of([6, 3], 1, 4), MODEL, 2))
     every = tuple(range(len(found.sizes)))
     first, whole = found.segments([((0,), (1,)), (every, every)])
     seen = (whole.queries * whole.before).sum() + (whole.queries * (whole.queries + 1) // 2)[whole.diagonal].sum()

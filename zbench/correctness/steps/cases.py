@@ -9,6 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
+from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
 
@@ -32,15 +33,17 @@ class StepCase:
         degree: int,
         seed: int = 0,
         experts: ExpertParallel = TOGETHER,
+        slices: int = 1,
     ) -> "StepCase":
         """Returns a step of plans for groups of `degree` GPUs, with words that are drawn. experts: as the step has
-        them."""
+        them; slices: in which exchanges cut a GPU's own tokens."""
         rng = np.random.default_rng(seed)
         lengths = {
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
-        return StepCase(step, model, tokens_of(plans, model, degree, experts), words, seed)
+        parts = [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
+        return StepCase(step, model, tokens_of(parts), words, seed)
 
 
 @dataclass(frozen=True)

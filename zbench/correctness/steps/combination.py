@@ -9,7 +9,9 @@ import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
 from zbench.describe.arrays import Ints
+from zbench.describe.exchanges import ASYNC_TP, COMMFUSE, DIRECT, RING, SLICED, WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
+from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
@@ -25,6 +27,14 @@ MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
 NODE = 2  # GPUs, where collectives have two levels
+# Of tensor-parallel groups; slices so many that some have no token.
+EXCHANGES: Mapping[str, ExchangeOverlap] = {
+    "whole": WHOLE,
+    "sliced": ExchangeOverlap(SLICED, 4),
+    "async_tp": ExchangeOverlap(ASYNC_TP, 1, DIRECT),
+    "commfuse": ExchangeOverlap(COMMFUSE, 2, RING),
+    "direct": ExchangeOverlap(COMMFUSE, 1, DIRECT),
+}
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
@@ -35,6 +45,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "routing": tuple(SKEWS),
     "stages": (1, 2, 3),
     "levels": (1, 2),
+    "exchanges": tuple(EXCHANGES),
     "head": ("own", "tied"),
     "zero": STAGES,
     "recompute": tuple(LEVELS),
@@ -52,9 +63,9 @@ class StepCombination:
 
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
     all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
-    of collectives, two of them over nodes of NODE GPUs each; whether the head has parameters of its own or the
-    embedding's; ZeRO's stage, the level of recomputation, micro-batches,
-    what a backward does with keys, and lengths of sequences.
+    of collectives, two of them over nodes of NODE GPUs each; how exchanges of tensor-parallel groups go beside
+    matmuls; whether the head has parameters of its own or the embedding's; ZeRO's stage, the level of recomputation,
+    micro-batches, what a backward does with keys, and lengths of sequences.
     """
 
     tensor_parallel: int
@@ -65,6 +76,7 @@ class StepCombination:
     routing: str
     stages: int
     levels: int
+    exchanges: str
     head: str
     zero: str
     recompute: str
@@ -82,6 +94,7 @@ class StepCombination:
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         if self.expert_parallel:
             degrees += f" ep{self.expert_parallel} {self.routing}"
+        exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
@@ -90,7 +103,8 @@ class StepCombination:
 
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
-        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage."""
+        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
+        exchanges beside matmuls in groups of several GPUs."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
         return (
             self.num_gpus <= ranks
@@ -98,6 +112,7 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
+            and (self.exchanges == "whole" or self.tensor_parallel > 1)
         )
 
     def case(self, seed: int) -> StepCase:
@@ -105,10 +120,11 @@ class StepCombination:
         plans = [self._plan(number) for number in range(self.micro_batches)]
         model = replace(EXPERTS if self.expert_parallel else MODEL, tied_embeddings=self.head == "tied")
         experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
-        degree = self.tensor_parallel
-        step = whole_step(model, plans, degree, self.zero, 1, self.recompute, experts, self.stages)
+        degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
+        overlap = StepOverlap(1, LAYER, exchanges)
+        step = whole_step(model, plans, degree, self.zero, overlap, self.recompute, experts, self.stages)
         step = in_two_levels(step, NODE) if self.levels > 1 else step
-        return StepCase.of(step, model, plans, degree, seed, experts)
+        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.slices)
 
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""

@@ -11,13 +11,11 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.mask import Mask
-from zbench.describe.model import Model
 from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.routing import ExpertParallel
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,21 @@ class TokenParts:
     chosen: Ints | None = None
 
     @staticmethod
-    def of(plan: Plan, degree: int, chosen: Ints | None = None) -> "TokenParts":
-        """Returns the parts of a plan's blocks for groups of `degree` GPUs, as zbench.step.passes.parts numbers them:
-        each block in `degree` shares of its tokens in order, the first ones larger by one, none of them empty. chosen:
-        the experts of its tokens.
+    def of(parts: PlanParts) -> "TokenParts":
+        """Returns the tokens of a plan's parts: of each block its parts have its tokens in order.
 
         Raises:
             ValueError: sequences are padded.
         """
+        plan = parts.plan
         if plan.padding is not None:
             raise ValueError("plan.padding is given; steps that are executed have no words for padding, and take none")
-        blocks, rows, part = plan.blocks, [], -1
+        blocks, rows, part, routing = plan.blocks, [], -1, parts.routing
         for block in range(len(blocks)):
-            total = int(blocks.tokens[block])
-            ends = np.cumsum([total // degree + (share < total % degree) for share in range(degree)])
+            ends = np.cumsum(parts.sizes[parts.block == block])
             pieces = blocks.pieces[block]
             before = np.cumsum([0, *(blocks.stop - blocks.start)[pieces]])
             for low, high in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-                if low == high:
-                    continue
                 part += 1
                 for piece, begin in zip(pieces.tolist(), before.tolist(), strict=False):
                     start, stop = int(blocks.start[piece]), int(blocks.stop[piece])
@@ -69,6 +63,7 @@ class TokenParts:
         table = np.array(sorted(rows), np.int64).reshape(-1, 4)
         sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
         one = np.ascontiguousarray(table.T)
+        chosen = routing.chosen if routing else None
         return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask, chosen)
 
     @cached_property
@@ -94,16 +89,9 @@ class TokenParts:
         return segments(plan, 2 * at, 2 * at + 1)
 
 
-def tokens_of(plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel) -> tuple[TokenParts, ...]:
-    """Returns the tokens of every micro-batch, with the experts that a step's passes draw for them.
-
-    degree: of tensor parallelism.
-    """
-    found = []
-    for plan in plans:
-        routing = PlanParts(plan, model, degree, experts).routing
-        found.append(TokenParts.of(plan, degree, routing.chosen if routing else None))
-    return tuple(found)
+def tokens_of(parts: Sequence[PlanParts]) -> tuple[TokenParts, ...]:
+    """Returns the tokens of every micro-batch's parts, with the experts that a step's passes draw for them."""
+    return tuple(map(TokenParts.of, parts))
 
 
 def routes_of(tokens: Sequence[TokenParts]) -> dict[int, Ints]:

@@ -3,7 +3,7 @@
 Each part of the work is a module of its own: formulas and what is made again (sections, recompute), the parts of tokens
 and heads (parts), linear modules and the exchanges of their groups (tensor_parallel), attention (attention), experts
 (routing, experts), parameters, gradients and their collectives (zero), stages (pipeline), the update (optimizer). Here
-they are put together.
+they are put together, and exchanges of groups are put beside matmuls (overlap).
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
 from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
+from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.zero import ShardedParameters
@@ -54,7 +55,7 @@ def whole_step(
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
-    window: layers that parameters are gathered ahead, or that and the buckets of gradients. recompute: a level of
+    window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a level of
     zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages: of a
     pipeline, each with all of the plans' GPUs.
 
@@ -64,16 +65,17 @@ def whole_step(
     if plans and plans[0].pipelines is not None:
         return pipelines_step(model, plans, zero, recompute)
     check_plans(model, tuple(plans), degree)
+    overlap = StepOverlap.of(window)
     groups = plans[0].num_ranks
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, zero, StepOverlap.of(window), experts.degree)
+    parameters = ShardedParameters(model, groups, degree, zero, overlap, experts.degree)
     formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced = 0, [], []
     for number, plan in enumerate(plans):
-        parts = PlanParts(plan, model, degree, experts)
+        parts = PlanParts(plan, model, degree, experts, token_slices=overlap.exchanges.slices)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
@@ -89,7 +91,7 @@ def whole_step(
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
-    return Step(
+    step = Step(
         parameters.num_gpus * stages,
         0,
         model.num_layers,
@@ -101,6 +103,7 @@ def whole_step(
         Items.of(ends),
         starts,
     )
+    return with_exchanges(step, overlap.exchanges)
 
 
 def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:

@@ -1,34 +1,38 @@
 """The parts of a plan's micro-batch on tensor-parallel groups of GPUs, and which of them see each other.
 
 A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
-group has GPUs (sequence parallelism); parts without a token are left out. Heads: GPU j has slice j of them, and within
-it the parts that the plan's head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU.
-Where groups of another degree have the same parameters, slices are as fine as the finest of them, and a GPU has some.
+group has GPUs (sequence parallelism); parts without a token are left out. Where exchanges go by slices of tokens, parts
+end where a slice of their GPU's tokens does. Heads: GPU j has slice j of them, and within it the parts that the plan's
+head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU. Where groups of another degree
+have the same parameters, slices are as fine as the finest of them, and a GPU has some.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
+from zbench.step.passes.overlap.token_slices import parts_of_blocks
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
+from zbench.step.passes.visible import visible_parts
 
 
 @dataclass(frozen=True)
 class PlanParts:
     """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
-    out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one."""
+    out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one. token_slices: of
+    about as many tokens each, in which a GPU's own go to its group."""
 
     plan: Plan
     model: Model
     degree: int
     experts: ExpertParallel = TOGETHER
     finest: int = 0
+    token_slices: int = 1
 
     @property
     def slices(self) -> int:
@@ -47,15 +51,18 @@ class PlanParts:
     @cached_property
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
         """The block, the share of it (0 to degree - 1) and the tokens of every part of t."""
-        tokens, share = self.plan.blocks.tokens, np.arange(self.degree)
-        sizes = tokens[:, None] // self.degree + (share < tokens[:, None] % self.degree)
-        block, part = np.nonzero(sizes)
-        return block, part, sizes[block, part]
+        blocks = self.plan.blocks
+        return parts_of_blocks(blocks.tokens, blocks.home, self.degree, self.token_slices)
 
     @cached_property
     def block(self) -> Ints:
         """The block of every part of t, int64 [parts], ascending."""
         return self._tokens[0]
+
+    @property
+    def sizes(self) -> Ints:
+        """The tokens of every part of t, int64 [parts]."""
+        return self._tokens[2]
 
     @cached_property
     def home(self) -> Ints:
@@ -115,7 +122,7 @@ class PlanParts:
         slices = np.ones(self.slices, np.int64)
         experts = self.routing.indices() if self.routing else ()
         return (
-            Index("t", self._tokens[2], of_batch=True),
+            Index("t", self.sizes, of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
             Index("f", self.model.ffn_hidden // self.slices * slices),
@@ -159,7 +166,7 @@ class PlanParts:
         """The experts of the tokens; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
-        return Routing.draw(self.plan, self._tokens[2], self.model, self.experts)
+        return Routing.draw(self.plan, self.sizes, self.model, self.experts)
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
@@ -181,22 +188,7 @@ class PlanParts:
 
     def relations(self) -> tuple[Relation, ...]:
         """Returns visible(t, s), and route(t, e) and goes(t, k) of a model with experts."""
-        return (self.visible(), *(self.routing.relations() if self.routing else ()))
-
-    def visible(self) -> Relation:
-        """Returns visible(t, s): which blocks have a query that sees a key of which blocks."""
-        blocks, mask = self.plan.blocks, self.plan.mask
-        offsets, partners = _seen(
-            (blocks.seq, blocks.start, blocks.stop, blocks.block),
-            blocks.pieces.offsets,
-            blocks.pieces.items,
-            len(self.plan.lengths),
-            mask.causal,
-            mask.window,
-        )
-        key = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * len(blocks) + partners
-        key.sort()  # here and not in the compiled loop, where a sort takes seconds to compile
-        return Relation("visible", "t", "t", self.block, self.block, offsets, key % len(blocks))
+        return (visible_parts(self.plan, self.block), *(self.routing.relations() if self.routing else ()))
 
 
 def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
@@ -223,35 +215,3 @@ def _by(owner: Ints, count: int) -> Lists:
     """Returns, for every owner, what it owns."""
     sizes = np.bincount(owner, minlength=count)
     return Lists(np.concatenate([[0], np.cumsum(sizes)]), np.argsort(owner, kind="stable"))
-
-
-@nb.njit(cache=True)
-def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ignore[no-untyped-def]
-    """Returns compressed rows of blocks: those with a key that a query of the row's block sees, in any order."""
-    seq, start, stop, block = pieces
-    first = np.zeros(num_sequences + 1, np.int64)
-    for at in range(len(seq)):
-        first[seq[at] + 1] += 1
-    for at in range(num_sequences):
-        first[at + 1] += first[at]
-    count = len(offsets) - 1
-    rows, stamp = np.zeros(count + 1, np.int64), np.full(count, -1, np.int64)
-    found, used = np.empty(count + 16, np.int64), 0
-    for one in range(count):
-        if used + count > len(found):
-            larger = np.empty(2 * len(found) + count, np.int64)
-            larger[:used] = found[:used]
-            found = larger
-        for at in range(offsets[one], offsets[one + 1]):
-            mine = of_block[at]
-            for other in range(first[seq[mine]], first[seq[mine] + 1]):
-                if causal and start[other] >= stop[mine]:
-                    break
-                if window > 0 and start[mine] - stop[other] + 1 >= window:
-                    continue
-                if stamp[block[other]] != one:
-                    stamp[block[other]] = one
-                    found[used] = block[other]
-                    used += 1
-        rows[one + 1] = used
-    return rows, found[:used].copy()

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zbench.describe.batch import Batch
+from zbench.describe.exchanges import WHOLE
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import ShardedParameters
+from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
@@ -25,9 +27,10 @@ ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": 
 @dataclass(frozen=True, slots=True)
 class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
-    recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: how far ahead parameters
-    are gathered, and gradients' buckets; experts: how those of a model that has some are laid out and chosen.
-    memory_bytes: of a GPU, None if nothing has to fit. pipelines: whether plans may have pipelines.
+    recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
+    (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
+    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit. pipelines: whether plans may
+    have pipelines.
 
     Raises:
         ValueError: there are no such steps.
@@ -81,6 +84,11 @@ class ProvenSteps:
                 f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
                 f"stages of its own; executor={self.executor} takes plans with pipelines where both are 1"
             )
+        if plans[0].pipelines is not None and self.overlap.exchanges != WHOLE:
+            raise ValueError(
+                f"plans have pipelines, each with a tensor-parallel degree of its own; overlap.method is "
+                f"{self.overlap.exchanges.method}, which takes {WHOLE.method} with them"
+            )
         if plans[0].pipelines is not None and self.overlap != USUAL:
             raise ValueError(
                 f"plans have pipelines, whose parameters are gathered before all else and whose gradients are reduced "
@@ -92,3 +100,8 @@ class ProvenSteps:
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         prove_step(step)
         return step
+
+    def parts(self, batch: Batch, plan: Plan) -> PlanParts:
+        """Returns the parts that a step of this run has of a batch's plan."""
+        slices = self.overlap.exchanges.slices
+        return PlanParts(plan, self.model, self.tensor_parallel, self.experts.of(batch), token_slices=slices)

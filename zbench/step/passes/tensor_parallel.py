@@ -12,12 +12,11 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
+from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
 from zbench.step.passes.parts import PlanParts
-
-SLICED = ("h", "g", "f", "v")
 
 
 @dataclass
@@ -111,8 +110,3 @@ class LinearModules:
         indices = [self.layout.index_of(slot) for slot in formula.slots]
         each = [len(self.of_slice(index, 0)) // self.parts.slices_of_gpu for index in indices if index != "t"]
         return np.where(tokens > 0, tokens * int(np.prod(each)), -1)
-
-
-def is_sliced(formula: Formula) -> bool:
-    """Returns whether GPUs of a group compute a slice of a formula each."""
-    return any(slot in SLICED for slot in formula.slots)

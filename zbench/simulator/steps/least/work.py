@@ -26,9 +26,9 @@ from zbench.simulator.steps.collectives import legs_of
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.formula import Formula
+from zbench.step.layers import is_sliced
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.tensor_parallel import is_sliced
 from zbench.step.template import Step
 
 ATTENTION = ("attend", "attend_d")

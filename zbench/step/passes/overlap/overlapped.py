@@ -1,0 +1,52 @@
+"""A built step with the exchanges of its tensor-parallel groups beside their matmuls."""
+
+from dataclasses import replace
+from itertools import groupby
+
+from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED, ExchangeOverlap
+from zbench.step.layout import StepLayout
+from zbench.step.lists import ListTable
+from zbench.step.operations import Operations
+from zbench.step.passes.overlap.async_tp import async_tp
+from zbench.step.passes.overlap.commfuse import commfuse
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row, SegmentFinder, groups_of
+from zbench.step.passes.overlap.sliced import sliced
+from zbench.step.template import Step, Template
+
+
+def with_exchanges(step: Step, overlap: ExchangeOverlap) -> Step:
+    """Returns a step in which exchanges of hidden states and their gradients, of layers, go as `overlap` says; where
+    there are none, as with groups of one GPU, the step itself. In layers with experts these are attention's; what
+    experts exchange with tokens' homes stays as it is.
+
+    Slices end where parts of t do: a step that is built for them (zbench.step.passes.parts) has some that do.
+    """
+    if overlap.method == NONE:
+        return step
+    tables = [
+        ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
+        for layout in step.layouts
+    ]
+    templates = [_changed(one, step.layouts[one.layout], tables[one.layout], overlap) for one in step.templates]
+    layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
+    return replace(step, layouts=layouts, templates=tuple(templates))
+
+
+def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: ExchangeOverlap) -> Template:
+    """Returns a template with its segments as `overlap` says. lists: gets those of slices."""
+    rows: list[Row] = template.operations.rows().tolist()
+    segments = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.slices)
+    found: list[Row] = []
+    for is_part, run in groupby(rows, segments.is_part):
+        mine = list(run)
+        parts = segments.of_run(mine) if is_part else None
+        found += mine if parts is None else [row for one in parts for row in _operations(one, overlap)]
+    return replace(template, operations=Operations.of(found))
+
+
+def _operations(segment: ExchangeSegment, overlap: ExchangeOverlap) -> list[Row]:
+    if overlap.method == SLICED:
+        return sliced(segment)
+    if overlap.method == ASYNC_TP:
+        return async_tp(segment)
+    return commfuse(segment, overlap.transfers == RING)
