@@ -16,6 +16,8 @@ from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.passes.own_plans import own_plans
+from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel
 
@@ -94,11 +96,19 @@ class TokenParts:
         return segments(plan, 2 * at, 2 * at + 1)
 
 
-def tokens_of(plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel) -> tuple[TokenParts, ...]:
-    """Returns the tokens of every micro-batch, with the experts that a step's passes draw for them.
+_NONE = np.zeros(0, np.int64)
+NO_TOKENS = TokenParts(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, Mask())
 
-    degree: of tensor parallelism.
+
+def tokens_of(plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel) -> tuple[TokenParts, ...]:
+    """Returns the tokens of every micro-batch, with the experts that a step's passes draw for them; those of pipelines
+    as their step's layouts have them.
+
+    degree: of tensor parallelism, of plans without pipelines of their own.
     """
+    if plans[0].pipelines is not None:
+        degrees = PipelineShapes.of(plans[0].pipelines).tp
+        return tuple(TokenParts.of(plan, degrees[number]) for number, plan in own_plans(plans))
     found = []
     for plan in plans:
         routing = PlanParts(plan, model, degree, experts).routing
