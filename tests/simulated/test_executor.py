@@ -13,7 +13,7 @@ from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.stage import in_whole_steps
+from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
@@ -22,6 +22,7 @@ from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention, playable
 from zbench.simulator.totals import Carried
+from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
 
@@ -198,5 +199,21 @@ def test_pipelines_in_a_job_with_stages_of_its_own() -> None:
 
 def test_models_that_planners_have_pipelines_for() -> None:
     assert in_whole_steps(cost_of())
-    for model in ({"tied_embeddings": True}, {"num_experts": 2}, {"num_kv_heads": 1}, {"tensor_parallel": 2}):
+    for model in ({"num_experts": 2}, {"tensor_parallel": 2}):
         assert not in_whole_steps(cost_of(**model))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "told"),
+    [
+        ({"num_kv_heads": 1}, (2, 1), "tp has to divide model.num_kv_heads=1, of which whole steps cut even slices"),
+        ({"tied_embeddings": True}, (1, 2), "model.tied_embeddings is True, and of whole steps with a table on two"),
+    ],
+)
+def test_pipelines_that_whole_steps_have_not(model: dict[str, Any], shape: tuple[int, int], told: str) -> None:
+    cost = replace(cost_of(**model), pipelines=True)
+    for even, reason in ((False, ""), (True, told)):
+        found = refusal(*shape, replace(cost, even_slices=even))
+        assert found.startswith(reason)
+        assert bool(found) == even
+        assert (shape in offered_schemes(replace(cost, even_slices=even))) != even

@@ -85,7 +85,7 @@ class TorchWholeStep:
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
+        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
 
     @property
     def first_step(self) -> int:
