@@ -46,7 +46,7 @@ def _no_slices(tp: int, pp: int, model: Model) -> str:
 
 
 def in_whole_steps(cost: Cost) -> bool:
-    """Returns whether whole steps (zbench.step.passes.side_by_side) have pipelines that a planner chooses: those of a job
+    """Returns whether whole steps (zbench.step.passes.side_by_side) have pipelines that a planner chooses: in a job
     without tensor parallelism and stages of its own, of a model without experts. Which ones, `refusal` says."""
     return cost.model.num_experts == 1 and cost.tp == 1 and cost.pp == 1
 

@@ -3,16 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from zbench.describe.arrays import Ints
 from zbench.runtime.handlers.context import NO_WORDS, Context, TokenWords
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
-from zbench.runtime.steps.compiler import blocks, compile_step, start_of
+from zbench.runtime.steps.compiler import compile_step, start_of
 from zbench.runtime.steps.instructions import Compute, Forget, Instruction, Parts, Programs, TemplateProgram, holders
-from zbench.runtime.steps.presence import pairs_of
+from zbench.runtime.steps.resting import items_on
 from zbench.runtime.steps.tokens import NO_TOKENS, TokenParts
-from zbench.step.template import ACROSS, AT_HOME, Items, Step
+from zbench.step.template import Items, Step
 
 Slots = tuple[int, tuple[str, ...], tuple[Parts, ...]]  # a layout's number, the slots of a formula, the parts of each
 
@@ -94,33 +91,5 @@ class PreparedStep:
 
 
 def items_of(prepared: PreparedStep, items: Items) -> Iterator[tuple[int, int, list[int], Parts, Parts]]:
-    """Yields (tensor, layer, places, parts of both axes) of what a step's begins or ends name on the process's places;
-    those of a layer are counted from the stage of their pipeline that has it."""
-    step, layout = prepared.step, prepared.step.layouts[0]
-    for row in items.rows():
-        if layout.tensors[row[0]].layers == "none":
-            yield from ((row[0], 0, *named) for named in _named(prepared, row, np.arange(step.num_places)))
-            continue
-        known: dict[tuple[int, ...], list[tuple[list[int], Parts, Parts]]] = {}  # by the stages that have a layer
-        for layer in range(step.num_layers):
-            stages = tuple(step.shifts[:, layer].tolist())
-            if stages not in known:
-                known[stages] = list(_named(prepared, row, step.where(ACROSS, layer)))
-            yield from ((row[0], layer, *named) for named in known[stages])
-
-
-def _named(prepared: PreparedStep, row: Sequence[int], where: Ints) -> Iterator[tuple[list[int], Parts, Parts]]:
-    """Yields (places, parts of both axes) of an entry of items. where: the place that each one is that it names."""
-    layout, (tensor, _, places, list0, list1, *_) = prepared.step.layouts[0], row
-    numbers, width = pairs_of(layout, tensor, (list0, list1)), layout.shape(tensor)[1]
-    if places != AT_HOME:
-        cells = [(int(cell) // width, int(cell) % width) for cell in numbers]
-        there = [place for place in where[layout.lists[places]].tolist() if place in prepared.places]
-        for first, second in blocks(cells) if there else ():
-            yield there, first, second
-        return
-    home = where[layout.tensors[tensor].home[numbers]]
-    for place in prepared.places:
-        cells = [(int(cell) // width, int(cell) % width) for cell in numbers[home == place]]
-        for first, second in blocks(cells):
-            yield [place], first, second
+    """Yields what a step's begins or ends name on the process's places, as of zbench.runtime.steps.resting."""
+    return items_on(prepared.step, items, prepared.places)
