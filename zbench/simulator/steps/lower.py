@@ -43,7 +43,7 @@ class Lowered:
     table: int64 [10, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
     the first. queued: columns of them. producer, consumer: edges between hops, without those that queues imply.
     purpose: of each hop, the queue of its operation, an index into QUEUES. meetings: how many queues of meetings there
-    are. trains: of legs of collectives in pieces, as zbench.simulator.steps.trains has them.
+    are. trains: of legs of collectives in pieces, as zbench.simulator.steps.trains.clock has them.
     """
 
     table: Ints

@@ -29,7 +29,8 @@ class Occupancy(NamedTuple):
 def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int, trains: Ints = NO_TRAINS) -> Occupancy:
     """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0.
 
-    trains: as zbench.simulator.steps.trains has them; pieces that follow one another at once are one transfer here.
+    trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
+    here.
     """
     computes = np.flatnonzero((hops.link_a < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
     gpu = hops.queue_a[computes] // hops.queues

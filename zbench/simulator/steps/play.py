@@ -22,7 +22,7 @@ from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import occupancy_of
 from zbench.simulator.steps.program import StepParts, StepProgram, program
-from zbench.simulator.steps.trains import Unless, run_unless
+from zbench.simulator.steps.trains.clock import Unless, run_unless
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step

@@ -47,7 +47,7 @@ class StepProgram:
 
     begin: int64 [instances + 1], where those of each begin. table: their rows as in zbench.simulator.steps.expand,
     with queues of meetings numbered. kinds: of their operations. trains: of the pieces of collectives, as
-    zbench.simulator.steps.trains has them.
+    zbench.simulator.steps.trains.clock has them.
     """
 
     instances: tuple[PlayedInstance, ...]

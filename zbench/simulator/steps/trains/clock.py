@@ -4,8 +4,9 @@ Most hops of a step are pieces of its gathers and reductions. Those of one leg f
 nobody waits for any but the last: a **train**. Its pieces are not events of the loop. When a message wants the port,
 the pieces that came before the message are played then, in the order in which the loop would have; the rest, no sooner
 than somebody asks again. A train's last piece is an event, entered for the soonest that it can be and entered again as
-long as that turns out to be too soon. Where messages slow computes (Device.compute_slowdown), each piece does so as it
-begins: there all hops are events, in the other loop.
+long as that turns out to be too soon. Hops that take no link, computes and meetings, are no events either: when they
+run is known as soon as they wait for nothing more. Where messages slow computes (Device.compute_slowdown), each piece
+does so as it begins: there all hops are events, in the other loop.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,9 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
-from zbench.simulator.event_heap import comes_before, pop_event, push_event
+from zbench.simulator.event_heap import pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
-
-_SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers comes to, however they are rounded
+from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ def run_unless(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: U
     rows, waits, watched = of.rows, of.waits.copy(), np.zeros(len(of.waits), bool)
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
-    flow, timeline = (waits, state[0], times[1], times[2], longest), Timeline(*times)
+    flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
     if unless is not None:
         watched[unless.hops] = True
         watched[_before_last(trains)] = False  # which ends after these, and is the event of all
-        size = _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched)
+        size = _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if unless.stops(timeline):
             return None
-    _play(rows, of.following, flow, times, (trains, *state[1:]), ends, (heap, size), watched[:0])
+    _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
     return timeline
 
 
@@ -70,78 +70,14 @@ def _before_last(trains: Ints) -> Ints:
 
 
 @nb.njit(**IN_PLACE)
-def _settle(port, event, rows, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
-    """Plays the pieces of a port's trains that are served before an event; returns the train that ended, or -1.
-
-    state: on each port the first train under way, of each train the next one there, the next piece, when it can begin
-    and since when it waits.
-    """
-    front, behind, piece, when, since = state
-    start, release, done = times
-    while True:
-        best, hop = -1, -1
-        one = front[port]
-        while one >= 0:
-            number = trains[one, 0] + piece[one] * trains[one, 1]
-            if best < 0 or comes_before((when[one], since[one], number), (when[best], since[best], hop)):
-                best, hop = one, number
-            one = behind[one]
-        if best < 0 or not comes_before((when[best], since[best], hop), event):
-            return -1
-        a, b, k = rows.link_a[hop], rows.link_b[hop], rows.channels[hop]
-        both = max(links[a, k - 1], links[b, k - 1])
-        if both > when[best]:
-            when[best] = both
-            continue
-        start[hop] = when[best]
-        release[hop] = start[hop] + rows.busy[hop]
-        done[hop] = release[hop] + rows.latency[hop]
-        for channel in range(k):
-            links[a, channel] = release[hop]
-            links[b, channel] = release[hop]
-        piece[best] += 1
-        when[best] = release[hop]
-        since[best] = release[hop] if longest_waiting else 0.0
-        if piece[best] == trains[best, 2]:
-            return best
-
-
-@nb.njit(**IN_PLACE)
-def _leave(port, train, front, behind):  # type: ignore[no-untyped-def]
-    """Takes a train off its port."""
-    if front[port] == train:
-        front[port] = behind[train]
-        return
-    one = front[port]
-    while behind[one] != train:
-        one = behind[one]
-    behind[one] = behind[train]
-
-
-@nb.njit(**IN_PLACE)
-def _last(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-def]
-    """Returns the event of a train's last piece: as it is, or for the soonest that it can be."""
-    first, stride, count = trains[train]
-    hop = first + (count - 1) * stride
-    left = count - 1 - piece[train]
-    if left == 0:
-        return when[train], since[train], hop
-    least = min(busy[first], busy[hop])
-    for at in range(count - left - 1, count - 1):
-        least = min(least, busy[first + at * stride])
-    soonest = (when[train] + left * least) * _SOONER
-    return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
-
-
-@nb.njit(**IN_PLACE)
 def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
     state: the edges that each hop waits for, when it is ready, releases, when hops are done, whether who has waited
-    longest goes first.
+    longest goes first, and the stack of those that take no link.
     """
     next_a, next_b, next_pair, offsets, followers = following
-    waits, ready, release, done, longest_waiting = state
+    waits, ready, release, done, longest_waiting, stack = state
     for at in range(offsets[hop] - 3, offsets[hop + 1]):
         way = at - offsets[hop] + 3
         if way >= 3:
@@ -155,14 +91,17 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
         if follower >= 0:
             ready[follower] = max(ready[follower], when)
             waits[follower] -= 1
-            if waits[follower] == 0:
+            if waits[follower] == 0 and rows.link_a[follower] < 0:
+                stack[0] += 1
+                stack[stack[0]] = follower
+            elif waits[follower] == 0:
                 size = push_event(heap, size, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
     return size
 
 
 @nb.njit(cache=True)
 def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
-    """Returns the train that each hop is the first or last piece of, -1 of others, and the state of `_settle`."""
+    """Returns the train that each hop is the first or last piece of, -1 of others, and the state of `settle_port`."""
     train_of = np.full(num_hops, -1, np.int64)
     for train in range(len(trains)):
         train_of[trains[train, 0]] = train
@@ -174,20 +113,24 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns (start, release, done), (when hops are ready, and what `_started` returns), and the heap of the events
-    that wait for nothing with its size."""
+    """Returns (start, release, done), (when hops are ready, what `_started` returns, and the stack of hops without
+    links that wait for nothing), and the heap of the others that do with its size."""
     num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
+    stack = np.zeros(num_hops + 1, np.int64)  # how many there are, and they
     queue_free, queue_a, queue_b, slot = free[0], rows.queue_a, rows.queue_b, rows.slot
     for hop in range(num_hops):
         ready[hop] = queue_free[queue_a[hop], slot[hop]]
         if queue_b[hop] >= 0:
             ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
-        if waits[hop] == 0:
+        if waits[hop] == 0 and rows.link_a[hop] < 0:
+            stack[0] += 1
+            stack[stack[0]] = hop
+        elif waits[hop] == 0:
             size = push_event(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
     train_of, state = _started(num_hops, trains, len(free[1]))
-    return (start, release, done), (ready, train_of, state), heap, size
+    return (start, release, done), (ready, train_of, state, stack), heap, size
 
 
 @nb.njit(**ENTERED_IN_PLACE)
@@ -197,44 +140,51 @@ def _play(rows, following, flow, times, of_trains, free, events, watched):  # ty
     start, release, done = times
     trains, train_of, state = of_trains
     front, behind, piece, when, since = state
-    (queue_free, link_free), longest_waiting, left = free, flow[4], np.int64(0)
-    heap, size = events
+    (queue_free, link_free), ready, longest_waiting, stack = free, flow[1], flow[4], flow[5]
+    (heap, size), left = events, np.int64(0)
     for hop in range(len(watched)):
         left += watched[hop]
     if len(watched) and left == 0:
         return size
-    while size:
-        event = heap[0][0], heap[1][0], heap[2][0]
-        size = pop_event(heap, size)
-        begin, waited, hop = event
-        a, b, k, s, train = rows.link_a[hop], rows.link_b[hop], rows.channels[hop], rows.slot[hop], train_of[hop]
-        if train >= 0:
-            if hop == trains[train, 0]:
-                when[train], since[train] = begin, waited
-                behind[train], front[a // 2] = front[a // 2], train
-            if _settle(a // 2, event, rows, trains, state, link_free, times, longest_waiting) != train:
-                size = push_event(heap, size, _last(train, trains, piece, when, since, rows.busy))
-                continue
-            _leave(a // 2, train, front, behind)
-            begin = start[hop]
+    while size or stack[0]:
+        if stack[0]:  # nobody waits for anything that it holds but its queue's next, so it need not be an event
+            hop = stack[stack[0]]
+            stack[0] -= 1
+            start[hop] = begin = ready[hop]
+            release[hop] = begin + rows.busy[hop]
+            done[hop] = release[hop] + rows.latency[hop]
+            queue_free[rows.queue_a[hop], 0] = release[hop]
         else:
-            if a >= 0:
+            event = heap[0][0], heap[1][0], heap[2][0]
+            size = pop_event(heap, size)
+            begin, waited, hop = event
+            a, b, k, s, train = rows.link_a[hop], rows.link_b[hop], rows.channels[hop], rows.slot[hop], train_of[hop]
+            if train >= 0:
+                if hop == trains[train, 0]:
+                    when[train], since[train] = begin, waited
+                    behind[train], front[a // 2] = front[a // 2], train
+                if settle_port(a // 2, event, rows, trains, state, link_free, times, longest_waiting) != train:
+                    size = push_event(heap, size, last_event(train, trains, piece, when, since, rows.busy))
+                    continue
+                leave_port(a // 2, train, front, behind)
+                begin = start[hop]
+            else:
                 for link in (a, b):
                     if link >= 0 and front[link // 2] >= 0:
-                        _settle(link // 2, event, rows, trains, state, link_free, times, longest_waiting)
+                        settle_port(link // 2, event, rows, trains, state, link_free, times, longest_waiting)
                 both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
                 if both > begin:  # asks again when both are free; others may go first
                     size = push_event(heap, size, (both, waited, hop))
                     continue
-            start[hop] = begin
-            release[hop] = begin + rows.busy[hop]
-            done[hop] = release[hop] + rows.latency[hop]
-            for link in (a, b):
-                if link >= 0:
-                    take(link_free, link, k, s, release[hop])
-        take(queue_free, rows.queue_a[hop], k, s, release[hop])
-        if a >= 0 and b >= 0:
-            take(queue_free, rows.queue_b[hop], k, s, release[hop])
+                start[hop] = begin
+                release[hop] = begin + rows.busy[hop]
+                done[hop] = release[hop] + rows.latency[hop]
+                for link in (a, b):
+                    if link >= 0:
+                        take(link_free, link, k, s, release[hop])
+            take(queue_free, rows.queue_a[hop], k, s, release[hop])
+            if b >= 0:
+                take(queue_free, rows.queue_b[hop], k, s, release[hop])
         size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
         if left > 0 and watched[hop]:
             left -= 1

@@ -1,0 +1,1 @@
+"""Tests of zbench.simulator.steps.trains."""
