@@ -13,7 +13,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready, Workload
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
 from zbench.runtime.driver import (
     LIMITS,
@@ -27,7 +27,7 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.job.step_job import SWITCH, StepJob, StepReport
+from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.step_measured import step_loss, whole_step_result
@@ -87,7 +87,7 @@ class TorchWholeStep:
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = StepOverlap(self.window, self.gradient_bucket), cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
+        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property
     def first_step(self) -> int:

@@ -9,8 +9,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, StepResult
-from zbench.runtime.job.step_job import SWITCH, StepReport
+from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
+from zbench.runtime.job.step_job import StepReport
 from zbench.step.operations import QUEUES
 
 _WAITS = tuple(name for name in SECONDS_FOR if name.startswith("waiting_"))
@@ -47,7 +47,7 @@ def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], c
         exposed_seconds=exposed,
         nic_tx_bytes=np.sum(list(nic[0].values()), axis=0).tolist(),
         nic_rx_bytes=np.sum(list(nic[1].values()), axis=0).tolist(),
-        nvlink_bytes=sum(sent for name, sent in inside if name not in (*NOT_ON_NVLINK, SWITCH)),
+        nvlink_bytes=sum(sent for name, sent in inside if name not in NOT_ON_NVLINK),
         peak_bytes=peak.tolist(),
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran

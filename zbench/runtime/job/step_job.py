@@ -10,7 +10,6 @@ from zbench.runtime.clocks.events import Events
 from zbench.runtime.job.job import AdamW
 
 Sizes = tuple[int, int]  # bytes sent, bytes received
-SWITCH = "switch"  # beside queues: parameters and optimizer state that move where a step's strategy is another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,11 @@ class StepReport:
     loss: of the whole batch, None where it is another rank's. seconds: from the barrier to the end. spent: what they
     went to, by parts of zbench.interfaces.result.SECONDS_FOR, which sum to them. under_way: in which a message was to
     come. inside, across: bytes of messages inside the node and between nodes, by queue
-    (zbench.step.operations.QUEUES) or SWITCH. compiling: seconds before the step in which it became instructions.
+    (zbench.step.operations.QUEUES) or zbench.interfaces.result.SWITCH. compiling: seconds before the step in which it
+    became instructions.
     worst: the largest relative difference to the dense model and where, where it was asked for. began, events,
-    nic_series: as of zbench.runtime.job.job.Report. switching: seconds of the step that went to SWITCH.
+    nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
+    state moved, as its strategy is another one than that of the step before.
     """
 
     loss: float | None

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
+from zbench.interfaces.result import SWITCH
 from zbench.runtime.clocks.events import Events, Span
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
@@ -25,7 +26,7 @@ from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.job.job import RankSetup
-from zbench.runtime.job.step_job import SWITCH, Sizes, StepJob, StepReport
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
