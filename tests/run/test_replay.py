@@ -8,8 +8,8 @@ import pytest
 from zbench import __main__
 from zbench.record.record import Run, read
 from zbench.run.known import Unknown
+from zbench.run.parts import TORCH_WHOLE_STEP
 from zbench.run.replay import Replay
-from zbench.simulator.simulate import SimulatedAttention
 
 SMALL = ["tracker=none", "baseline=null", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "steps=2"]
 
@@ -25,7 +25,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) ->
 def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(tmp_path, monkeypatch, f"system={system}", f"parallel.tensor_parallel={tp}")
     replay = Replay.of(run)
-    executor = SimulatedAttention(replay.cost)
+    executor = replay.parts.executor
     for line in run.steps:
         batch, plans = replay.step(line)
         result = executor.step(batch, plans)
@@ -54,18 +54,20 @@ def test_a_step_of_stages_is_what_it_was(system: str, tmp_path: Path, monkeypatc
     for line in run.steps:
         batch, plans = replay.step(line)
         assert len(plans) == line["num_micro_batches"]
-        assert SimulatedAttention(replay.cost).step(batch, plans).seconds == line["seconds"]
+        assert replay.parts.executor.step(batch, plans).seconds == line["seconds"]
 
 
 def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ranks are real there are no pipelines, and check=exact computes in float64."""
+    """Where ranks are real whole steps alone have pipelines, and check=exact computes in float64."""
     run = recorded(tmp_path, monkeypatch, "system=ring")
     run.start["facts"]["simulated"] = False
     run.start["config"]["check"] = ["exact"]
     cost = Replay.of(run).cost
     assert (cost.pipelines, cost.model.element_bytes) == (False, 8)
+    run.start["config"]["executor"] = {"_target_": TORCH_WHOLE_STEP}
+    assert Replay.of(run).cost.pipelines
 
 
 def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

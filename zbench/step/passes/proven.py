@@ -27,7 +27,7 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: how far ahead parameters
     are gathered, and gradients' buckets; experts: how those of a model that has some are laid out and chosen.
-    memory_bytes: of a GPU, None if nothing has to fit. pipelines: whether plans may have pipelines.
+    memory_bytes: of a GPU, None if nothing has to fit.
 
     Raises:
         ValueError: there are no such steps.
@@ -41,7 +41,6 @@ class ProvenSteps:
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     memory_bytes: float | None = None
-    pipelines: bool = False
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -67,10 +66,6 @@ class ProvenSteps:
             ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        if plans[0].pipelines is not None and not self.pipelines:
-            raise ValueError(
-                f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
-            )
         if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
             raise ValueError(
                 f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
