@@ -278,4 +278,4 @@ def test_a_recorded_run_is_replayed_with_its_choice(tmp_path: Path, monkeypatch:
     replay = Replay.of(theirs)
     for line in theirs.steps:
         batch, plans = replay.step(line)
-        assert SimulatedAttention(replay.cost).step(batch, plans).seconds == line["seconds"]
+        assert replay.parts.executor.step(batch, plans).seconds == line["seconds"]
