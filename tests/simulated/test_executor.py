@@ -13,6 +13,7 @@ from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.cost.memory import peak_bytes
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
@@ -189,6 +190,16 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     assert sum(spent.values()) == pytest.approx(np.full(8, result.seconds), rel=1e-12)
     assert result.attention_seconds == pytest.approx(other.attention_seconds, rel=1e-6)
     assert result.linear_seconds == pytest.approx(other.linear_seconds, rel=0.02)
+
+
+def test_pipelines_parameters_and_gradients_stay_for_the_step_with_every_sharding() -> None:
+    """In what is played and in what planners reckon: ZeRO-2 and 3 need the memory that ZeRO-1 does."""
+    found = []
+    for sharding in ("zero1", "zero2", "zero3"):
+        cost = replace(cost_of(sharding=sharding), pipelines=True, even_slices=True)
+        plans = Hydraulis(cost, tp_pp_pairs=[[2, 2], [1, 1]]).plan(BATCH)
+        found.append((Simulated(cost).step(BATCH, plans).peak_bytes, peak_bytes(plans, cost).tolist()))
+    assert found[0] == found[1] == found[2]
 
 
 def test_pipelines_in_a_job_with_stages_of_its_own() -> None:

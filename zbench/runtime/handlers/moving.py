@@ -3,7 +3,7 @@
 Every process knows both steps, so each knows all moves, and does its own: what a place has already stays, what it lacks
 comes from a place that has it, in a message for each pair of places and tensor. Of several that have it place p asks
 number p, counted round, in the order of places. Tensor follows tensor, in one order everywhere, so nothing deadlocks,
-and no more than one is there twice.
+and what was sent is waited for a few tensors later, so that few of them are there twice.
 """
 
 from bisect import bisect_left
@@ -85,6 +85,7 @@ class Mover:
         same steps."""
         for key in keys:
             self._move(key, before, after)
+            self.messages.turn()
         self.board.wait()
         self.messages.settle()
         self.board.resume()
