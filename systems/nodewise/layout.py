@@ -55,7 +55,7 @@ def make_plan(layout: Layout, lengths: Ints, seqs: Ints, cost: Cost, chunks: int
     """
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths, num_ranks, cost.model.num_heads, cost.model.mask, sequences=seqs)
-    layer = Layer(builder, chunks, pairs)
+    layer = Layer(builder, cost.model.num_heads // cost.model.num_kv_heads, chunks, pairs)
     ranks = num_ranks // len(layout.nodes)
     rank = np.full(len(lengths), -1, np.int64)
     for n, node in enumerate(layout.nodes):

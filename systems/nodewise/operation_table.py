@@ -51,24 +51,29 @@ class CutSequence(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Holds a chunk of every GPU's heads, [lo, hi), int64 [P] each, and its number."""
+    """Holds a chunk of every GPU's heads, [lo, hi), int64 [P] each, those whose keys it brings, and its number.
+
+    Heads that share a kv head may be in several chunks: the first of them brings the keys of all.
+    """
 
     lo: Ints
     hi: Ints
+    kv_lo: Ints
+    kv_hi: Ints
     number: int
 
 
 @nb.njit(cache=True)
-def group(sharers: Sharers, cut: int, number: int) -> Table:
+def group(sharers: Sharers, cut: int, number: int, queries: int) -> Table:
     """Makes the operations of whole sequences whose heads some GPUs share: exchanged, attended to, sent home.
 
-    cut: of a GPU's heads (zbench.systems.nodewise.chunks). number: of the first chunk.
+    cut: of a GPU's heads (zbench.systems.nodewise.chunks). number: of the first chunk. queries: heads a kv head.
     """
     ends, count = _ends(sharers.heads, cut), len(sharers.ranks)
-    chunks = len(ends) - 1
+    keys, chunks = _with_whole_keys(ends, queries), len(ends) - 1
     table, at = np.empty(chunks * count * (3 * (count - 1) + 1), OPERATION), 0
     for c in range(chunks):
-        chunk = Chunk(ends[c], ends[c + 1], number + c)
+        chunk = Chunk(ends[c], ends[c + 1], keys[c], keys[c + 1], number + c)
         at = _exchange(table, at, sharers, chunk, GROUP_OUT)
         at = _attend(table, at, sharers, chunk, sharers.together, _turn(GROUP, chunk.number, 0))
         at = _send_home(table, at, sharers, chunk, _turn(GROUP, chunk.number, 1))
@@ -76,12 +81,13 @@ def group(sharers: Sharers, cut: int, number: int) -> Table:
 
 
 @nb.njit(cache=True)
-def cut_sequence(shards: CutSequence, sees: Flags, keys: Ints, cut: int) -> Table:
+def cut_sequence(shards: CutSequence, sees: Flags, keys: Ints, cut: int, queries: int) -> Table:
     """Makes the operations of a sequence in several shards.
 
     Of every shard these are its exchange, keys from other shards, attends, and the way home. sees: bool [shards,
     shards], which others a shard sees. keys: int64 [shards, shards], by how many places before it another shard is: the
-    name of the list of keys that a shard attends to in that turn, -1 where they are part of a later turn's.
+    name of the list of keys that a shard attends to in that turn, -1 where they are part of a later turn's. cut,
+    queries: as in `group`.
     """
     count, size = shards.ranks.shape
     most = count * size * (3 * (size - 1) + 1 + 2 * (count - 1))
@@ -89,8 +95,9 @@ def cut_sequence(shards: CutSequence, sees: Flags, keys: Ints, cut: int) -> Tabl
     for r in range(count):
         own = _one_of(shards, r)
         ends = _ends(own.heads, cut)
+        key_ends = _with_whole_keys(ends, queries)
         for c in range(len(ends) - 1):
-            chunk = Chunk(ends[c], ends[c + 1], c)
+            chunk = Chunk(ends[c], ends[c + 1], key_ends[c], key_ends[c + 1], c)
             at = _exchange(table, at, own, chunk, SHARD_OUT)
             at = _attend(table, at, own, chunk, own.together, _turn(OWN, c, 0))
             for turn in range(1, count):
@@ -151,6 +158,17 @@ def _ends(heads: Ints, cut: int) -> Ints:
 
 
 @nb.njit(cache=True)
+def _with_whole_keys(ends: Ints, queries: int) -> Ints:
+    """Returns `ends` moved up so that heads of one kv head that a GPU has are in one chunk: int64 [chunks + 1, P]."""
+    out = ends.copy()
+    for c in range(1, len(ends) - 1):
+        for p in range(ends.shape[1]):
+            if ends[c, p] > ends[0, p]:
+                out[c, p] = min((ends[c, p] + queries - 1) // queries * queries, ends[-1, p])
+    return out
+
+
+@nb.njit(cache=True)
 def _write(
     operation: Record,
     turn: int,
@@ -196,9 +214,10 @@ def _exchange(table: Table, at: int, own: Sharers, chunk: Chunk, phase: int) -> 
         for step in range(1, count):
             for here in range(count):
                 to = _partner(here, step, count)
-                if chunk.hi[to] > chunk.lo[to]:
-                    ranks, heads = (own.ranks[here], own.ranks[to]), (chunk.lo[to], chunk.hi[to])
-                    _write(table[at], turn, (TRANSFER, tensor), ranks, heads, (own.blocks[here], -1))
+                lo, hi = (chunk.kv_lo[to], chunk.kv_hi[to]) if tensor == KV else (chunk.lo[to], chunk.hi[to])
+                if hi > lo:
+                    ranks = (own.ranks[here], own.ranks[to])
+                    _write(table[at], turn, (TRANSFER, tensor), ranks, (lo, hi), (own.blocks[here], -1))
                     at += 1
     return at
 
@@ -207,8 +226,8 @@ def _exchange(table: Table, at: int, own: Sharers, chunk: Chunk, phase: int) -> 
 def _fetch(table: Table, at: int, own: Sharers, other: Sharers, chunk: Chunk, turn: int) -> int:
     """Adds the transfers of another shard's keys, each from the GPU in the same place of its node."""
     for p in range(len(own.ranks)):
-        if chunk.hi[p] > chunk.lo[p]:
-            ranks, heads = (other.ranks[p], own.ranks[p]), (chunk.lo[p], chunk.hi[p])
+        if chunk.kv_hi[p] > chunk.kv_lo[p]:
+            ranks, heads = (other.ranks[p], own.ranks[p]), (chunk.kv_lo[p], chunk.kv_hi[p])
             _write(table[at], turn, (TRANSFER, KV), ranks, heads, (other.together, -1))
             at += 1
     return at

@@ -62,12 +62,13 @@ class Layer:
     """Collects a plan's operations with the turns in which queues serve them.
 
     `done` gives them to the builder: those of the forward (keep 0), then those of the backward, as a forward too (keep
-    1). chunks: in how many parts the heads of a GPU are exchanged and attended to at most, of shards of cut sequences.
-    pairs: whether shards attend to the keys of two others in one call of the backward, which has them from the start.
+    1). queries: heads a kv head. chunks: in how many parts the heads of a GPU are exchanged and attended to at most, of
+    shards of cut sequences. pairs: whether shards attend to the keys of two others in one call of the backward, which
+    has them from the start.
     """
 
-    def __init__(self, builder: Builder, chunks: int, pairs: bool = False) -> None:
-        self.builder, self.chunks, self.pairs = builder, chunks, pairs
+    def __init__(self, builder: Builder, queries: int, chunks: int, pairs: bool = False) -> None:
+        self.builder, self.queries, self.chunks, self.pairs = builder, queries, chunks, pairs
         self.tables: tuple[list[Table], list[Table]] = ([], [])
 
     def done(self) -> None:
@@ -98,7 +99,7 @@ class Layer:
         for direction in (FORWARD, BACKWARD):
             number = 0  # of the next chunk
             for one, cut in zip(sharers, cuts[direction].tolist(), strict=True):
-                self.tables[direction].append(operation_table.group(one, cut, number))
+                self.tables[direction].append(operation_table.group(one, cut, number, self.queries))
                 number += len(chunk_bounds(cut)) - 1
 
     def cut(self, shards: Sequence[Shared], sees: Flags) -> None:
@@ -113,7 +114,7 @@ class Layer:
         for direction in (FORWARD, BACKWARD):
             cut = shard_cut(self.chunks, direction)
             keys = self._keys(together, sees, PAIR if self.pairs and direction == BACKWARD else 1)
-            self.tables[direction].append(operation_table.cut_sequence(together, sees, keys, cut))
+            self.tables[direction].append(operation_table.cut_sequence(together, sees, keys, cut, self.queries))
 
     def _keys(self, shards: CutSequence, sees: Flags, most: int) -> Ints:
         """Keys as operation_table.cut_sequence takes them: of `most` shards that one sees the last turn has all."""

@@ -144,9 +144,12 @@ def test_a_published_group_is_shown_alone(monkeypatch: pytest.MonkeyPatch, capsy
     assert "all blind" not in said
 
 
-def test_a_group_is_of_the_simulated_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(monkeypatch, "--group", "magi", "--clock", "whole_step") == 2
-    told = "--group is magi; --clock whole_step plays training steps alone, so it takes no --group beside it"
+@pytest.mark.parametrize("clock", ["simulated", "simulated_attention"])
+def test_a_group_of_attention_has_no_clock_of_steps(
+    clock: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, "--group", "magi", "--clock", clock) == 2
+    told = f"--group is magi; --clock {clock} is of training steps, so it takes no --group beside it"
     assert capsys.readouterr().err == f"zbench: {told}\n"
 
 

@@ -1,4 +1,4 @@
-"""Whole steps with stages on their own clock beside today's simulated step: seconds of both, and memory by stage.
+"""Whole steps with stages on their own clock beside attention's clock: seconds of both, and memory by stage.
 
 python -m tests.bench.stages     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
 python -m tests.bench.stages all # four of its micro-batches: all layers as one program, and with layers left out
@@ -33,7 +33,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
-Played = tuple[Batch, tuple[Plan, ...], Cost, Step, tuple[Plan, ...]]  # today's, and the step with its plans
+Played = tuple[Batch, tuple[Plan, ...], Cost, Step, tuple[Plan, ...]]  # attention's, and the step with its plans
 
 
 def planned(system: str) -> tuple[Batch, tuple[Plan, ...], Cost]:
@@ -55,14 +55,14 @@ def sliced() -> Played:
     batch, given, cost = planned("zeppelin")
     alone = make_cost(cost.gpus.cluster, replace(cost.gpus.model, pipeline_parallel=1))
     one = Pipelines(*(np.array([value], np.int64) for value in (0, 8, 4)))
-    today, own = [], []
+    attention, own = [], []
     for plan in given:
-        for found, ranks, heads in ((today, 32, 32), (own, 1, 4)):
+        for found, ranks, heads in ((attention, 32, 32), (own, 1, 4)):
             builder = Builder(plan.lengths, ranks, heads, sequences=plan.sequences)
             local(builder, np.arange(len(plan.lengths)), np.zeros(len(plan.lengths), np.int64))
             found.append(reverse(builder.build(), "keep"))
     step = whole_step(alone.model, own, 8, "1", stages=4)
-    return batch, tuple(plan.with_(pipelines=one) for plan in today), alone, step, tuple(own)
+    return batch, tuple(plan.with_(pipelines=one) for plan in attention), alone, step, tuple(own)
 
 
 def gibs(peak: np.ndarray, stages: int) -> str:
@@ -72,7 +72,7 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 def row(name: str, of: Played) -> None:
     batch, plans, cost, step, own = of
     prove_step(step)
-    today, begin = SimulatedAttention(cost).step(batch, plans), process_time()
+    older, begin = SimulatedAttention(cost).step(batch, plans), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
@@ -80,9 +80,9 @@ def row(name: str, of: Played) -> None:
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(
-        f"| {name} | {today.seconds:.3f} | {played.seconds:.3f} ({played.seconds / today.seconds - 1:+.1%}) | "
+        f"| {name} | {older.seconds:.3f} | {played.seconds:.3f} ({played.seconds / older.seconds - 1:+.1%}) | "
         f"{quick / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
-        f"{gibs(np.array(today.peak_bytes), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
+        f"{gibs(np.array(older.peak_bytes), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
         flush=True,
     )
 
@@ -114,8 +114,8 @@ if __name__ == "__main__":
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
         all_layers()
     else:
-        words = ["plans", "today, s", "step", "no links", "none", "no gathers", "no reductions"]
-        words += ["GiB by stage, today", "GiB by stage, step", "CPU ms of the clock"]
+        words = ["plans", "older, s", "step", "no links", "none", "no gathers", "no reductions"]
+        words += ["GiB by stage, formula", "GiB by stage, step", "CPU ms of the clock"]
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
         for name in ("zeppelin", "ring", "local_packing"):
             row(f"{name}, a node a stage", staged(name))

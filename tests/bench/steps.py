@@ -1,14 +1,14 @@
-"""Whole steps on their own clock beside today's simulated step: seconds of the step, and how long each takes to tell.
+"""Whole steps beside executor=simulated_attention, the older clock: seconds of the step, and what each takes to tell.
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
 python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
 python -m tests.bench.steps 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
 
-Both are simulated. In brackets: over today's. `no links`: with links a thousand times as fast, over today's with the
+Both are simulated. In brackets: over older. `no links`: with links a thousand times as fast, over older with the
 same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
 alone and beside the other and attention, is told. Attention's bytes through every NIC are asserted to be the plans'.
 
-`times` are means over batches that were not seen before, milliseconds of a core; today's proof and simulated step of
+`times` are means over batches that were not seen before, milliseconds of a core; the older clock's proof and step of
 each batch follow its whole step, so that what else the machine does meanwhile is in both.
 """
 
@@ -94,7 +94,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 def row(system: str, workload: str, zero: str) -> None:
     batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
-    today, simulated = timed(lambda: SimulatedAttention(cost).step(batch, plans))
+    older, simulated = timed(lambda: SimulatedAttention(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
     _, proven = timed(lambda: prove_step(step))
     played, clocked = timed(lambda: play_step(step, plans, cost))
@@ -105,8 +105,8 @@ def row(system: str, workload: str, zero: str) -> None:
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
     alone = SimulatedAttention(fast).step(batch, plans).seconds
     print(
-        f"| {system} | {workload} | {zero} | {len(plans)} | {today.seconds:.3f} | {played.seconds:.3f} "
-        f"({played.seconds / today.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / today.seconds - 1:+.1%}) | "
+        f"| {system} | {workload} | {zero} | {len(plans)} | {older.seconds:.3f} | {played.seconds:.3f} "
+        f"({played.seconds / older.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / older.seconds - 1:+.1%}) | "
         f"{others[1] / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
         f"{verified:.0f} + {simulated:.0f} | {built:.0f} + {proven:.0f} + "
         f"{clocked:.0f} |",
@@ -136,10 +136,10 @@ def times(system: str, workload: str) -> None:
         step_memory(parts)
         marks.append(process_time())
         spent.append(np.diff(marks))
-    build, proof, play, today, lowering, account = 1e3 * np.mean(spent[1:], axis=0)
+    build, proof, play, older, lowering, account = 1e3 * np.mean(spent[1:], axis=0)
     whole = build + proof + play
-    told = [today, build, proof, lowering, play - lowering - account, account, whole]
-    print(f"| {system} | {workload} | {' | '.join(f'{one:.1f}' for one in told)} | {whole / today:.1f} |", flush=True)
+    told = [older, build, proof, lowering, play - lowering - account, account, whole]
+    print(f"| {system} | {workload} | {' | '.join(f'{one:.1f}' for one in told)} | {whole / older:.1f} |", flush=True)
 
 
 def large() -> None:
@@ -171,22 +171,22 @@ if __name__ == "__main__":
         words = [
             "system",
             "workload",
-            "today",
+            "older",
             "build",
             "proof",
             "lowering",
             "clock",
             "account",
             "whole step",
-            "over today",
+            "over older",
         ]
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
         for system in sys.argv[2:] or SYSTEMS:
             for workload in TIMED:
                 times(system, workload)
     else:
-        words = ["system", "workload", "ZeRO", "batches", "today, s", "step", "longest waiting", "no links", "none"]
-        words += ["no gathers", "no reductions", "today, ms", "step, ms"]
+        words = ["system", "workload", "ZeRO", "batches", "older, s", "step", "longest waiting", "no links", "none"]
+        words += ["no gathers", "no reductions", "older, ms", "step, ms"]
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
         for system in sys.argv[1:] or SYSTEMS:
             for workload in WORKLOADS:

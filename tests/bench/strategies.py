@@ -3,8 +3,8 @@
 python -m tests.bench.strategies [tokens_per_gpu ...]   # a800_4x8, llama_7b, longtail_128k; about a minute
 
 All of it is simulated. Plans are made for each choice, so that a system's micro-batches follow the memory that it has.
-`today` is executor=simulated_attention, `step` executor=simulated; in brackets over today's. `no links`: with links a
-thousand times as fast, over today's with the same.
+`older` is executor=simulated_attention, `step` executor=simulated; in brackets over older. `no links`: with links a
+thousand times as fast, over older with the same.
 """
 
 import sys
@@ -46,12 +46,12 @@ def row(system: str, sharding: str, recompute: str, tokens: int) -> str:
     """Returns a row of the table."""
     batch, plans, cost = case(system, sharding, recompute, tokens)
     fast = make_cost(faster(cost.cluster), cost.model)
-    today, step = (made(cost).step(batch, plans) for made in (SimulatedAttention, Simulated))
+    older, step = (made(cost).step(batch, plans) for made in (SimulatedAttention, Simulated))
     alone, free = (made(fast).step(batch, plans).seconds for made in (SimulatedAttention, Simulated))
-    by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (today, step)]
+    by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (older, step)]
     return (
-        f"| {system} | {sharding} | {recompute} | {len(plans)} | {today.seconds:.3f} | {step.seconds:.3f} "
-        f"({step.seconds / today.seconds - 1:+.1%}) | {free / alone - 1:+.2%} | {by[0][0]:.1f} to {by[0][1]:.1f} | "
+        f"| {system} | {sharding} | {recompute} | {len(plans)} | {older.seconds:.3f} | {step.seconds:.3f} "
+        f"({step.seconds / older.seconds - 1:+.1%}) | {free / alone - 1:+.2%} | {by[0][0]:.1f} to {by[0][1]:.1f} | "
         f"{by[1][0]:.1f} to {by[1][1]:.1f} ({by[1][1] / by[0][1] - 1:+.1%}) |"
     )
 
@@ -65,7 +65,9 @@ def rows(counts: list[int]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("| system | sharding | recompute | micro-batches | today, s | step, s | no links | GiB, today | GiB, step |")
+    print(
+        "| system | sharding | recompute | micro-batches | older, s | step, s | no links | GiB, formula | GiB, step |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for one in rows([int(one) for one in sys.argv[1:]] or list(TOKENS)):
         print(one, flush=True)

@@ -1,4 +1,4 @@
-"""Seconds to build and to prove whole steps, beside today's proof of their attention alone.
+"""Seconds to build and to prove whole steps, beside the proof of their attention alone.
 
 Not collected by default: `make bench`. Operations and touches are asserted: they are a function of the code alone.
 """

@@ -14,8 +14,9 @@ from zbench.record.record import read
 def record(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of two whole steps, then one by the other clock."""
     folder = tmp_path_factory.mktemp("critical")
-    made(folder, "system=ring", "executor=simulated", "workload=prolong64k", "baseline=null")
-    return made(folder, "system=ring", "workload=prolong64k", "baseline=null", "steps=1")
+    made(folder, "system=ring", "workload=prolong64k", "baseline=null")
+    settings = ["executor=simulated_attention", "workload=prolong64k", "baseline=null", "steps=1"]
+    return made(folder, "system=ring", *settings)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -305,7 +305,7 @@ def test_a_group_s_own_keys_are_told_by_their_names(here: Path, monkeypatch: pyt
     assert call(monkeypatch, "system=ring", *SMALL, *words, "out=r.jsonl") == 0
     (own,) = recorded()
     assert rows([own])[0]["model"] == "tiny sharding=zero3 sharding.window=2"
-    assert (rows([own])[0]["executor"], own.start["config"]["executor"].keys()) == ("whole_step", {"_target_"})
+    assert (rows([own])[0]["executor"], own.start["config"]["executor"].keys()) == ("simulated", {"_target_"})
 
 
 def test_help_lists_groups_and_keys(

@@ -164,8 +164,8 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("overrides", "each"),
     [
-        ((), 25),
-        (("executor=simulated",), 25 + 12 * 400),
+        (("executor=simulated_attention",), 25),
+        ((), 25 + 12 * 400),
         (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 400),
         (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
     ],

@@ -99,7 +99,7 @@ def test_what_was_measured_has_a_table_of_its_own(capsys: pytest.CaptureFixture[
     """The records of the desk: the same steps measured and simulated; who is compared has to be in them."""
     path = str(Path(__file__).parents[2] / "results" / "paper" / "desk_systems.jsonl")
     found = cells_by_world(read(path)[0])
-    assert [kind for _, _, kind in found] == ["measured, executor desk", "simulated"]
+    assert [kind for _, _, kind in found] == ["measured, executor desk", "simulated, executor simulated_attention"]
     measured, simulated = (worlds["nominal"]["nodewise"] for worlds in found.values())
     assert measured.keys() == simulated.keys()
     assert all(measured[name].seconds != simulated[name].seconds for name in measured)
@@ -119,14 +119,14 @@ def test_each_simulated_executor_has_a_table_of_its_own() -> None:
         made.start["facts"]["simulated"] = True
         return made
 
-    plain = one("a", "simulated", "zbench.simulator.simulate.SimulatedAttention", 2.0)
-    whole = one("b", "whole_step", "zbench.simulated.executor.Simulated", 3.0)
-    for runs in ([plain, whole], [whole, plain]):
+    attention = one("a", "simulated_attention", "zbench.simulator.simulate.SimulatedAttention", 2.0)
+    whole = one("b", "simulated", "zbench.simulated.executor.Simulated", 3.0)
+    for runs in ([attention, whole], [whole, attention]):
         found = {kind: cells["nominal"] for (_, _, kind), cells in cells_by_world(runs).items()}
-        assert found.keys() == {"simulated", "simulated, executor whole_step"}
+        assert found.keys() == {"simulated", "simulated, executor simulated_attention"}
         seconds = {kind: cell.seconds for kind, of in found.items() for cell in next(iter(of.values())).values()}
-        assert seconds == {"simulated": (2.0, 2.0), "simulated, executor whole_step": (3.0, 3.0)}
-    assert [kind for _, _, kind in cells_by_world([whole])] == ["simulated, executor whole_step"]
+        assert seconds == {"simulated": (3.0, 3.0), "simulated, executor simulated_attention": (2.0, 2.0)}
+    assert [kind for _, _, kind in cells_by_world([attention])] == ["simulated, executor simulated_attention"]
 
 
 def test_runs_of_other_settings_have_tables_of_their_own() -> None:

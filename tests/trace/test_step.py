@@ -1,4 +1,4 @@
-"""A step's trace beside the record of the step."""
+"""A step's trace beside the record of the step, as executor=simulated_attention plays it."""
 
 import json
 from itertools import pairwise
@@ -12,6 +12,8 @@ from zbench.run.replay import Replay
 from zbench.runtime.clocks.events import REDUCE
 from zbench.trace.step import events
 from zbench.trace.tracks import GATHER, SHOWN, sharing_track, titles
+
+ATTENTION = "executor=simulated_attention"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ from zbench.trace.tracks import GATHER, SHOWN, sharing_track, titles
 )
 def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) -> None:
     """With parameters, gradients and the optimizer, over micro-batches and pipelines; nothing reaches beyond it."""
-    (run,) = read(made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1"))[0]
+    (run,) = read(made(tmp_path, ATTENTION, *settings, "workload=wikipedia", "baseline=null", "steps=1"))[0]
     replay = Replay.of(run)
     _, plans = replay.step(run.steps[0])
     found = list(events(plans, replay.cost))
@@ -48,7 +50,7 @@ def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) ->
 def test_tracks_of_a_tensor_parallel_model_name_all_of_its_gpus_and_nics(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     settings = ["system=ring", "parallel.tensor_parallel=2", "cluster.nics_per_node=4", "cluster.gpus_per_node=4"]
-    made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1", f"trace={path}")
+    made(tmp_path, ATTENTION, *settings, "workload=wikipedia", "baseline=null", "steps=1", f"trace={path}")
     named = [one for one in json.loads(path.read_text())["traceEvents"] if one["name"] == "thread_name"]
     tracks = [one["args"]["name"] for one in named if one["pid"] == 1]
     assert tracks[:2] == ["GPUs 4-5", "GPUs 6-7"]
@@ -62,7 +64,7 @@ def test_tracks_of_a_tensor_parallel_model_name_all_of_its_gpus_and_nics(tmp_pat
 def test_no_two_events_of_a_track_overlap(system: str, channels: int, tmp_path: Path) -> None:
     """A NIC's messages are on a track a channel and direction, and all of its bytes are on them."""
     settings = [f"system={system}", f"cluster.nic_channels={channels}", "model=desk", "tokens_per_gpu=256"]
-    (run,) = read(made(tmp_path, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
+    (run,) = read(made(tmp_path, ATTENTION, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
     replay = Replay.of(run)
     _, plans = replay.step(run.steps[0])
     cluster = replay.cost.cluster
@@ -99,7 +101,7 @@ def test_links_inside_nodes_with_domains_have_tracks_with_all_of_their_bytes(sys
         "model=desk",
         "tokens_per_gpu=256",
     ]
-    (run,) = read(made(tmp_path, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
+    (run,) = read(made(tmp_path, ATTENTION, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
     replay = Replay.of(run)
     _, plans = replay.step(run.steps[0])
     named = titles(replay.cost.cluster, 0)

@@ -82,11 +82,13 @@ def play_world(question: Question, played: Played, world: str) -> None:
 
 
 def worlds_of(question: Question, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, what it changes) of those worlds that the machine has."""
+    """Yields (name, what it changes) of those worlds that the machine has and whole steps can be in: what they hide of
+    collectives is played, and nothing that a world says."""
+    nominal = question.parts().nominal
     for name in names:
-        parts = question.parts(world=name)
-        if name != NOMINAL and parts.world.missing(parts.nominal) is None:
-            yield name, parts.world.told(parts.nominal)
+        world = question.world(name)
+        if name != NOMINAL and world.overlap_collectives is None and world.missing(nominal) is None:
+            yield name, world.told(nominal)
 
 
 def _line(parts: Parts, number: int, system: System) -> Line:

@@ -13,7 +13,7 @@ from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.strategy import STRATEGY_GROUPS, with_model_fields
-from zbench.describe.worlds import NOMINAL
+from zbench.describe.worlds import NOMINAL, World
 from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml, make_part
 from zbench.run.yaml_units import check_units
@@ -76,6 +76,11 @@ class Question:
             self.made[name] = self._parts(model or {}) if world == NOMINAL else self._world(model or {}, world)
         return self.made[name]
 
+    def world(self, name: str) -> World:
+        """Returns a world of conf/world."""
+        world: World = make_part(from_yaml, OmegaConf.create({"world": _yaml("world", name)}), "world")
+        return world
+
     def _parts(self, model: Mapping[str, Any]) -> Parts:
         config = self.config.copy()
         for group, keys in with_model_fields(config, model).items():
@@ -84,8 +89,7 @@ class Question:
 
     def _world(self, model: Mapping[str, Any], name: str) -> Parts:
         """Returns the nominal parts as they are in another world."""
-        nominal = self.parts(model)
-        world = make_part(from_yaml, OmegaConf.create({"world": _yaml("world", name)}), "world")
+        nominal, world = self.parts(model), self.world(name)
         machine = world.of(nominal.nominal)
         cost = make_cost(*machine)
         executor = replace(nominal.executor, cost=cost)  # type: ignore[type-var]

@@ -3,8 +3,8 @@
 Published: the model, the cluster, 512 documents of at most 192K tokens a step, longer ones dropped, 28 GB of every
 GPU's 40 as the planners' budget, and how the public code packs the two baselines. Not published: which documents a
 step had. Here a step is the mean of BATCHES drawn from the histogram of the same million documents
-(conf/workload/wikipedia.yaml). Not published either: how much of ZeRO-3's collectives is hidden. Each step is predicted
-twice, as the simulator hides them, and with nothing hidden.
+(conf/workload/wikipedia.yaml). Not published either: how much of ZeRO-3's collectives is hidden. A clock
+hides them as far as it can; SimulatedAttention predicts each step once more, with nothing hidden.
 """
 
 from dataclasses import replace
