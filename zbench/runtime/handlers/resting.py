@@ -1,5 +1,5 @@
-"""What rests on places between two steps: parameters and optimizer state, as the one before has left them, and as the
-next one wants them.
+"""Parameters and optimizer state rest on places between two steps: as the one before has left them, and as the next one
+wants them.
 
 Steps differ where the strategy does, as with pipelines that are others for the next batch. Then what rests has other
 places and is cut otherwise; elements of whole parameters, flat, are what both have in common.
@@ -25,7 +25,7 @@ Piece = tuple[int, Parts, Parts]  # a place, and the cells there of two lists of
 
 @dataclass(frozen=True)
 class Resting:
-    """What rests on all places before or after a step. parts: of its first layout; items: its begins or ends."""
+    """The items that rest on all places before or after a step. parts: of its first layout; items: its begins or ends."""
 
     step: Step
     holder: tuple[int, ...]
