@@ -1,7 +1,10 @@
-"""A rank of executor=torch_whole_step that shows what rests on it after a step."""
+"""Ranks of executor=torch_whole_step: one that shows what rests on it after a step, one that dies in a change."""
 
+import os
+import signal
 from typing import Any
 
+from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.stepping.rank import SteppingRank
 from zbench.runtime.steps.resting import items_on
 
@@ -19,3 +22,15 @@ class RestingRank(SteppingRank):
                 fields = self.runner.stores[place].read(rest.parts.key(tensor, layer), of, first, second)
                 found.append((name, layer, first, second, [one.clone() for one in fields]))
         return found
+
+
+class LeavingRank(SteppingRank):
+    """Is killed, as number 1, when the first tensor has moved for the second step."""
+
+    def _run(self, prepared: PreparedStep, where: str) -> Any:
+        if self.rank == 1 and self.updates == 2:
+            self.runner.machine.messages.turn = self.leave  # type: ignore[method-assign]
+        return super()._run(prepared, where)
+
+    def leave(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.processes import all_gone
 from tests.helpers.steps import pipeline_plans
 from tests.runtime.test_conformance import MODEL as MINI
 from tests.runtime.test_step_executor import CHECKS, assert_account_closes, cost_of
@@ -20,6 +21,8 @@ from zbench.plans.plan import Plan
 from zbench.runtime import step_executor
 from zbench.runtime.handlers.formats import WHOLE
 from zbench.runtime.handlers.parameters import ParameterSlices
+from zbench.runtime.processes.fleet import RankFailed
+from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import TorchWholeStep
 from zbench.simulated.executor import Simulated
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -155,3 +158,20 @@ def test_in_bfloat16_twelve_bytes_of_state_move_with_two_of_a_parameter() -> Non
     # Norms' gains are whole on both GPUs already.
     cut = cost.model.total_params - cost.model.hidden * (2 * cost.model.num_layers + 1)
     assert found[1].nic_tx_for["switch"] == [14 * cut / 2] * 2
+
+
+def test_a_rank_that_is_killed_while_parameters_move_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_executor, "RANK", "tests.runtime.resting:LeavingRank")
+    cost = cost_of(2, 1, MODEL)
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, timeout=20)
+    executor.start()
+    try:
+        fleet = executor._fleet
+        assert isinstance(fleet, LocalFleet)
+        pids = [fleet.launcher_pid, *fleet.pids]
+        executor.step(WORKLOAD.batch(0), plans_of(cost, WORKLOAD.batch(0), [(2, 1)]))
+        with pytest.raises(RankFailed, match=r"^rank 1 was killed by signal 9 .* in step 1, moving parameters and opt"):
+            executor.step(WORKLOAD.batch(1), plans_of(cost, WORKLOAD.batch(1), [(1, 1)] * 2))
+    finally:
+        executor.stop()
+    assert all_gone(pids)

@@ -25,7 +25,8 @@ Piece = tuple[int, Parts, Parts]  # a place, and the cells there of two lists of
 
 @dataclass(frozen=True)
 class Resting:
-    """The items that rest on all places before or after a step. parts: of its first layout; items: its begins or ends."""
+    """The items that rest on all places before or after a step. parts: of its first layout; items: its begins or
+    ends."""
 
     step: Step
     holder: tuple[int, ...]
