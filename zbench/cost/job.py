@@ -10,7 +10,8 @@ from zbench.describe.model import Model
 def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slices: bool = False) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
-    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors have.
+    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors
+        and whole steps have.
     even_slices: as of the cost model.
 
     Raises:
