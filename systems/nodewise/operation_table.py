@@ -159,12 +159,16 @@ def _ends(heads: Ints, cut: int) -> Ints:
 
 @nb.njit(cache=True)
 def _with_whole_keys(ends: Ints, queries: int) -> Ints:
-    """Returns `ends` moved up so that heads of one kv head that a GPU has are in one chunk: int64 [chunks + 1, P]."""
+    """Returns up to which head each chunk brings keys, int64 [chunks + 1, P]: all of each kv head that it reads first.
+
+    A chunk that reads one of those and others besides has no keys left to bring: their gradients go home together, as
+    its attend makes them.
+    """
     out = ends.copy()
-    for c in range(1, len(ends) - 1):
+    for c in range(len(ends) - 2, 0, -1):
         for p in range(ends.shape[1]):
-            if ends[c, p] > ends[0, p]:
-                out[c, p] = min((ends[c, p] + queries - 1) // queries * queries, ends[-1, p])
+            if ends[c, p] % queries > 0 and ends[c, p] > ends[0, p]:
+                out[c, p] = out[c + 1, p]
     return out
 
 

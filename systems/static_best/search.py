@@ -29,6 +29,7 @@ from zbench.systems.static_best.candidate import LAYOUT, Candidate
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
+CONFIRMED = 16  # batches that the best are played on at last where a sample has more than they are judged on
 BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
 
 Timed = tuple[float, Candidate]
@@ -77,8 +78,11 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     study.tell("playing the better ones")
     near = ranked(timed, race.limit(timed) if race.judges else inf)
     timed = [(one.seconds(then, study.clock), one) for one in islice(filter(race.fits, near), better)]
-    sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, race)]
-    candidates = ranked(raced(sizes, last, study.clock))
+    sizes = [list(sized(one, race)) for one in ranked(timed)[:best]]
+    if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
+        sizes = [ranked(raced(some, last, study.clock))[:1] for some in sizes]
+        last = sample.some(CONFIRMED)
+    candidates = ranked(raced([one for some in sizes for one in some], last, study.clock))
     if not candidates:
         raise ValueError(
             f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "

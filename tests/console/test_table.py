@@ -181,6 +181,9 @@ def test_a_row_tells_what_seconds_go_to(monkeypatch: pytest.MonkeyPatch) -> None
     one = run_of(start("a", None), 2.0)
     one.steps[0]["seconds_for"] = spent
     lines = on_terminal(monkeypatch, 160, print_run, rows([one]))
-    (line,) = [line for line in lines if "seconds go to" in line]
-    assert "linear 55%, attention 20%; waits: end 14%, link 10%" in line
+    (at,) = [at for at, line in enumerate(lines) if "seconds go to" in line]
+    found = [line.split("│")[-2].strip() for line in lines[at : at + 4]]
+    assert found == ["linear 55%", "attention 20%", "waits: end 14%", "waits: link 10%"]
+    compared = "\n".join(on_terminal(monkeypatch, 400, print_comparison, rows([one])))
+    assert "linear 55%, attention 20%; waits: end 14%, link 10%" in compared
     assert not [line for line in on_terminal(monkeypatch, 160, print_run, runs(1)) if "seconds go to" in line]

@@ -26,6 +26,7 @@ from zbench.simulator.totals import Carried
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
+from zbench.systems.zeppelin.planner import Zeppelin
 
 LENGTHS = np.array([5000, 1800, 900, 400, 300, 220, 120, 77])
 BATCH = Batch(LENGTHS, seed=0, step=0)
@@ -100,6 +101,16 @@ def test_what_is_made_again_and_repacked_is_apart() -> None:
             assert found[level][name] == pytest.approx(found["none"][name], rel=1e-9)
     assert "recomputation" not in found["none"]
     assert 0 < min(found["selective"]["recomputation"]) < min(found["full"]["recomputation"])
+
+
+@pytest.mark.parametrize("level", ["selective", "full"])
+def test_a_routed_plan_is_made_again(level: str) -> None:
+    """What a forward brought over several NICs is dropped, and brought again."""
+    one, batch = cost_of(sharding="zero3", recompute=level), Batch(np.array([60_000, 77]), seed=0, step=0)
+    cost = make_cost(replace(one.cluster, nics_per_node=4), one.model)
+    (plan,) = Zeppelin(cost).plan(batch)
+    assert (plan.forward.via >= 0).any()
+    assert Simulated(cost).step(batch, (plan,)).seconds > 0
 
 
 def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:

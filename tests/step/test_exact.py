@@ -15,7 +15,9 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import FULL, Mask
-from zbench.passes import reverse
+from zbench.passes import reverse, route
+from zbench.passes.reverse import Mode
+from zbench.passes.route import routed
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
@@ -88,6 +90,14 @@ def test_every_system(variant: Variant) -> None:
         assert execute(step, plans, 1, model) < TOLERANCE
         return
     check(plans, 1, zero, 1, recompute)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_routed_keys_that_are_made_again_are_dropped(mode: Mode) -> None:
+    """What came over lanes of a route and does not stay is forgotten, which sends nothing over lanes."""
+    plan = route(plan_of([31, 7], 4, 4, mode), Cost(replace(CLUSTER, nic_bandwidth=1e6), MODEL))
+    assert routed(plan)
+    check([plan], 1, "2", 1, "full")
 
 
 @pytest.mark.parametrize("mask", [FULL, Mask(window=1), Mask(window=3), Mask(window=20)], ids=str)

@@ -13,11 +13,13 @@ import zbench
 from tests.helpers.oracles import batches, small
 from tests.helpers.strategies import lengths as drawn_lengths
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.proof.verify import verify_step
 from zbench.run.stale import PACKAGE, reached, sources
+from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.totals import Totals
 from zbench.systems.common.grids import busiest
@@ -439,3 +441,18 @@ def test_a_second_piece_too_short_for_the_first_node_of_a_group() -> None:
     """Of such a joint shard only the last node's queries see the shards between; the library proves what it plans."""
     step = zbench.plan([2959] * 11, cluster="b200_4x8", model="llama_30b_tp4", system="nodewise")
     assert step.plans[0].blocks.home.max() == 7
+
+
+@settings(deadline=None, max_examples=25)
+@given(drawn_lengths(most=60_000), st.sampled_from([(8, 2), (12, 3), (16, 2)]), st.sampled_from([(1, 4), (2, 2), (2, 4)]))
+def test_keys_that_several_chunks_read_are_sent_once(
+    drawn: np.ndarray, heads: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    """Heads that share a kv head may be in several chunks. A step's proof refuses a copy that is made twice, a plan's a
+    gradient that goes home in part."""
+    one = small(*shape)
+    cost = make_cost(one.cluster, replace(one.model, num_heads=heads[0], num_kv_heads=heads[1]), pipelines=False)
+    batch = Batch(drawn, seed=0, step=0)
+    plans = own(cost).plan(batch)
+    verify_step(batch, plans, cost, memory=False)
+    Simulated(cost).built(batch, plans)

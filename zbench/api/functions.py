@@ -18,7 +18,6 @@ from zbench.api.parts import (
     told,
 )
 from zbench.api.yamls import Named
-from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.arrays import Ints
@@ -162,12 +161,13 @@ def bound(
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
     world: Worlds = None,
+    executor: str = SIMULATED,
 ) -> float:
     """Returns the seconds of a step that no plan of these lengths can beat under the same cost model.
 
         seconds = zbench.bound([600, 50, 3], cluster="local_2x2", model="tiny")
 
-    Arguments are as of `plan`.
+    Arguments are as of `plan`. executor: whose steps they are, as of `simulate`.
 
     Raises:
         ValueError: a length, name or size cannot be, in one sentence.
@@ -176,7 +176,7 @@ def bound(
     with told():
         made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
-        return bound_seconds(StepPlans((), numbers, *machine).batch, make_cost(*machine))
+        return clock_named(executor, make_cost(*machine)).bound_seconds(StepPlans((), numbers, *machine).batch)
 
 
 def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | Model | None = None) -> StepPlans:

@@ -21,6 +21,7 @@ from zbench.record.words import convention_words, doubt_words, simulated_words, 
 
 Row = Mapping[str, Any]
 _LEAST_SHARE = 0.01  # of a step, that a table tells
+_WAITS = "; waits: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class TableColumn:
     last to leave a narrow table.
 
     brief_title, brief: what a narrow table has in place of title and `show`. measured: only shown where some run was
-    measured; others train and sample nothing, and their bytes are in the utilisation.
+    measured; others train and sample nothing, and their bytes are in the utilisation. in_parts: the figure is a list,
+    of which the table of a run has a line each.
     """
 
     title: str
@@ -39,6 +41,11 @@ class TableColumn:
     brief_title: str = ""
     brief: Callable[[Row], str] | None = None
     measured: bool = False
+    in_parts: bool = False
+
+    def cell(self, row: Row) -> str:
+        """Returns the figure as the table of a run has it."""
+        return "\n".join(_lines(self.show(row))) if self.in_parts else self.show(row)
 
     def briefly(self) -> "TableColumn":
         """Returns the figure as a narrow table has it."""
@@ -72,7 +79,13 @@ def _parts(row: Row) -> str:
         shares = [(row[f"time_{name}"], name.removeprefix("waiting_")) for name in names if row[f"time_{name}"]]
         found = [f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True) if share >= _LEAST_SHARE]
         told += [", ".join(found)] if found else []
-    return "; waits: ".join(told) or "-"
+    return _WAITS.join(told) or "-"
+
+
+def _lines(told: str) -> list[str]:
+    """Returns the parts of what `_purposes` or `_parts` tells."""
+    first, *waits = told.split(_WAITS)
+    return [*first.split(", "), *(f"{_WAITS[2:]}{one}" for some in waits for one in some.split(", "))]
 
 
 def _tokens(row: Row) -> str:
@@ -109,13 +122,13 @@ FIGURES = (
         "NIC use",
         _number("nic_utilization", "{:.1%}"),
     ),
-    TableColumn("NICs send for", "share of their rate", 16, _purposes),
+    TableColumn("NICs send for", "share of their rate", 16, _purposes, in_parts=True),
     TableColumn("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
     TableColumn(
         "NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True
     ),
     TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
-    TableColumn("seconds go to", "parts of at least 1 %, means of ranks", 17, _parts),
+    TableColumn("seconds go to", "parts of at least 1 %, means of ranks", 17, _parts, in_parts=True),
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
@@ -143,11 +156,12 @@ def print_run(found: Sequence[Row]) -> None:
         table = Table("", *([""] if explained else []))
         for row in found:
             name = Text(str(row["system"]))
-            width = max((len(figure.show(row)) for figure in figures), default=0)  # no step may count
+            lines = [line for figure in figures for line in figure.cell(row).split("\n")]
+            width = max(map(len, lines), default=0)  # no step may count
             table.add_column(name, justify="right", min_width=width)
         for figure in figures:
             explanation = [Text(figure.explanation, style="dim")] if explained else []
-            table.add_row(figure.title, *explanation, *(figure.show(row) for row in found))
+            table.add_row(figure.title, *explanation, *(figure.cell(row) for row in found))
         room = terminal_width()
         if room is None or width_of(table)[1] <= room:
             break

@@ -8,11 +8,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 
 _NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
@@ -30,10 +32,11 @@ class StepCheck:
 
 
 def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepCheck:
-    """Plans, verifies and simulates the batch, and plans it again with another system that `make` makes.
+    """Plans, verifies and simulates the batch by both clocks, and plans it again with another system that `make` makes.
 
     Raises:
         zbench.proof.verify.PlanError: the plan is wrong.
+        zbench.step.proof.prove.StepError: the whole step of it is.
     """
     plans, again = make().plan(batch), make().plan(batch)
     faults = []
@@ -55,7 +58,25 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     faults += step_faults(result, cost)
     if result.out_of_memory != bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")
+    faults += whole_step_faults(batch, plans, cost)
     return StepCheck(memory, tuple(faults))
+
+
+def whole_step_faults(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> Iterator[str]:
+    """Yields a sentence for everything that cannot be so in the whole step of a batch's plans; nothing where there are
+    no whole steps of such plans.
+
+    Raises:
+        zbench.step.proof.prove.StepError: the step is wrong.
+    """
+    if any(plan.pipelines for plan in plans) and not in_whole_steps(cost):
+        return
+    try:
+        executor = Simulated(cost)
+    except ValueError:  # as of stages with tied embeddings
+        return
+    for fault in step_faults(executor.step(batch, plans), cost):
+        yield f"as a whole step: {fault}"
 
 
 def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
@@ -63,7 +84,7 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     seconds, ranks = result.seconds, cost.whole.num_ranks
     if not 0 < result.bound_seconds <= seconds * (1 + ROUNDING) < math.inf:
         yield f"the step takes {seconds} s and no plan less than {result.bound_seconds} s"
-    ceiling = result.ceiling_seconds or 0.0
+    ceiling = result.bound_seconds if result.ceiling_seconds is None else result.ceiling_seconds
     if not result.bound_seconds <= ceiling * (1 + ROUNDING) <= seconds * (1 + ROUNDING) ** 2:
         yield f"the step takes {seconds} s, and no plan with its gathers and reductions less than {ceiling} s"
     for name in (*_PER_RANK, "peak_bytes"):

@@ -23,8 +23,8 @@ class StepResult:
     A rank is a GPU, or with tensor parallelism several GPUs that do the same at the same time.
 
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
-    bound_seconds: no plan could be faster under the same cost model (zbench.cost.bound).
-    ceiling_seconds: none with these gathers and reductions could be (zbench.cost.bound); None where training is real.
+    bound_seconds: no plan could be faster under the same cost model (docs/metrics.md).
+    ceiling_seconds: none with these gathers and reductions could be; None where training is real or nothing is proven.
     attention_seconds, linear_seconds: [num_ranks] busy time of the compute queue.
     communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
         that of parameters and gradients (which may overlap them: never more than the step);

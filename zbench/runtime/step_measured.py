@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
 from zbench.runtime.job.step_job import StepReport
+from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.operations import QUEUES
 
 _WAITS = tuple(name for name in SECONDS_FOR if name.startswith("waiting_"))
@@ -40,7 +40,7 @@ def whole_step_result(batch: Batch, cost: Cost, reports: Sequence[StepReport], c
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(
         seconds=seconds,
-        bound_seconds=bound_seconds(batch, cost),
+        bound_seconds=step_bound_seconds(batch, cost),
         attention_seconds=parts["attention"],
         linear_seconds=parts["linear"],
         communication_seconds=np.maximum(mean(lambda one: one.under_way), exposed).tolist(),

@@ -10,7 +10,6 @@ from itertools import chain
 
 import numpy as np
 
-from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
@@ -18,6 +17,8 @@ from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulator.steps.least.bound import step_bound_seconds
+from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -85,7 +86,10 @@ class Simulated:
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
-        return self.result(batch, plans, play_step(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus))
+        ceiling = self.ceiling_seconds(batch, plans)
+        least = self.bound_seconds(batch) if ceiling is None else ceiling
+        step = self.built(batch, plans)
+        return self.result(batch, plans, play_step(step, plans_of_layouts(plans), self.cost.gpus, least), ceiling)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
@@ -116,8 +120,8 @@ class Simulated:
             )
         return whole_step_events(program, timeline, self.cost.gpus.cluster)
 
-    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep) -> StepResult:
-        """Returns what a record has of a step that was played."""
+    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, ceiling: float | None) -> StepResult:
+        """Returns what a record has of a step that was played, and its ceiling."""
         cost, attend = self.cost, self._mean(played.busy["attend"])
         repacked = self._repacked(plans, 1 if cost.model.recompute == "full" else 0)
         sent, received = (
@@ -127,7 +131,8 @@ class Simulated:
         capacity = int(cost.gpus.cluster.device.memory_bytes)
         return StepResult(
             seconds=played.seconds,
-            bound_seconds=bound_seconds(batch, cost),
+            bound_seconds=self.bound_seconds(batch),
+            ceiling_seconds=ceiling,
             attention_seconds=(attend - repacked).tolist(),
             linear_seconds=self._mean(played.busy["compute"]).tolist(),
             communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
@@ -146,6 +151,17 @@ class Simulated:
             seconds_for=self._seconds_for(plans, played),
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
+
+    def bound_seconds(self, batch: Batch) -> float:
+        """Returns the seconds of a step that no plan of a batch can beat."""
+        return step_bound_seconds(batch, self.cost)
+
+    def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
+        """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
+        or nothing is proven."""
+        if plans[0].pipelines is not None:
+            return None
+        return step_ceiling_seconds(batch, self.cost, self.steps.parameters)
 
     def _mean(self, seconds: Floats) -> Floats:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""

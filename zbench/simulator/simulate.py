@@ -152,6 +152,10 @@ class SimulatedAttention:
     def stop(self) -> None:
         pass
 
+    def bound_seconds(self, batch: Batch) -> float:
+        """Returns the seconds of a step that no plan of a batch can beat."""
+        return bound_seconds(batch, self.cost)
+
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Simulates one training step; seconds are the described cluster's, not this machine's."""
         cost, pipelines = self.cost, plans[0].pipelines
@@ -172,7 +176,7 @@ class SimulatedAttention:
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
             seconds=end,
-            bound_seconds=bound_seconds(batch, cost),
+            bound_seconds=self.bound_seconds(batch),
             ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),

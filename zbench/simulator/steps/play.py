@@ -28,6 +28,7 @@ from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
 
 LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
+_ROUNDING = 1e-9  # relative: of sums of the same numbers in another order
 TURNS = 4  # of several layers that are played at least, two before and two after those that are left out
 
 
@@ -57,9 +58,10 @@ class PlayedStep:
     spent: Mapping[str, Floats]
 
 
-def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
+def play_step(step: Step, plans: Sequence[Plan], cost: Cost, least: float = 0.0) -> PlayedStep:
     """Plays a step that was proven. plans: of its micro-batches, one a layout, for the work of their attends; () where
-    it has no attention. cost: of GPUs, one a place of the step.
+    it has no attention. cost: of GPUs, one a place of the step. least: the seconds that any such step takes; what comes
+    to less with some layers, as where a port's queue still grows, has not settled.
 
     Raises:
         ValueError: the step and the cluster do not fit.
@@ -67,7 +69,7 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     parts, longest = StepParts(step, plans, cost), _longest_stage(step)
     for most in sorted({min(most, longest) for most in LAYERS} - {longest}):
         played = _Played.settling(parts, most)
-        if played is not None and played.settled:
+        if played is not None and played.settled and played.seconds >= least * (1 - _ROUNDING):
             return played.result()
     return _Played.of(parts, longest).result()
 
@@ -187,6 +189,11 @@ class _Played:
         """Whether layers had become alike."""
         return self.left_out.settled
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of the step with all its layers."""
+        return float(self.ends.max(initial=0.0))
+
     def result(self) -> PlayedStep:
         """Returns the step with all its layers."""
         last = {one.entry: float(end) for one, end in zip(self.program.instances, self.ends.tolist(), strict=True)}
@@ -196,12 +203,11 @@ class _Played:
             if entry in last
         ]
         busy, sent, received, inside = self._sums()
-        seconds = float(self.ends.max(initial=0.0))
         memory = step_memory(self.parts)
-        spent = breakdown(self.left_out, seconds, self.parts.step.num_gpus)
+        spent = breakdown(self.left_out, self.seconds, self.parts.step.num_gpus)
         moving, exposed, across = self._occupied()
         told = moving, exposed, across, spent
-        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *told)
+        return PlayedStep(self.seconds, tuple(ends), busy, sent, received, inside, self.settled, memory, *told)
 
     def _occupied(self) -> list[Floats]:
         """Returns the seconds in which transfers are under way and exposed, in all layers: of each stage's GPUs, from

@@ -58,7 +58,7 @@ def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: 
     copies = (forward.kind != ATTEND) & np.isin(forward.tensor, (Q, KV)) & (forward.keep == 0)
     ops = forward.take(np.flatnonzero(copies))
     rows = attention_rows(parts, ops, layout, lists, again=again)
-    rows[:, 0], rows[:, 2], rows[:, 3] = DROP, rows[:, 3], -1
+    rows[:, 0], rows[:, 2], rows[:, 3], rows[:, 11] = DROP, rows[:, 3], -1, -1  # no lanes: nothing is sent
     return rows
 
 

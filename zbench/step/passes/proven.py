@@ -51,13 +51,18 @@ class ProvenSteps:
             )
         if experts.skew and model.num_experts == 1:
             raise ValueError(f"experts.skew is {experts.skew}; {model.name} has no experts, so it takes 0")
-        places, degree = self.num_gpus // self.stages, self.tensor_parallel
+        places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
-        zero = ZERO[model.sharding]
-        parameters = ShardedParameters(model, places // degree, degree, zero, self.overlap, experts.degree)
+        parameters = self.parameters
         if self.memory_bytes is not None:
             check_room(parameters, -(-model.num_layers // self.stages), self.memory_bytes)
+
+    @property
+    def parameters(self) -> ShardedParameters:
+        """The parameters on the GPUs of a stage."""
+        groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
+        return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
