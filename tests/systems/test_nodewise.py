@@ -444,7 +444,9 @@ def test_a_second_piece_too_short_for_the_first_node_of_a_group() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(drawn_lengths(most=60_000), st.sampled_from([(8, 2), (12, 3), (16, 2)]), st.sampled_from([(1, 4), (2, 2), (2, 4)]))
+@given(
+    drawn_lengths(most=60_000), st.sampled_from([(8, 2), (12, 3), (16, 2)]), st.sampled_from([(1, 4), (2, 2), (2, 4)])
+)
 def test_keys_that_several_chunks_read_are_sent_once(
     drawn: np.ndarray, heads: tuple[int, int], shape: tuple[int, int]
 ) -> None:
