@@ -173,11 +173,11 @@ def test_idle_nics_are_those_that_carry_next_to_nothing() -> None:
 
 
 def test_what_nics_send_for_sums_to_their_utilisation() -> None:
-    told = {"attention": [3_000_000, 0], "gradients": [1_000_000, 2_000_000]}
+    told = {"attention": [3_000_000, 0], "gradients": [1_000_000, 500_000], "switch": [0, 1_500_000]}
     one = step(nic_tx_for=told, nic_tx_bytes=[4_000_000, 2_000_000], nic_rx_bytes=[2_000_000, 4_000_000])
     found = nic_purposes(TINY, [one])
     whole = TINY.nic_bandwidth * 2 * one["seconds"]
-    assert found == {"attention": 3_000_000 / whole, "gradients": 3_000_000 / whole}
+    assert found == {name: sum(sizes) / whole for name, sizes in told.items()}
     assert sum(found.values()) == pytest.approx(sum(nic_utilization(TINY, [one])) / 2)
     derived = figures(TINY, [one])
     assert (derived.nic_attention, derived.nic_parameters) == (3_000_000 / whole, None)

@@ -118,6 +118,8 @@ def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
     ):
         found, _ = parts(*words, *strategy)
         assert gpu_bytes(found.cost, tokens) == (pytest.approx(share * params), activations)
+    found, _ = parts(*words, "sharding=zero3")
+    assert gpu_bytes(found.cost, tokens, pipelines=True)[0] == pytest.approx((8 + 12 / 8) * params)
     found, _ = parts(*words, "sharding=none", "model.num_experts=4", "model.experts_per_token=2")
     of_experts = found.model.num_layers * 4 * 3 * found.model.hidden * found.model.ffn_hidden
     rest = found.model.total_params - of_experts

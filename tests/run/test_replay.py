@@ -8,6 +8,7 @@ import pytest
 from zbench import __main__
 from zbench.record.record import Run, read
 from zbench.run.known import Unknown
+from zbench.run.parts import TORCH_WHOLE_STEP
 from zbench.run.replay import Replay
 
 SMALL = ["tracker=none", "baseline=null", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "steps=2"]
@@ -59,12 +60,14 @@ def test_a_step_of_stages_is_what_it_was(system: str, tmp_path: Path, monkeypatc
 def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ranks are real there are no pipelines, and check=exact computes in float64."""
+    """Where ranks are real whole steps alone have pipelines, and check=exact computes in float64."""
     run = recorded(tmp_path, monkeypatch, "system=ring")
     run.start["facts"]["simulated"] = False
     run.start["config"]["check"] = ["exact"]
     cost = Replay.of(run).cost
     assert (cost.pipelines, cost.model.element_bytes) == (False, 8)
+    run.start["config"]["executor"] = {"_target_": TORCH_WHOLE_STEP}
+    assert Replay.of(run).cost.pipelines
 
 
 def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,18 @@ def test_nics_have_what_goes_between_nodes_by_what_it_is_for() -> None:
     assert found.nvlink_bytes == 40  # parameters inside nodes are left out, as of what is simulated
 
 
+def test_what_moved_for_another_strategy_is_told_by_itself() -> None:
+    """Inside nodes it is left out, as gradients are; its seconds are the slowest rank's."""
+    moved = {"inside": SLOW.inside | {"switch": (7, 8)}, "across": {"switch": (5, 6)}}
+    one = small(1, 2)
+    every = [replace(SLOW, switching=0.5, **moved), replace(FAST, switching=0.25, **moved)]
+    found = whole_step_result(Batch(np.array([64]), 0, 0), one, every, {})
+    assert found.phases["switch"] == 0.5
+    assert sum(found.nic_tx_for["switch"]) == 10
+    assert found.nvlink_bytes == 20
+    assert "switch" not in result(1).phases
+
+
 def test_the_loss_is_that_of_the_one_rank_that_has_it() -> None:
     one = small(1, 2)
     found = whole_step_result(Batch(np.array([64]), 0, 0), one, [SLOW, FAST], {})

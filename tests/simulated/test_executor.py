@@ -13,7 +13,8 @@ from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.stage import in_whole_steps
+from zbench.cost.memory import peak_bytes
+from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
@@ -22,6 +23,7 @@ from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention, playable
 from zbench.simulator.totals import Carried
+from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -201,6 +203,16 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     assert result.linear_seconds == pytest.approx(other.linear_seconds, rel=0.02)
 
 
+def test_pipelines_parameters_and_gradients_stay_for_the_step_with_every_sharding() -> None:
+    """In what is played and in what planners reckon: ZeRO-2 and 3 need the memory that ZeRO-1 does."""
+    found = []
+    for sharding in ("zero1", "zero2", "zero3"):
+        cost = replace(cost_of(sharding=sharding), pipelines=True, even_slices=True)
+        plans = Hydraulis(cost, tp_pp_pairs=[[2, 2], [1, 1]]).plan(BATCH)
+        found.append((Simulated(cost).step(BATCH, plans).peak_bytes, peak_bytes(plans, cost).tolist()))
+    assert found[0] == found[1] == found[2]
+
+
 def test_pipelines_in_a_job_with_stages_of_its_own() -> None:
     plans = Hydraulis(replace(cost_of(), pipelines=True), tp_pp_pairs=[[2, 1]]).plan(BATCH)
     with pytest.raises(ValueError, match=r"^plans have pipelines, and the job has tensor parallelism 2 and 1 stages"):
@@ -209,5 +221,21 @@ def test_pipelines_in_a_job_with_stages_of_its_own() -> None:
 
 def test_models_that_planners_have_pipelines_for() -> None:
     assert in_whole_steps(cost_of())
-    for model in ({"tied_embeddings": True}, {"num_experts": 2}, {"num_kv_heads": 1}, {"tensor_parallel": 2}):
+    for model in ({"num_experts": 2}, {"tensor_parallel": 2}):
         assert not in_whole_steps(cost_of(**model))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "told"),
+    [
+        ({"num_kv_heads": 1}, (2, 1), "tp has to divide model.num_kv_heads=1, of which whole steps cut even slices"),
+        ({"tied_embeddings": True}, (1, 2), "model.tied_embeddings is True, and of whole steps with a table on two"),
+    ],
+)
+def test_pipelines_that_whole_steps_have_not(model: dict[str, Any], shape: tuple[int, int], told: str) -> None:
+    cost = replace(cost_of(**model), pipelines=True)
+    for even, reason in ((False, ""), (True, told)):
+        found = refusal(*shape, replace(cost, even_slices=even))
+        assert found.startswith(reason)
+        assert bool(found) == even
+        assert (shape in offered_schemes(replace(cost, even_slices=even))) != even

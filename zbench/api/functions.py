@@ -62,8 +62,8 @@ def plan(
     path of a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's
     yaml, as in played_placements=2; each that its authors' published form has otherwise takes the word "published",
     as in wait="published", and variant="published" gives it to all that are not named; with pipelines=False no
-    planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may, for models that
-    all degrees cut evenly). strategy:
+    planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may, for models
+    without experts). strategy:
     how a model by name is trained, by group (sharding, recompute, parallel, overlap, experts) a name of conf/ or its
     keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's yaml chooses.
     world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels":
@@ -104,7 +104,7 @@ def planned(
     check_boolean(PIPELINES, pipelines)
     step = StepPlans((), lengths, cluster, model)
     with compiling_told():
-        cost = replace(step.cost, pipelines=pipelines and in_whole_steps(step.cost))
+        cost = replace(step.cost, pipelines=pipelines and in_whole_steps(step.cost), even_slices=True)
         planner, name = system_named(system, cost, keys, variant)
         found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)

@@ -3,12 +3,12 @@
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.stage import in_whole_steps
+from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
@@ -69,7 +69,10 @@ def whole_step_faults(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> Iter
     Raises:
         zbench.step.proof.prove.StepError: the step is wrong.
     """
-    if any(plan.pipelines for plan in plans) and not in_whole_steps(cost):
+    some = [plan.pipelines for plan in plans if plan.pipelines is not None]
+    shapes = {shape for one in some for shape in zip(one.tp.tolist(), one.pp.tolist(), strict=True)}
+    even = replace(cost, even_slices=True)
+    if shapes and (not in_whole_steps(cost) or any(refusal(tp, pp, even) for tp, pp in shapes)):
         return
     try:
         executor = Simulated(cost)

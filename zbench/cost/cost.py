@@ -39,9 +39,10 @@ class Cost:
     wrapper: attention runs behind the wrapper of the benchmark that zbench.anchors compares with, with one of its
         backends (zbench.cost.staging); "" in a trainer.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.plans.pipelines); the torch executor has
-    not. tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as
-    zbench.cost.groups
-        makes them. inner: the domains of GPUs that such a group has.
+        not. even_slices: pipelines cut parameters in slices that are alike, as in whole steps; elsewhere stages of more
+        GPUs than kv heads have these twice.
+    tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as
+        zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     """
@@ -50,6 +51,7 @@ class Cost:
     model: Model
     wrapper: staging.Backend = ""
     pipelines: bool = True
+    even_slices: bool = False
     tp: int = 1
     pp: int = 1
     bonded_nics: int = 1

@@ -7,13 +7,16 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 
 
-def make_cost(cluster: Cluster, model: Model, pipelines: bool = True) -> Cost:
+def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slices: bool = False) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
-    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors have.
+    pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors
+        and whole steps have.
+    even_slices: as of the cost model.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.
     """
-    cost = grouped(Cost(cluster=cluster, model=model, pipelines=pipelines), model.tensor_parallel)
+    one = Cost(cluster=cluster, model=model, pipelines=pipelines, even_slices=even_slices)
+    cost = grouped(one, model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)

@@ -14,7 +14,7 @@ from zbench.cost import collective
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
-from zbench.describe.model import CUT_BY_SLICES
+from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
 
@@ -32,16 +32,23 @@ def refusal(tp: int, pp: int, cost: Cost) -> str:
         return f"pp has to divide model.num_layers={model.num_layers}"
     if cluster.gpus_per_node % tp and tp % cluster.gpus_per_node:
         return f"tp has to divide cluster.gpus_per_node={cluster.gpus_per_node} or be a multiple of it"
+    return _no_slices(tp, pp, model) if cost.even_slices else ""
+
+
+def _no_slices(tp: int, pp: int, model: Model) -> str:
+    """Returns why whole steps have no pipeline of this shape (zbench.step.passes.side_by_side), "" if they have."""
+    for name in CUT_BY_SLICES:
+        if getattr(model, name) % tp:
+            return f"tp has to divide model.{name}={getattr(model, name)}, of which whole steps cut even slices"
+    if model.tied_embeddings and pp > 1:
+        return "model.tied_embeddings is True, and of whole steps with a table on two stages there are none"
     return ""
 
 
 def in_whole_steps(cost: Cost) -> bool:
-    """Returns whether whole steps (zbench.step.passes.side_by_side) have all pipelines that a planner may choose: those
-    of a job without tensor parallelism and stages of its own, of a model that slices of all degrees cut evenly."""
-    model = cost.model
-    degrees = [one for one in range(1, cost.cluster.num_ranks + 1) if not refusal(one, 1, cost)]
-    even = all(getattr(model, name) % int(np.lcm.reduce(degrees)) == 0 for name in CUT_BY_SLICES)
-    return even and model.num_experts == 1 and not model.tied_embeddings and cost.tp == 1 and cost.pp == 1
+    """Returns whether whole steps (zbench.step.passes.side_by_side) have pipelines that a planner chooses: in a job
+    without tensor parallelism and stages of its own, of a model without experts. Which ones, `refusal` says."""
+    return cost.model.num_experts == 1 and cost.tp == 1 and cost.pp == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter")
 WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
-NOT_ON_NVLINK = ("compute", "parameters", "gradients")  # queues of zbench.step.operations that nvlink_bytes leaves out
+SWITCH = "switch"  # beside queues of zbench.step.operations: what moves because a step's strategy is another one
+NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH)  # what nvlink_bytes leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class StepResult:
         where that is not told apart.
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nic_tx_for: {} or, by what they were for ("attention", "parameters", "gradients" and the others of
-        zbench.step.operations.QUEUES), the bytes of nic_tx_bytes, [num_nics] each.
+        zbench.step.operations.QUEUES, and SWITCH), the bytes of nic_tx_bytes, [num_nics] each.
     seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each, means over a rank's GPUs;
         those of a rank sum to `seconds`, and what is left out is 0.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any, TypeVar
 
-from zbench.interfaces.result import SECONDS_FOR
+from zbench.interfaces.result import SECONDS_FOR, SWITCH
 from zbench.step.operations import QUEUES
 
 CONVENTIONS = {
@@ -111,6 +111,7 @@ class Figures:
     nic_gradients: float | None = None
     nic_experts: float | None = None
     nic_stages: float | None = None
+    nic_switch: float | None = None
     time_attention: float | None = None
     time_linear: float | None = None
     time_optimizer: float | None = None
@@ -129,7 +130,7 @@ class Figures:
     time_end: float | None = None
 
 
-PURPOSES = tuple(name for name in QUEUES if name not in ("compute", "host"))  # what a NIC sends for
+PURPOSES = (*(name for name in QUEUES if name not in ("compute", "host")), SWITCH)  # what a NIC sends for
 Step = Mapping[str, Any]
 T = TypeVar("T", bound=Mapping[str, Any])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes, wide_bytes
+from zbench.interfaces.abilities import PlansPipelines
 from zbench.run.cases import RunCase
 from zbench.run.machine import cores, free_disk, free_memory
 from zbench.run.parts import Parts, Settings
@@ -35,7 +36,9 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
     if isinstance(parts.executor, (Torch, TorchWholeStep)) and found(environ) is None:
-        check_ranks_here(parts, settings.tokens_per_gpu)
+        systems = [case.system for case in (own, baseline) if case is not None]
+        may = any(isinstance(one, PlansPipelines) and one.plans_pipelines for one in systems)
+        check_ranks_here(parts, settings.tokens_per_gpu, may and parts.pipelines)
     ranks = parts.cluster.num_ranks
     keys = (f"cluster.num_nodes={parts.cluster.num_nodes:,}", f"tokens_per_gpu={settings.tokens_per_gpu:,}")
     for key, case in (("system", own), ("baseline", baseline)):
@@ -45,8 +48,8 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
 
 
-def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
-    """Refuses ranks that this machine cannot hold as its processes.
+def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False) -> None:
+    """Refuses ranks that this machine cannot hold as its processes. pipelines: as of gpu_bytes.
 
     Raises:
         ValueError: there are too many for its cores, or they need more memory than is free.
@@ -65,7 +68,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
     if isinstance(executor, Torch):
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
-        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, executor.expert_parallel)
+        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, executor.expert_parallel, pipelines)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
@@ -98,11 +101,12 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
     return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
 
 
-def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1) -> tuple[float, float]:
+def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1, pipelines: bool = False) -> tuple[float, float]:
     """Returns the bytes of a GPU of a whole step, (state, activations of that many tokens): parameters and gradients of
     its slice of its stage, or its shards of them with ZeRO-3 (of gradients with ZeRO-2, too); master copies and
     moments, or its shards of them; and of a batch's activations as much as it has of the tokens. expert_parallel: GPUs
-    that hold all experts together.
+    that hold all experts together. pipelines: whether a planner may have some of its own; then parameters and gradients
+    stay on each for the whole step, with any sharding, and one of a single GPU has all of them.
     """
     model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
     elements = weight_elements(model)
@@ -110,8 +114,8 @@ def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1) -> tuple[float,
     own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_parallel) / cost.pp
     wide = wide_bytes(model)
     shard = own if model.sharding == "none" else model.total_params / cost.tp / cost.pp / groups
-    parameters = shard if model.sharding == "zero3" else own
-    gradients = shard if model.sharding in ("zero2", "zero3") else own
+    parameters = shard if model.sharding == "zero3" and not pipelines else own
+    gradients = shard if model.sharding in ("zero2", "zero3") and not pipelines else own
     state = model.element_bytes * parameters + wide * gradients + 3 * wide * shard
     activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
     return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))

@@ -80,8 +80,9 @@ def settled(
         return Settled(system, parts)
     model = replace(parts.model, **choice.model)
     if model != parts.model:
-        cost = make_cost(parts.cluster, model, parts.pipelines)
-        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.pipelines)
+        have = parts.pipelines, parts.cost.even_slices
+        cost = make_cost(parts.cluster, model, *have)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), *have)
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
@@ -136,7 +137,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.told.cluster, model, parts.pipelines),
+        lambda model: make_cost(parts.told.cluster, model, parts.pipelines, parts.cost.even_slices),
         clock_of(parts),
         PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
         not parts.simulated,

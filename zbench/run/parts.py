@@ -128,11 +128,11 @@ class Parts:
         check_shapes(cluster.device, target == SIMULATED)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        cost = make_cost(cluster, model)
+        cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         usual = strategy.sharding.overlap == USUAL  # whole steps of pipelines have no other
-        pipelines = target == SIMULATED_ATTENTION or (target == SIMULATED and usual and in_whole_steps(cost))
-        cost = replace(cost, pipelines=pipelines)
-        seen = make_cost(*nominal, pipelines) if settings.planners_see == NOMINAL else cost
+        pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
+        cost = make_cost(cluster, model, pipelines, whole_steps)
+        seen = make_cost(*nominal, pipelines, whole_steps) if settings.planners_see == NOMINAL else cost
         if settings.planners_see != "world" and not simulated:
             raise ValueError(
                 f"planners_see is {settings.planners_see}; only {_CLOCKS} play another machine than planners know, and "
@@ -145,7 +145,7 @@ class Parts:
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        whole = of_whole_step(strategy, target in WHOLE_STEPS)
+        whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(

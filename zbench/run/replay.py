@@ -54,8 +54,8 @@ class Replay:
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)
-            simulated = bool(run.start["facts"].get("simulated"))
-            played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
+            have = bool(run.start["facts"].get("simulated")) or target == TORCH_WHOLE_STEP
+            played, seen = (replace(cost, pipelines=cost.pipelines and have) for cost in (parts.cost, parts.seen))
             made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen") or {})
             return Replay(made.parts, made.parts.cost, made.system)
         except Unknown as error:

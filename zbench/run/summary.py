@@ -46,8 +46,8 @@ def _without_pipelines(own: RunCase) -> list[str]:
     if own.parts.pipelines or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
         return []
     return [
-        f"{own.name} plans without pipelines of its own: executor=simulated has them with sharding.window=1, "
-        "sharding.gradient_bucket=layer and models that all degrees cut evenly."
+        f"{own.name} plans without pipelines of its own: executor=simulated and torch_whole_step have them with "
+        "sharding.window=1, sharding.gradient_bucket=layer, parallel=none and models without experts."
     ]
 
 

@@ -14,7 +14,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready, Workload
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
 from zbench.runtime.driver import (
     LIMITS,
@@ -36,6 +36,7 @@ from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.rank:SteppingRank"
@@ -73,6 +74,7 @@ class TorchWholeStep:
     exchanges: ExchangeOverlap = WHOLE
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
+    _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
 
     def __post_init__(self) -> None:
         need("torch", "executor=torch_whole_step")
@@ -111,7 +113,7 @@ class TorchWholeStep:
         job = self.job()
         check_pickled(job, self.workload)
         self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, RANK, job, self.timeout)
-        self._warm = False
+        self._warm, self._left = False, None
         return Ready(0, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -129,7 +131,7 @@ class TorchWholeStep:
         Raises:
             zbench.runtime.driver.Diverged: the loss is not finite. zbench.runtime.driver.CheckFailed: a check did.
             zbench.runtime.processes.fleet.RankFailed: a rank did. ValueError: a package computes attention, plans have
-            pipelines or padding, or the trace cannot be written.
+            padding or pipelines that cannot be, or the trace cannot be written.
         """
         assert self._fleet is not None
         for package in sorted({plan.attention for plan in plans} - {""}):
@@ -143,13 +145,15 @@ class TorchWholeStep:
                 "not: system.padding=none, also beside variant=published"
             )
         of = self.steps
-        step, tokens = of.of(batch, plans), tokens_of([of.parts(batch, plan) for plan in plans])
+        step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
+            self._left = step
         self._warm = True
         reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None)
         check_loss(step_loss(reports), batch.step)
         checked = self.checked(batch, step, reports)
+        self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         return whole_step_result(batch, self.cost, reports, checked)
@@ -178,7 +182,10 @@ class TorchWholeStep:
             worst = max(found, key=lambda one: (one[0] != one[0], one[0]))  # NaN first
             told[check] = check_difference(check, worst, batch.step)
         if "bytes" in self.check:
-            for rank, (report, stated) in enumerate(zip(reports, stated_bytes(step), strict=True)):
+            every = stated_bytes(step)
+            for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):
+                stated |= {SWITCH: moved} if any(moved) else {}
+            for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
                 if report.total() != stated:
                     raise CheckFailed(
                         f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "

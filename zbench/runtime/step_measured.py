@@ -8,7 +8,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, StepResult
+from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
 from zbench.runtime.job.step_job import StepReport
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.operations import QUEUES
@@ -39,7 +39,7 @@ def whole_step_result(
 
     parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
     parts["end"] = mean(lambda one: seconds - one.seconds)
-    nic = [{name: _nic_bytes(cluster, reports, name, way) for name in QUEUES[1:]} for way in (0, 1)]
+    nic = [{name: _nic_bytes(cluster, reports, name, way) for name in (*QUEUES[1:], SWITCH)} for way in (0, 1)]
     peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
     exposed = mean(_waited)
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
@@ -57,7 +57,8 @@ def whole_step_result(
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=step_loss(reports),
-        phases={"compile": max(one.compiling for one in reports), "optimizer": slowest.spent.get("optimizer", 0.0)},
+        phases={"compile": max(one.compiling for one in reports), "optimizer": slowest.spent.get("optimizer", 0.0)}
+        | ({SWITCH: switching} if (switching := max(one.switching for one in reports)) else {}),
         checks=checks,
         seconds_for={name: values for name, values in parts.items() if any(values)},
         nic_tx_for={name: sizes.tolist() for name, sizes in nic[0].items() if sizes.any()},

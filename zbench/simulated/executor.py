@@ -66,7 +66,7 @@ class Simulated:
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory, True)
+        return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
     @property
     def operation_bytes(self) -> int:

@@ -6,19 +6,21 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from tests.helpers.steps import MODEL, plan_of
+from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.step.test_small_steps import OFFLOAD
-from zbench.runtime.steps.compiler import blocks, compile_step
+from zbench.runtime.steps.compiler import blocks, compile_step, start_of
 from zbench.runtime.steps.instructions import Compute, Exchange, Forget, Programs, TemplateProgram, holders
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.reading import read_step
-from zbench.step.template import Step
+from zbench.step.template import ACROSS, Step
 
 # Tensor parallelism, ranks, ZeRO's stage, recomputation, stages of a pipeline.
 CASES = [(1, 3, "3", "none", 1), (2, 2, "none", "full", 2), (2, 1, "1", "none", 3), (1, 2, "2", "selective", 2)]
 THREE = replace(MODEL, num_layers=3)
+FOUR = replace(MODEL, num_layers=4)
+PIPELINES = whole_step(FOUR, pipeline_plans([(2, 2), (1, 1)], [[(5, 0), (3, 1)], [(4, 0)]], 5), zero="1")
 
 
 def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int) -> Step:
@@ -35,12 +37,12 @@ def played(step: Step, programs: Programs) -> list[tuple[int, Exchange]]:
     """The exchanges of a process in the order of the step, without those of layers that are not there."""
     found = []
     for instance in step.order:
-        program = programs[instance.template, instance.place]
-        tensors = step.layouts[program.layout].tensors
         for layer in instance.layers:
+            program = programs[instance.template, start_of(step, instance, layer)]
+            tensors = step.layouts[program.layout].tensors
             for one in exchanges(program):
                 cells = (*one.sends, *one.receives, *one.copies)[0].cells
-                if step.layer_exists(tensors[cells.tensor], layer, layer + cells.layer):
+                if step.layer_exists(tensors[cells.tensor], layer, layer + cells.layer, instance.place):
                     found.append((layer, one))
     return found
 
@@ -52,7 +54,14 @@ def exchanges(program: TemplateProgram) -> list[Exchange]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_sent_is_received_in_the_same_order(case: tuple[int, int, str, str, int]) -> None:
     """Messages between two processes have no names but their order: of the whole step, whatever stages they are in."""
-    step = step_of(*case)
+    assert_sent_is_received(step_of(*case))
+
+
+def test_what_is_sent_across_pipelines_is_received_in_the_same_order() -> None:
+    assert_sent_is_received(PIPELINES)
+
+
+def assert_sent_is_received(step: Step) -> None:
     order = [played(step, programs) for programs in compiled(step)]
     messages = 0
     for one, other in permutations(range(len(order)), 2):
@@ -70,13 +79,27 @@ def test_every_compute_is_on_the_process_of_its_place(case: tuple[int, int, str,
     """A template that is played from a place is all of it on the processes from there on, and nothing on others."""
     step = step_of(*case)
     programs = compiled(step)
-    assert len({place for _, place in programs[0]}) == case[-1]
-    for number, place in programs[0]:
+    assert len({start for _, start in programs[0]}) == case[-1]
+    for number, start in programs[0]:
         ops = step.templates[number].operations
-        wanted = np.bincount(place + ops.src[ops.kind == COMPUTE], minlength=step.num_gpus)
-        computes = [[x for x in mine[number, place].instructions if isinstance(x, Compute)] for mine in programs]
+        wanted = np.bincount(start[0] + ops.src[ops.kind == COMPUTE], minlength=step.num_gpus)
+        computes = [[x for x in mine[number, start].instructions if isinstance(x, Compute)] for mine in programs]
         assert [len(mine) for mine in computes] == wanted.tolist()
         assert all(x.place == process for process, mine in enumerate(computes) for x in mine)
+
+
+def test_what_is_of_all_pipelines_is_on_the_stages_that_have_the_layer() -> None:
+    """A template's updates, once for every pair of stages that have some layers: of four layers the first pipeline has
+    two on each of its stages, the second all four on its only one."""
+    programs = compiled(PIPELINES)
+    names = [one.name for one in PIPELINES.templates]
+    starts = [start for number, start in programs[0] if names[number] == "optimizer"]
+    assert starts == [(ACROSS, 0, 0), (ACROSS, 2, 0)]
+    for start, gpus in zip(starts, ([0, 1, 4], [2, 3, 4]), strict=True):
+        there = [mine[names.index("optimizer"), start].instructions for mine in programs]
+        assert [gpu for gpu, some in enumerate(there) if any(isinstance(one, Compute) for one in some)] == gpus
+        places = {one.place for some in there for one in some if isinstance(one, Compute)}
+        assert places == set(gpus)
 
 
 def test_what_is_not_left_is_forgotten_once_after_its_last_use() -> None:

@@ -9,7 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
-from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
 
@@ -42,7 +42,7 @@ class StepCase:
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
-        parts = [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
+        parts = parts_of_layouts(plans, model, degree, experts, slices)
         return StepCase(step, model, tokens_of(parts), words, seed)
 
 

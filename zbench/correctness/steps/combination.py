@@ -1,9 +1,9 @@
 """Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "lengths": tuple(LENGTHS),
 }
 
+T = TypeVar("T")
 LAID_OUT = list(CHOICES).index("zero")  # the choices before it say what GPUs it takes, others can be with all of these
 
 
@@ -153,24 +154,27 @@ def every_combination(ranks: int) -> list[StepCombination]:
     return [StepCombination(*one, *other) for one in able for other in others]
 
 
-def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombination]:
-    """Chooses few combinations that have every pair of choices that any has; ties are broken by the seed.
+def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...]] = CHOICES) -> list[T]:
+    """Chooses few combinations that have every pair of choices that any has; ties are broken by the seed. choices: by
+    the names of the combinations' fields.
 
     They are chosen one by one, each with the most pairs that are still missing.
     """
+    if not every:
+        return []
     order = np.random.default_rng(seed).permutation(len(every))
-    names = [field.name for field in fields(StepCombination)]
-    numbers_of = [{value: at for at, value in enumerate(CHOICES[name])} for name in names]
+    names = list(choices)
+    numbers_of = [{value: at for at, value in enumerate(choices[name])} for name in names]
     table = np.array(
         [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
     ).T[order]
-    sizes = [len(CHOICES[name]) for name in names]
+    sizes = [len(choices[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
     numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)
     missing = np.zeros((len(pairs), int(numbers.max()) + 1), bool)
     for at in range(len(pairs)):
         missing[at, numbers[:, at]] = True
-    chosen: list[StepCombination] = []
+    chosen: list[T] = []
     while missing.any():
         gain = missing[np.arange(len(pairs)), numbers].sum(axis=1)
         best = int(gain.argmax())

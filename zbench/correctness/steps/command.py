@@ -16,6 +16,7 @@ from zbench.console.command import Parser
 from zbench.console.meter import Meter
 from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import StepCombination, covering, every_combination
+from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
@@ -26,6 +27,7 @@ LIMIT = 1e-12  # of differences over the largest element, in float64
 NAN = float("nan")
 MOST_RANKS = 16  # processes on one machine
 RANK = "zbench.correctness.steps.rank:StepRank"
+Combination = StepCombination | PipelineCombination
 TITLES = ("combination", "loss", "gradients", "parameters", "bytes", "")
 
 
@@ -34,7 +36,7 @@ class StepVerdict:
     """The verdict on a combination. loss, gradients, parameters: largest differences, nan where nothing came back;
     bytes: sent by all processes, by queue; fault: what is wrong, "" if nothing."""
 
-    combination: StepCombination
+    combination: Combination
     loss: float
     gradients: float
     parameters: float
@@ -59,8 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(list(arguments))
     check_whole_number("--ranks", asked.ranks, 1, MOST_RANKS)
     check_whole_number("--seed", asked.seed, 0)
-    every = every_combination(asked.ranks)
-    chosen = every if asked.all else covering(every, asked.seed)
+    chosen = combinations(asked.ranks, asked.seed, asked.all)
     found: list[StepVerdict] = []
     try:
         with Meter(len(chosen), unit="combination") as meter:
@@ -72,7 +73,16 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(one.fault for one in found) or not found else 0
 
 
-def executed(chosen: Sequence[StepCombination], ranks: int, way: str, seed: int) -> Iterator[StepVerdict]:
+def combinations(ranks: int, seed: int, every: bool = False) -> list[Combination]:
+    """Lists the combinations to execute on so many GPUs, pipelines side by side last: enough to have every pair of
+    choices, or every one that there is."""
+    alike, side_by_side = every_combination(ranks), every_pipeline_combination(ranks)
+    if every:
+        return [*alike, *side_by_side]
+    return [*covering(alike, seed), *covering(side_by_side, seed, PIPELINE_CHOICES)]
+
+
+def executed(chosen: Sequence[Combination], ranks: int, way: str, seed: int) -> Iterator[StepVerdict]:
     """Executes combinations one after the other, on the same processes; after one that fails, on fresh ones."""
     left = list(chosen)
     while left:
@@ -94,7 +104,7 @@ def executed(chosen: Sequence[StepCombination], ranks: int, way: str, seed: int)
 
 
 def judged_step(
-    one: StepCombination, found: Sequence[Executed], stated: Sequence[dict[str, tuple[int, int]]]
+    one: Combination, found: Sequence[Executed], stated: Sequence[dict[str, tuple[int, int]]]
 ) -> StepVerdict:
     """Compares what processes came to. stated: the bytes of each that the step has."""
     losses = [rank.loss for rank in found if rank.loss is not None]

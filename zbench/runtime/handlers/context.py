@@ -36,6 +36,9 @@ class TokenWords:
         return tokens, targets
 
 
+NO_WORDS = TokenWords({}, {})
+
+
 @dataclass(frozen=True)
 class Cuts:
     """An attend's rows for a kernel. q_rows, kv_rows: rows of the lists that its segments have, None: all of them, as

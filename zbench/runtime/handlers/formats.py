@@ -128,7 +128,8 @@ class Formats:
             state = tensor.name == f"s{name}"
             dtype = wide(element) if state or tensor.name == f"d{name}" else element
             own = ("".join(letters) or WHOLE[name], dtype)
-            fields: tuple[tuple[str, torch.dtype], ...] = (own, own) if state else (own,)
+            # Of AdamW: the parameter in the wide dtype and its two moments.
+            fields: tuple[tuple[str, torch.dtype], ...] = (own, own, own) if state else (own,)
         else:
             mine = _FIELDS.get(name, ("tc",)) if tensor.amounts is None else _ROUTED.get(name, ("rc",))
             fields = tuple((axes.removeprefix("L"), lse if axes.startswith("L") else element) for axes in mine)

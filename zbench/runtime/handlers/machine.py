@@ -46,11 +46,11 @@ class BatchParts:
     words: TokenWords
 
     def __post_init__(self) -> None:
-        sizes = self.layout.index["t"].sizes
-        if self.tokens.sizes.tolist() != sizes.tolist():
+        sizes = self.layout.index["t"].sizes.tolist() if "t" in self.layout.index else []
+        if self.tokens.sizes.tolist() != sizes:
             raise ValueError(
                 f"the tokens of micro-batch {self.number} are in parts of {self.tokens.sizes.tolist()}; the step has "
-                f"parts of {sizes.tolist()}"
+                f"parts of {sizes}"
             )
         self._check_routed()
         known = {*FUNCTIONS, UPDATE, ""}

@@ -73,6 +73,25 @@ class ParameterSlices:
                     at += size
         return torch.cat([row.view(self.shape(name)) for row in flat], self.axis(name)[0])
 
+    def spans(self, name: str, slices: Parts, shards: Parts) -> list[tuple[int, int]]:
+        """Lists the elements of a whole parameter, flat, that cells have, as they lie in what `cells` gives of them:
+        (the first, the one after the last)."""
+        if not self.layout.tensors[self.layout.number[name]].axes:
+            return [(0, prod(self.dims[letter] for letter in WHOLE[name]))]
+        (axis, _), size, found = self.axis(name), self.shape(name), list[tuple[int, int]]()
+        degree = len(self.layout.index[self.layout.tensors[self.layout.number[name]].axes[0]])
+        together = prod(size[axis:])  # elements of a slice that lie together in the whole
+        ends = [0, *self.layout.index[f"z{name}"].sizes.cumsum().tolist()]
+        for share in slices:
+            for shard in shards:
+                at, end = ends[shard], ends[shard + 1]
+                while at < end:
+                    row, to = at // together, min(end, (at // together + 1) * together)
+                    begin = (row * degree + share) * together + at % together
+                    found.append((begin, begin + to - at))
+                    at = to
+        return found
+
     def _shards(self, name: str, flat: Tensor, shards: Parts) -> Tensor:
         sizes = self.layout.index[f"z{name}"].sizes.tolist()
         if len(shards) == len(sizes):

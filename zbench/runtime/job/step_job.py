@@ -34,9 +34,11 @@ class StepReport:
     loss: of the whole batch, None where it is another rank's. seconds: from the barrier to the end. spent: what they
     went to, by parts of zbench.interfaces.result.SECONDS_FOR, which sum to them. under_way: in which a message was to
     come. inside, across: bytes of messages inside the node and between nodes, by queue
-    (zbench.step.operations.QUEUES). compiling: seconds before the step in which it became instructions. worst: the
-    largest relative difference to the dense model and where, where it was asked for. began, events, nic_series: as of
-    zbench.runtime.job.job.Report.
+    (zbench.step.operations.QUEUES) or zbench.interfaces.result.SWITCH. compiling: seconds before the step in which it
+    became instructions.
+    worst: the largest relative difference to the dense model and where, where it was asked for. began, events,
+    nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
+    state moved, as its strategy is another one than that of the step before.
     """
 
     loss: float | None
@@ -52,6 +54,7 @@ class StepReport:
     began: float = 0.0
     events: Events | None = None
     nic_series: dict[str, Any] = field(default_factory=dict)
+    switching: float = 0.0
 
     def total(self) -> dict[str, Sizes]:
         """Returns the bytes (sent, received) by queue, of the queues that had messages."""

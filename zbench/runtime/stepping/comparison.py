@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from zbench.runtime.handlers.machine import is_update
+from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.parameters import ParameterSlices
-from zbench.runtime.handlers.prepared import PreparedStep, items_of
+from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
+from zbench.runtime.steps.resting import items_on
 
 Piece = tuple[str, int, Parts, Parts, Tensor]  # a parameter's name and layer, its cells, and these on the CPU
 
 
-def state_pieces(prepared: PreparedStep, stores: Mapping[int, Store]) -> list[Piece]:
+def state_pieces(resting: Resting, stores: Mapping[int, Store]) -> list[Piece]:
     """Returns the cells of parameters in the wide dtype that a process updates, as they lie before a step."""
-    parts, found = prepared.batches[0], []
-    for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
+    parts, found = resting.parts, []
+    for tensor, layer, places, first, second in items_on(resting.step, resting.items, stores):
         name = parts.layout.tensors[tensor].name
         if name[0] == "s":
             store, of = stores[places[0]], parts.formats[tensor]
@@ -27,9 +29,9 @@ def state_pieces(prepared: PreparedStep, stores: Mapping[int, Store]) -> list[Pi
     return found
 
 
-def whole_weights(prepared: PreparedStep, pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """Returns whole parameters of the pieces of all processes, float64, of all layers in one tensor."""
-    parts = prepared.batches[0]
+def whole_weights(parts: BatchParts, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """Returns whole parameters of the pieces of all processes, float64, of all layers in one tensor. parts: of the
+    layout that they are cells of."""
     by_name: dict[str, dict[int, list[tuple[Parts, Parts, Tensor]]]] = {}
     for name, layer, first, second, value in pieces:
         by_name.setdefault(name, {}).setdefault(layer, []).append((first, second, value.double()))

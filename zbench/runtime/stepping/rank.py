@@ -6,22 +6,24 @@ the step's seconds are counted from there to its end, updates included.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
+from zbench.interfaces.result import SWITCH
 from zbench.runtime.clocks.events import Events, Span
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import open_messages
+from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
@@ -33,8 +35,9 @@ from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.stepping.words import BatchTargets, BatchWords
 from zbench.runtime.steps.tokens import TokenParts, routes_of
-from zbench.runtime.training.text import END, is_real, sequences
+from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
@@ -59,6 +62,7 @@ class SteppingRank:
         messages = open_messages(self.group, gpus.cluster.node_of, self.device)
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
         self.runner, self.updates = StepRunner(machine, self.board), 0
+        self.resting: Resting | None = None  # what the step before has left; None before the first one
 
     @staticmethod
     def prepare() -> None:
@@ -98,14 +102,14 @@ class SteppingRank:
         compiling = perf_counter() - asked
         wanted = self._wanted(batch, prepared, where) if isinstance(update, NotedUpdate) else None
         self.runner.where = f"{where}, "
-        began, seconds = self._run(prepared, where)
+        ran = self._run(prepared, where)
         losses = [float(one) / batch.num_tokens for one in self.runner.take(prepared, "loss")]
         worst = None
         if wanted is not None and isinstance(update, NotedUpdate):
             off = [(abs(loss * batch.num_tokens / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients)
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
-        return self._report(losses[0] if losses else None, began, seconds, compiling, worst, noted)
+        return self._report(losses[0] if losses else None, ran, compiling, worst, noted)
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -118,19 +122,23 @@ class SteppingRank:
 
     def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
         """Returns this rank's instructions; the first step's parameters are put where it begins with them."""
-        words = _BatchWords(self.job, batch)
-        given = TokenWords(words, _Targets(words))
+        words = BatchWords(self.job, batch)
+        given = TokenWords(words, BatchTargets(words))
         machine = replace(self.runner.machine, update=update)
         prepared = PreparedStep.of(step, self.rank, machine, tokens, [given] * len(tokens))
         prepared.make_contexts()
         if not self.runner.stores:
             self.board.say("drawing parameters")
             self.runner.begin(prepared, InitialWeights(self.model, self.job.seed))
+            self.resting = Resting.before(prepared)
         return prepared
 
-    def _run(self, prepared: PreparedStep, where: str) -> tuple[float, float]:
-        """Runs a step from a barrier on; returns the moment it began and its seconds."""
-        messages = self.runner.machine.messages
+    def _run(self, prepared: PreparedStep, where: str) -> "_Ran":
+        """Runs a step from a barrier on; where its strategy is another one than that of the step before, parameters and
+        optimizer state move first."""
+        assert self.resting is not None, "parameters are drawn before the first step"
+        messages, after = self.runner.machine.messages, Resting.before(prepared)
+        moving = changed(self.resting, after)
         for end in messages.ends:
             end.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
@@ -138,10 +146,17 @@ class SteppingRank:
         self._synchronize()
         began = perf_counter()
         messages.times.begin()
+        if moving:
+            self.board.say(f"{where}, moving parameters and optimizer state")
+            Mover(self.rank, self.runner.stores, messages, self.board).move(moving, self.resting, after)
+            self._synchronize()
+        switching, moved = perf_counter() - began if moving else 0.0, messages.ends[QUEUE].traffic
+        messages.ends[QUEUE].traffic = Traffic()
         self.runner.run(prepared)
         messages.times.end()
         self._synchronize()
-        return began, perf_counter() - began
+        self.resting = Resting.after(prepared)
+        return _Ran(began, perf_counter() - began, switching, moved)
 
     def _synchronize(self) -> None:
         """Returns once the device has done all that it was given."""
@@ -152,12 +167,13 @@ class SteppingRank:
         """Returns what the step has to come to, which rank 0 computes of all parameters as they are before it.
         Collective."""
         self.board.wait(f"{where}, gathering parameters")
-        mine = state_pieces(prepared, self.runner.stores)
+        assert self.resting is not None, "parameters are drawn before the first step"
+        mine = state_pieces(self.resting, self.runner.stores)
         every: list[list[Piece]] | None = [[]] * dist.get_world_size() if self.rank == 0 else None
         dist.gather_object(mine, every, 0, self.group)
         found: list[DenseGradients | None] = [None]
         if every is not None:
-            weights = whole_weights(prepared, [piece for one in every for piece in one])
+            weights = whole_weights(self.resting.parts, [piece for one in every for piece in one])
             numbers = np.arange(len(batch.lengths))
             text = sequences(self.job.workload, batch, numbers, self.model.vocab)
             routes = routes_of([one.tokens for one in prepared.batches])
@@ -173,28 +189,30 @@ class SteppingRank:
     def _report(
         self,
         loss: float | None,
-        began: float,
-        seconds: float,
+        ran: "_Ran",
         compiling: float,
         worst: tuple[float, str] | None,
         noted: bool,
     ) -> StepReport:
         messages = self.runner.machine.messages
         times, spent = messages.times, messages.times.seconds
+        seconds = ran.seconds
         rest = seconds - sum(spent.values())  # of two clocks' readings
+        inside, across = ({SWITCH: pair} if any(pair) else {} for pair in ran.moved_bytes())
         return StepReport(
             loss,
             seconds,
             spent | {"interpreter": max(0.0, spent.get("interpreter", 0.0) + rest)},
             min(times.under_way, seconds),
-            self._bytes("inside"),
-            self._bytes("across"),
+            self._bytes("inside") | inside,
+            self._bytes("across") | across,
             measured_peak_bytes(self.device),
             self.capacity_bytes,
             compiling,
             worst,
-            began,
-            Events(True, list(self._spans(began))) if noted else None,
+            ran.began,
+            Events(True, list(self._spans(ran.began))) if noted else None,
+            switching=ran.switching,
         )
 
     def _bytes(self, way: str) -> dict[str, Sizes]:
@@ -214,26 +232,17 @@ class SteppingRank:
             at += seconds
 
 
-class _BatchWords(dict[int, Ints]):
-    """The token ids of a batch's sequences by their numbers, each read when it is first asked for."""
+@dataclass(frozen=True)
+class _Ran:
+    """When a step began and how long it took. switching: of its seconds, those in which parameters and optimizer state
+    moved, 0 where they did not; moved: their bytes."""
 
-    def __init__(self, job: StepJob, batch: Batch) -> None:
-        super().__init__()
-        self._job, self._batch = job, batch
+    began: float
+    seconds: float
+    switching: float
+    moved: Traffic
 
-    def __missing__(self, number: int) -> Ints:
-        job = self._job
-        (self[number],) = sequences(job.workload, self._batch, np.array([number]), job.cost.gpus.model.vocab)
-        return self[number]
-
-
-class _Targets(dict[int, Ints]):
-    """The targets of a batch's tokens: the next token, of a sequence's last one END."""
-
-    def __init__(self, words: _BatchWords) -> None:
-        super().__init__()
-        self._words = words
-
-    def __missing__(self, number: int) -> Ints:
-        self[number] = np.append(self._words[number][1:], END)
-        return self[number]
+    def moved_bytes(self) -> tuple[Sizes, Sizes]:
+        """Returns the bytes (sent, received) of what moved, inside the node and between nodes."""
+        one = self.moved
+        return (one.inside_tx, one.inside_rx), (one.across_tx, one.across_rx)

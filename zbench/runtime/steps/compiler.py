@@ -5,8 +5,9 @@ part in. As an operation uses only what earlier ones made, the earliest message 
 nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction those from the members
 that have contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
 
-Places are counted from an instance's first one: a template is compiled once for every place that it is played from,
-and instructions have the places that are meant. A process takes no part in instances of other stages than its own.
+Places are counted from an instance's first one, or from the stages of all pipelines that have its layer: a template is
+compiled once for every start that it is played from, and instructions have the places that are meant. A process takes
+no part in instances of other stages than its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,21 +26,22 @@ from zbench.runtime.steps.instructions import (
     Parcel,
     Parts,
     Programs,
+    Start,
     TemplateProgram,
 )
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
 from zbench.step.layout import READ, WHOLE, StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
-from zbench.step.template import AT_HOME, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
 
 
 def compile_template(
-    step: Step, template: Template, process: int, holder: Sequence[int], place: int = 0
+    step: Step, template: Template, process: int, holder: Sequence[int], where: Sequence[int]
 ) -> TemplateProgram:
-    """Returns a template's instructions for a process. holder: the process of every place; place: that the template is
-    played from."""
-    made = _Compiler(step, template, process, holder, place)
+    """Returns a template's instructions for a process. holder: the process of every place; where: the place that each
+    one is that the template may name, as of zbench.step.template.Step.where."""
+    made = _Compiler(step, template, process, holder, where)
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
     if not needs and not leaves and not made.takes_part():
         return TemplateProgram(template.name, template.layout, ())
@@ -49,13 +51,13 @@ def compile_template(
 
 @dataclass
 class _Compiler:
-    """One template, played from a place on, for one process."""
+    """One template, played from one start, for one process."""
 
     step: Step
     template: Template
     process: int
     holder: Sequence[int]
-    first: int
+    where: Sequence[int]
 
     def __post_init__(self) -> None:
         self.layout: StepLayout = self.step.layouts[self.template.layout]
@@ -63,7 +65,7 @@ class _Compiler:
 
     def _process(self, place: int) -> int:
         """Returns the process that holds a place as the template counts it."""
-        return self.holder[place + self.first]
+        return self.holder[self.where[place]]
 
     def takes_part(self) -> bool:
         """Returns whether the process holds a place that operations name."""
@@ -84,7 +86,7 @@ class _Compiler:
             if self._process(src) != self.process:
                 return []
             reads = tuple(self._references(row, results=False))
-            return [Compute(src + self.first, what, self._slots(row), reads, writes)]
+            return [Compute(self.where[src], what, self._slots(row), reads, writes)]
         exchange = self._exchange(row)
         self.presence.follow(row, ())
         if kind == DROP:
@@ -92,7 +94,7 @@ class _Compiler:
                 return []
             layer = 0 if self.layout.tensors[what].layers == "none" else row[7]
             cells = self._pairs(what, pairs_of(self.layout, what, row[4:6]))
-            return [Forget(src + self.first, what, layer, tuple(cells))]
+            return [Forget(self.where[src], what, layer, tuple(cells))]
         return [exchange] if exchange.sends or exchange.receives or exchange.copies else []
 
     def held_items(self, items: Items) -> dict[tuple[int, int, int], set[Cell]]:
@@ -103,11 +105,11 @@ class _Compiler:
             home = self.layout.tensors[tensor].home[cells]
             layer = 0 if self.layout.tensors[tensor].layers == "none" else layer
             of_list = [] if places == AT_HOME else self.layout.lists[places].tolist()
-            for place, holder in enumerate(self.holder[self.first :]):
-                if holder == self.process:
+            for place, there in enumerate(self.where):
+                if there < len(self.holder) and self.holder[there] == self.process:
                     mine = cells[home == place] if places == AT_HOME else cells if place in of_list else cells[:0]
                     if len(mine):
-                        key = (place + self.first, tensor, layer)
+                        key = (there, tensor, layer)
                         found.setdefault(key, set()).update(self._pairs(tensor, mine))
         return found
 
@@ -155,7 +157,7 @@ class _Compiler:
             one, other = self._process(src), self._process(dst)
             if self.process not in (one, other):
                 continue
-            ends = (src + self.first, dst + self.first)
+            ends = (self.where[src], self.where[dst])
             for block in blocks(self._pairs(tensor, cells)):
                 whole = Cells(tensor, layer, *block)
                 if one == other:
@@ -199,10 +201,20 @@ def blocks(cells: Sequence[Cell]) -> list[tuple[Parts, Parts]]:
     return [(tuple(same), columns) for columns, same in alike.items()]
 
 
+def start_of(step: Step, instance: Instance, layer: int) -> Start:
+    """Returns where an instance is played from for a layer: its place; or, across pipelines, ACROSS and by how many
+    places the stage that has the layer stands after the first of each."""
+    if instance.place != ACROSS:
+        return (instance.place,)
+    return (ACROSS, *step.shifts[:, min(max(layer, 0), step.num_layers)].tolist())
+
+
 def compile_step(step: Step, process: int, holder: Sequence[int]) -> Programs:
-    """Returns the instructions of all templates of a step for a process, for every place that they are played from."""
-    played = dict.fromkeys((one.template, one.place) for one in step.order)
+    """Returns the instructions of all templates of a step for a process, for every start that they are played from."""
+    played = {
+        (one.template, start_of(step, one, layer)): (one.place, layer) for one in step.order for layer in one.layers
+    }
     return {
-        (number, place): compile_template(step, step.templates[number], process, holder, place)
-        for number, place in played
+        (number, start): compile_template(step, step.templates[number], process, holder, step.where(*played).tolist())
+        for (number, start), played in played.items()
     }

@@ -82,14 +82,16 @@ Instruction = Compute | Exchange | Forget
 
 @dataclass(frozen=True, slots=True)
 class TemplateProgram:
-    """A template for one process, played from a place. layout: the number of its layout."""
+    """A template for one process, played from one start. layout: the number of its layout."""
 
     name: str
     layout: int
     instructions: tuple[Instruction, ...]
 
 
-Programs = Mapping[tuple[int, int], TemplateProgram]  # by a template's number and the place that it is played from
+# Where a template is played from: a place; or ACROSS and, by pipeline, the places from its first stage to another one.
+Start = tuple[int, ...]
+Programs = Mapping[tuple[int, Start], TemplateProgram]  # by a template's number and its start
 
 
 def holders(step: Step) -> tuple[int, ...]:

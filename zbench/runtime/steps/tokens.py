@@ -89,6 +89,10 @@ class TokenParts:
         return segments(plan, 2 * at, 2 * at + 1)
 
 
+_NONE = np.zeros(0, np.int64)
+NO_TOKENS = TokenParts(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, Mask())
+
+
 def tokens_of(parts: Sequence[PlanParts]) -> tuple[TokenParts, ...]:
     """Returns the tokens of every micro-batch's parts, with the experts that a step's passes draw for them."""
     return tuple(map(TokenParts.of, parts))

@@ -4,14 +4,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zbench.describe.model import Model
 from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 
 
 def plans_of_layouts(plans: Sequence[Plan]) -> list[Plan]:
     """Returns the plans of a step's micro-batches, one for each of the layouts that have any."""
     return list(plans) if plans[0].pipelines is None else [plan for _, plan in own_plans(plans)]
+
+
+def parts_of_layouts(
+    plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel = TOGETHER, slices: int = 1
+) -> list[PlanParts]:
+    """Returns the parts of the plans of a step's layouts that have any. degree, experts, slices: of plans without
+    pipelines of their own, as in PlanParts (slices: token_slices)."""
+    if plans[0].pipelines is None:
+        return [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
+    degrees = PipelineShapes.of(plans[0].pipelines).tp
+    return [PlanParts(plan, model, degrees[number]) for number, plan in own_plans(plans)]
 
 
 def own_plans(plans: Sequence[Plan]) -> list[tuple[int, Plan]]:

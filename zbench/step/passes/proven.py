@@ -13,6 +13,7 @@ from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
@@ -29,8 +30,7 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
-    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit. pipelines: whether plans may
-    have pipelines.
+    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit.
 
     Raises:
         ValueError: there are no such steps.
@@ -44,7 +44,6 @@ class ProvenSteps:
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     memory_bytes: float | None = None
-    pipelines: bool = False
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -75,10 +74,6 @@ class ProvenSteps:
             ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        if plans[0].pipelines is not None and not self.pipelines:
-            raise ValueError(
-                f"plans have pipelines, whose stages differ; executor={self.executor} takes stages that are alike"
-            )
         if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
             raise ValueError(
                 f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
@@ -101,7 +96,7 @@ class ProvenSteps:
         prove_step(step)
         return step
 
-    def parts(self, batch: Batch, plan: Plan) -> PlanParts:
-        """Returns the parts that a step of this run has of a batch's plan."""
-        slices = self.overlap.exchanges.slices
-        return PlanParts(plan, self.model, self.tensor_parallel, self.experts.of(batch), token_slices=slices)
+    def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
+        """Returns the parts that a step of this run has of a batch's plans."""
+        experts, slices = self.experts.of(batch), self.overlap.exchanges.slices
+        return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)

@@ -66,8 +66,8 @@ def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict
     axes, home = parameters.axes(weight), parameters.home(weight)
     layers = "none" if weight in parameters.outside else "layer"
     elements = weight_elements(model)[weight] if weight in WHOLE else 1
-    gradient = max(GRADIENT_BYTES, model.element_bytes)
-    size, moments, summed = (each * elements for each in (model.element_bytes, MOMENT_BYTES, gradient))
+    gradient, state = max(GRADIENT_BYTES, model.element_bytes), max(MOMENT_BYTES, 3 * model.element_bytes)
+    size, moments, summed = (each * elements for each in (model.element_bytes, state, gradient))
     return {
         weight: Tensor(weight, axes, "state", "", layers, size, home),
         f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, summed, home),
