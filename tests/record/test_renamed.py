@@ -6,8 +6,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.record.old_names import KEYS, REGROUPED, RUN_KEYS
-from zbench.record.renamed import MOST_NESTED, keys_of, old_key, renamed, renamed_baseline, renamed_run
+from zbench.record.old_names import CHOICES, KEYS, REGROUPED, RUN_KEYS
+from zbench.record.renamed import MOST_NESTED, keys_of, old_choice, old_key, renamed, renamed_baseline, renamed_run
 
 
 def test_names_of_older_records_are_today_s() -> None:
@@ -135,6 +135,15 @@ def test_a_key_that_never_had_another_name_is_no_old_one(key: str) -> None:
 )
 def test_a_key_of_another_group_today_is_told_with_its_value(given: str, target: str, value: object, told: str) -> None:
     assert old_key(given, target, value) == f"{given} is called {told}"
+
+
+@pytest.mark.parametrize("group", CHOICES)
+def test_an_earlier_name_of_a_choice_is_told_with_todays(group: str) -> None:
+    for was, today in CHOICES[group].items():
+        assert old_choice(group, was) == f"{group}={was} is called {group}={today} today"
+        assert old_choice(group, today) is None
+        assert (CONF / group / f"{today}.yaml").is_file()
+        assert not (CONF / group / f"{was}.yaml").exists()
 
 
 @pytest.mark.parametrize("target", REGROUPED)

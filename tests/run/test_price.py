@@ -122,6 +122,21 @@ def test_an_estimate_that_just_fits() -> None:
         check_memory_here(price, price.memory_bytes - 1, "system=x", "N", "T")
 
 
+def test_an_executor_that_needs_less_is_told_where_it_needs_no_more_than_there_is() -> None:
+    price = Price(10, Size(100, 20), 3, played=1000)
+    plans = replace(price, played=0).memory_bytes
+    with pytest.raises(ValueError, match=r"\(or another system\), or executor=other, which needs less$"):
+        check_memory_here(price, plans, "system=x", "N", "T", "other")
+    with pytest.raises(ValueError, match=r"\(or another system\)$"):
+        check_memory_here(price, plans - 1, "system=x", "N", "T", "other")
+
+
+def test_a_ring_of_1024_gpus_as_whole_steps_is_refused_where_23_gib_are_free() -> None:
+    parts, made = composed("system=ring", "cluster.num_nodes=128")
+    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, parts.executor)
+    assert price.memory_bytes > 23 * GIB
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [
@@ -165,9 +180,9 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
     ("overrides", "each"),
     [
         (("executor=simulated_attention",), 25),
-        ((), 25 + 12 * 400),
-        (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 400),
-        (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 400),
+        ((), 25 + 12 * 500),
+        (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 500),
+        (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 500),
     ],
 )
 def test_whole_steps_are_priced_by_the_layers_that_are_played(overrides: tuple[str, ...], each: int) -> None:

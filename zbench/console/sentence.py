@@ -27,7 +27,7 @@ from zbench.describe.cluster import Cluster, Device
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.describe.worlds import World
-from zbench.record.renamed import old_key
+from zbench.record.renamed import old_choice, old_key
 from zbench.record.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
@@ -90,7 +90,12 @@ def _limit(error: BaseException) -> tuple[str, int] | None:
 
 
 def not_among(field: str, value: str, options: Iterable[str]) -> str:
-    """Writes a sentence like 'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'."""
+    """Writes a sentence like 'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'.
+
+    A choice's name of an earlier version is told of as that.
+    """
+    if told := old_choice(field, value):
+        return told
     options = sorted(options)
     close = difflib.get_close_matches(value, options, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""

@@ -1,15 +1,15 @@
 """Replaces names that older records give to parts and to their keys by today's names (old_names). Pure.
 
 The folders of systems and workloads were packages of their own once, workload=pystdlib found the standard library by a
-function of Python's, and modules lay in zbench/ itself. Keys of yamls get other names, too: `old_key`
-is what tells a user of them. Records are read under today's names, so that old and new runs of the same thing compare
-as equal.
+function of Python's, and modules lay in zbench/ itself. Keys of yamls and choices get other names, too: `old_key` and
+`old_choice` tell a user of them. Records are read under today's names, so that old and new runs of the same thing
+compare as equal.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import KEYS, MOVED, REGROUPED, RUN_KEYS
+from zbench.record.old_names import CHOICES, KEYS, MOVED, REGROUPED, RUN_KEYS
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")
@@ -98,6 +98,12 @@ def old_key(given: str, target: object, value: object = None) -> str | None:
         return f"{given} is called {elsewhere} today, as in {elsewhere}={'...' if value is None else value}"
     today = (keys_of(target) if dot else RUN_KEYS).get(key)
     return None if today is None else f"{given} is called {parent}{dot}{today} today"
+
+
+def old_choice(group: str, name: str) -> str | None:
+    """Returns a sentence that says what a choice of a group is called today, None where it has no earlier name."""
+    today = CHOICES.get(group, {}).get(name)
+    return None if today is None else f"{group}={name} is called {group}={today} today"
 
 
 def old_keys(target: object) -> frozenset[str]:

@@ -21,6 +21,7 @@ from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_stat
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
 from zbench.runtime.step_executor import TorchWholeStep
+from zbench.simulated.executor import Simulated
 from zbench.step.passes.parameters.zero import weight_elements
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
@@ -44,7 +45,8 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
     for key, case in (("system", own), ("baseline", baseline)):
         if case is not None:
             price = priced(case.system, parts.workload, parts.tokens, ranks, parts.executor)
-            check_memory_here(price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys)
+            other = "simulated_attention" if isinstance(parts.executor, Simulated) else None
+            check_memory_here(price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys, other)
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
 
 

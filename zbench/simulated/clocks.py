@@ -21,7 +21,7 @@ def clock_named(executor: str, cost: Cost) -> Simulated | SimulatedAttention:
     Raises:
         ValueError: there is none, or it cannot play on such a cluster.
     """
-    if executor not in CLOCKS:
-        raise ValueError(not_among("executor", executor, list(CLOCKS)))
+    if str(executor) not in CLOCKS:
+        raise ValueError(not_among("executor", str(executor), list(CLOCKS)))
     check_shapes(cost.cluster.device, CLOCKS[executor] is Simulated)
     return CLOCKS[executor](cost)
