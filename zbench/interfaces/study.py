@@ -14,7 +14,7 @@ from zbench.interfaces.protocols import Executor
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit
 HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
 PLAYED = 20  # batches, evenly from those drawn by longest sequence
-PLAYED_WHOLE = 4  # of them at last, where the run's clock plays whole steps, which take some ten times as long to tell
+PLAYED_WHOLE = 4  # of them, where the run's clock plays whole steps, which take some ten times as long to tell
 
 Clock = Callable[[Cost], Executor]  # makes what plays steps on the cluster of a cost
 
