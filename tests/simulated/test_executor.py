@@ -120,10 +120,10 @@ def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
     for sharding, count in (("zero1", 1), ("zero1", 3), ("zero2", 1), ("zero2", 3), ("zero3", 3)):
         cost = cost_of(sharding=sharding)
         plans = Dealt(LocalPacking(cost), count).plan(BATCH)
-        step, today = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
+        step, attention = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
         assert len(plans) == count
         if sharding != "zero3":  # with which table and head are gathered once here, and twice there
-            assert sum(step.nic_tx_bytes) == pytest.approx(sum(today.nic_tx_bytes), rel=1e-6)
+            assert sum(step.nic_tx_bytes) == pytest.approx(sum(attention.nic_tx_bytes), rel=1e-6)
         found[sharding, count] = [sum(step.nic_tx_for[queue]) for queue in ("parameters", "gradients")]
     once, thrice = found["zero2", 1], found["zero2", 3]
     assert once == found["zero1", 1] == pytest.approx(found["zero1", 3], rel=1e-6)

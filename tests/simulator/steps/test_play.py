@@ -60,8 +60,8 @@ def test_attention_alone_takes_what_it_takes_as_a_plan(system: str, name: str, b
 
 @pytest.mark.parametrize(("system", "zero"), [("zeppelin", "3"), ("ring", "1")])
 def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zero: str) -> None:
-    """All work is today's: with links that cost nothing, and no latencies, what is left are the embedding's rows and
-    the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
+    """All work is that of attention's clock: with links that cost nothing, and no latencies, what is left are the
+    embedding's rows and the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
     found, cost = planned(system)
     one = cost.cluster
     quick = replace(
@@ -76,11 +76,11 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     prove_step(step)
     played = play_step(step, found.plans, free)
     assert played.settled
-    today = SimulatedAttention(free).step(found.batch, found.plans)
-    assert played.seconds == pytest.approx(today.seconds, rel=1e-3)
-    linear = np.array(today.linear_seconds) + free.optimizer_seconds()
+    attention = SimulatedAttention(free).step(found.batch, found.plans)
+    assert played.seconds == pytest.approx(attention.seconds, rel=1e-3)
+    linear = np.array(attention.linear_seconds) + free.optimizer_seconds()
     assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(linear, rel=1e-2)
-    assert played.busy["attend"] == pytest.approx(np.array(today.attention_seconds), rel=1e-9)
+    assert played.busy["attend"] == pytest.approx(np.array(attention.attention_seconds), rel=1e-9)
 
 
 @pytest.mark.parametrize("window", [0, 1])

@@ -52,8 +52,8 @@ def test_matmuls_of_all_gpus_are_those_of_active_experts(degree: int, skew: floa
     found, cost = planned()
     step = whole_step(found.model, found.plans, 1, "none", experts=ExpertParallel(degree, 0, skew))
     played = play_step(step, found.plans, cost)
-    today = SimulatedAttention(cost).step(found.batch, found.plans)
-    linear = np.array(today.linear_seconds)
+    attention = SimulatedAttention(cost).step(found.batch, found.plans)
+    linear = np.array(attention.linear_seconds)
     assert played.busy["compute"].sum() == pytest.approx(linear.sum(), rel=1e-9)
     assert np.ptp(played.busy["compute"]) > (np.ptp(linear) + 1e-3 if degree > 1 else 0)
 

@@ -7,7 +7,7 @@ at("origin").textContent = `${data.command} — figures are derived from the raw
 
 const notes = [...data.left_out];
 if (data.runs.some((run) => run.simulated)) {
-  notes.unshift("Runs of executor simulated are SIMULATED on a described cluster; nothing of them was measured on hardware.");
+  notes.unshift("Runs of simulated executors are SIMULATED on a described cluster; nothing of them was measured on hardware.");
 }
 at("notes").hidden = !notes.length;
 at("notes").textContent = notes.join("\n");
