@@ -141,7 +141,8 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     ):
         if value != usual:
             raise ValueError(
-                f"{name} is {value}; only executor=simulated and torch_whole_step have that, others take {usual}"
+                f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else takes "
+                f"{usual}"
             )
     return {}
 
