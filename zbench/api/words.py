@@ -26,7 +26,8 @@ from zbench.simulated.clocks import SIMULATED, clock_named
 from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
-_KEYLESS = ("mask", VARIANT, PIPELINES, "executor")  # settings that are one word
+_PLANNED = ("mask", VARIANT, PIPELINES)  # settings of plans that are one word
+_KEYLESS = (*_PLANNED, "executor")
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -45,7 +46,7 @@ def plan_words(words: Sequence[str]) -> int:
     )
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", *_KEYLESS), "zbench plan")
+        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", *_PLANNED), "zbench plan")
         by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         chosen = _GROUPS | chosen | by_option
         lengths = _lengths(given.lengths)
