@@ -137,7 +137,8 @@ def test_the_judge_that_shares_no_code_takes_it_and_refuses_other_padding(uneven
 
 def test_who_has_no_words_for_padding_refuses_it() -> None:
     from zbench.runtime.steps.tokens import TokenParts
+    from zbench.step.passes.parts import PlanParts
 
     found = zbench.plan([60, 5], cluster="local_2x2", model="tiny", system="ring", padding="published")
     with pytest.raises(ValueError, match=r"^plan.padding is given; steps that are executed have no words for padding"):
-        TokenParts.of(found.plans[0], 1)
+        TokenParts.of(PlanParts(found.plans[0], found.model, 1))
