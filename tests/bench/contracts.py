@@ -67,8 +67,11 @@ MODEL = Model("m", 4, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
 
 @dataclass
 class Counts:
-    """What was found so far. outside: schedules of frameworks' rules that broke their contract; none: candidates that
-    had no multiple of micro-batches."""
+    """The counts of what was found so far.
+
+    outside: schedules of frameworks' rules that broke their contract; none: candidates that had no multiple of
+    micro-batches.
+    """
 
     begin: int
     batches: int = 0

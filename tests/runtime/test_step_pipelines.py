@@ -102,7 +102,7 @@ def whole(layout: Any, model: Model, every: Sequence[tuple[str, int, Any, Any, l
 
 @cache
 def alone(steps: int) -> tuple[list[StepResult], Rests]:
-    """The same batches on one process, which has all parameters in every step."""
+    """Trains the same batches on one process, which has all parameters in every step."""
     return trained(cost_of(1, 1, MODEL), [ORDINARY] * steps, warmup=0)
 
 

@@ -105,7 +105,7 @@ def test_what_is_made_again_and_repacked_is_apart() -> None:
 
 @pytest.mark.parametrize("level", ["selective", "full"])
 def test_a_routed_plan_is_made_again(level: str) -> None:
-    """What a forward brought over several NICs is dropped, and brought again."""
+    """A plan that sends over several NICs drops what its forward brought, and the backward brings it again."""
     one, batch = cost_of(sharding="zero3", recompute=level), Batch(np.array([60_000, 77]), seed=0, step=0)
     cost = make_cost(replace(one.cluster, nics_per_node=4), one.model)
     (plan,) = Zeppelin(cost).plan(batch)

@@ -49,7 +49,7 @@ def load_of(one: Placement) -> np.ndarray:
 
 
 def pieces_of(shards: np.ndarray) -> list[tuple[int, int]]:
-    """What shards have of a sequence, in its order."""
+    """Returns the pieces that shards have of a sequence, in its order."""
     first = zip(shards["first_start"].tolist(), shards["first_stop"].tolist(), strict=True)
     second = zip(shards["second_start"].tolist(), shards["second_stop"].tolist(), strict=True)
     return sorted((start, stop) for start, stop in (*first, *second) if stop > start)
@@ -250,7 +250,7 @@ def test_groups_of_nodes_take_as_long_as_each_other() -> None:
 
 
 def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
-    """As many heads, keys and bytes as with a call each."""
+    """One call of the backward for two others has as many heads, keys and bytes as a call each."""
     cost, sizes = small(4, 2), np.array([60_000, 1_000])
     found = {}
     for pairs in (False, True):
@@ -267,7 +267,7 @@ def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
 
 @pytest.mark.parametrize("memory", [14e9, 20e9, 40e9])
 def test_memory_is_respected(memory: float) -> None:
-    """As many micro-batches as it takes; a GPU that holds everything takes one."""
+    """A batch has as many micro-batches as memory takes; GPUs that hold everything have one."""
     cost = small(2, 4, memory=memory)
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
     plans = own(cost).plan(batch)

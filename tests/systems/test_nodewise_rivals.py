@@ -93,7 +93,7 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
 
 
 def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of several kinds in every step; others have to be clearly faster."""
+    """Pipelines of several kinds pay in every step; others have to be clearly faster."""
     cost = network(wide, 2, 2, 160)
     batch, made = (
         Batch(np.array([32_768, *[1024] * 32]), 0, 0),

@@ -37,7 +37,7 @@ def in_order(owned: Pieces, lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def assert_ranks_take_it_in_turn(owner: Ints, ranks: int) -> None:
-    """As distribute_tensor's Shard cuts: as many tokens each."""
+    """Asserts that ranks have as many tokens each, in turn, as distribute_tensor's Shard cuts them."""
     assert (owner == np.arange(len(owner)) // (len(owner) // ranks)).all()
 
 

@@ -27,6 +27,7 @@ from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
 
+# Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
 SIMULATED_ATTENTION = "zbench.simulator.simulate.SimulatedAttention"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"

@@ -25,7 +25,9 @@ def visible_parts(plan: Plan, block: Ints) -> Relation:
 
 
 @nb.njit(cache=True)
-def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ignore[no-untyped-def]
+def _seen(
+    pieces: tuple[Ints, Ints, Ints, Ints], offsets: Ints, of_block: Ints, num_sequences: int, causal: bool, window: int
+) -> tuple[Ints, Ints]:
     """Returns compressed rows of blocks: those with a key that a query of the row's block sees, in any order."""
     seq, start, stop, block = pieces
     first = np.zeros(num_sequences + 1, np.int64)

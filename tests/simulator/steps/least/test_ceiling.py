@@ -104,7 +104,7 @@ def stepped(executor: Simulated, system: type, batch: Batch, count: int = 2) -> 
 @settings(max_examples=60)
 @given(jobs(), st.sampled_from(SYSTEMS), st.data())
 def test_no_system_s_step_is_faster(executor: Simulated, system: type, data: st.DataObject) -> None:
-    """Of any lengths, on any GPUs, by any strategy."""
+    """No step is faster than its ceiling, whatever the lengths, the GPUs and the strategy."""
     batch = data.draw(batches(data.draw(st.sampled_from((200, 6000)))))
     usual = StepOverlap(executor.window, executor.gradient_bucket) == USUAL
     executor = replace(executor, cost=replace(executor.cost, even_slices=True))
