@@ -129,7 +129,7 @@ FIGURES = (
 )
 
 
-def shown(found: Sequence[Row]) -> list[TableColumn]:
+def figures_shown(found: Sequence[Row]) -> list[TableColumn]:
     """Returns the figures that say something of these rows."""
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zbench.console.console import say, show, terminal_width, width_of
-from zbench.console.figures import Row, TableColumn, shown
+from zbench.console.figures import Row, TableColumn, figures_shown
 from zbench.record.interval import LEAST
 from zbench.record.words import convention_words, doubt_words, simulated_words, told_settings, typed
 
@@ -20,7 +20,7 @@ from zbench.record.words import convention_words, doubt_words, simulated_words, 
 def print_run(found: Sequence[Row]) -> None:
     """Prints the systems of one run side by side, a figure a line; without explanations where there is no room for
     them."""
-    figures = shown(found)
+    figures = figures_shown(found)
     for explained in (True, False):
         table = Table("", *([""] if explained else []))
         for row in found:
@@ -74,7 +74,7 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     differing = [name for name in _SETTINGS if len({str(row[name]) for row in found}) > 1]
     common = _settings(found[0], [name for name in told_settings(found[0], _SETTINGS[:-1]) if name not in differing])
     say(", ".join(common + ([f"steps {states[0]}"] if len(set(states)) == 1 else [])))
-    figures, room = shown(found), terminal_width()
+    figures, room = figures_shown(found), terminal_width()
     whole = _comparison(found, ["run", "system", *differing, "steps"], figures)
     narrow = room if room is not None and width_of(whole)[1] > room else None
     if narrow is None:
