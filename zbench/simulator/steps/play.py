@@ -20,7 +20,7 @@ from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.left_out import LeftOut
-from zbench.simulator.steps.occupancy import occupancy_of
+from zbench.simulator.steps.occupancy import LinkedHops, LinkUse
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.trains.clock import Unless, run_unless
 from zbench.simulator.steps.variant import Variant
@@ -168,7 +168,7 @@ class _Played:
         cluster = parts.cost.cluster
         free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
         unless = _unless(made, skipped, turn) if only else None
-        timeline = run_unless(made.graph, made.trains, cluster.num_ranks, free, unless)
+        timeline = run_unless(made, cluster.num_ranks, free, unless)
         if timeline is None:
             return None
         if not np.isfinite(timeline.done).all():
@@ -215,12 +215,13 @@ class _Played:
         step, timeline, times = self.parts.step, self.left_out.timeline, self.left_out.times
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
-        edges = [*np.unique(places[places >= 0]).tolist(), step.num_gpus]
+        edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
+        hops = LinkedHops(made.hops.queue_a, made.hops.queue_b, made.hops.link_class, made.gpu_queues)
+        use = LinkUse.of(hops, timeline, step.num_gpus, made.trains)
         for first, last in pairwise(edges):
             mine = np.flatnonzero((places == first) | (places < 0))
             mine = mine[np.argsort(ends[mine], kind="stable")]  # they ascend, but for those across pipelines
-            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus, self.program.trains)
-            for total, one in zip(found, spans, strict=True):
+            for total, one in zip(found, use.spans(ends[mine]), strict=True):
                 total[first:last] = one[first:last] @ times[mine]
         return found
 
