@@ -23,7 +23,6 @@ from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.occupancy import LinkedHops, LinkUse
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.trains.clock import Unless, run_unless
-from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
 
@@ -227,17 +226,14 @@ class _Played:
 
     def _sums(self) -> tuple[dict[str, Floats], dict[str, Ints], dict[str, Ints], dict[str, int]]:
         """Returns what is busy and sent in all layers."""
-        cluster, step = self.parts.cost.cluster, self.parts.step
-        times: dict[int, tuple[Variant, int]] = {}
-        for one in step.order:
-            for layer in one.layers:
-                variant = self.parts.variant(one.template, layer, one.place, step)
-                times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
+        cluster = self.parts.cost.cluster
+        variants, which = self.parts.of_step
+        times = np.bincount(which, minlength=len(variants)).tolist()
         rows = {"attend": ATTEND, "optimizer": OPTIMIZER, **{name: row for row, name in enumerate(QUEUES)}}
         busy = {name: np.zeros(cluster.num_ranks) for name in rows}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
-        for variant, count in times.values():
+        for variant, count in zip(variants, times, strict=True):
             amounts = amounts_of(variant, cluster)
             for name, row in rows.items():
                 busy[name] += count * amounts.busy[row]

@@ -154,6 +154,20 @@ class StepParts:
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]
 
+    @cached_property
+    def of_step(self) -> tuple[list[Variant], Ints]:
+        """The variants of the step, all layers, and the number of each instance's, int64 [instances]."""
+        number, which = dict[int, int](), []
+        variants: list[Variant] = []
+        for one in self.step.order:
+            for layer in one.layers:
+                variant = self.variant(one.template, layer, one.place, self.step)
+                if id(variant) not in number:
+                    number[id(variant)] = len(variants)
+                    variants.append(variant)
+                which.append(number[id(variant)])
+        return variants, np.array(which, np.int64)
+
     def tables(self, variants: Sequence[Variant]) -> VariantTables:
         """Returns what programs take from some of its variants."""
         key = tuple(id(one) for one in variants)
