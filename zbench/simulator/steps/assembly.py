@@ -126,8 +126,7 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     between: edges between hops of different instances. queues: how many there are."""
     which = instances[:, 0]
     count, edges, trains = (
-        int(np.diff(offsets)[which].sum())
-        for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
+        int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
     )
     nexts = [np.full(count, -1, np.int32) for _ in range(3)]
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)

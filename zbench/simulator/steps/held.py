@@ -58,7 +58,7 @@ class HeldTemplate:
     def of(template: PlayedTemplate, model: Model) -> "HeldTemplate":
         """Reads a template. model: for its logits."""
         tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
-        needs, leaves = (_entries(tables, items.table()) for items in contract)
+        needs, leaves = (_entries(tables, items.table) for items in contract)
         rows = _rows_of(template.flow.items, needs, leaves)
         return HeldTemplate(needs, leaves, *rows, _logits(template, model))
 
@@ -170,10 +170,7 @@ def _lives(t, items, contract, logits, missing, operations):  # type: ignore[no-
 @nb.njit(**IN_PLACE)
 def _is_missing(missing, tensor, offset):  # type: ignore[no-untyped-def]
     """Returns whether a tensor and layer offset are among those that are not there."""
-    for one in range(len(missing)):
-        if tensor == missing[one, 0] and offset == missing[one, 1]:
-            return True
-    return False
+    return any(tensor == missing[one, 0] and offset == missing[one, 1] for one in range(len(missing)))
 
 
 @nb.njit(**IN_PLACE)
