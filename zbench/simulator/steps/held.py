@@ -170,7 +170,10 @@ def _lives(t, items, contract, logits, missing, operations):  # type: ignore[no-
 @nb.njit(**IN_PLACE)
 def _is_missing(missing, tensor, offset):  # type: ignore[no-untyped-def]
     """Returns whether a tensor and layer offset are among those that are not there."""
-    return any(tensor == missing[one, 0] and offset == missing[one, 1] for one in range(len(missing)))
+    found = False
+    for one in range(len(missing)):
+        found |= tensor == missing[one, 0] and offset == missing[one, 1]
+    return found
 
 
 @nb.njit(**IN_PLACE)
