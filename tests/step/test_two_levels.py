@@ -19,7 +19,7 @@ def between_nodes(step: Step) -> int:
     layout, ops = step.layouts[0], step.templates[1].operations
     tensor = layout.number["wq"]
     home, count = layout.tensors[tensor].home, 0
-    for row in ops.rows()[(ops.what == tensor) & np.isin(ops.kind, (GATHER, SEND))].tolist():
+    for row in ops.table[(ops.what == tensor) & np.isin(ops.kind, (GATHER, SEND))].tolist():
         cells = [layout.lists[row[4]], layout.lists[row[5]]]
         for at in home.reshape(layout.shape(tensor))[np.ix_(*cells)].reshape(-1).tolist():
             ends = [(at, place) for place in layout.lists[row[3]].tolist()] if row[0] == GATHER else [(row[2], row[3])]
@@ -58,7 +58,7 @@ def test_what_is_in_one_node_stays() -> None:
     for node in (1, 4):
         same = in_two_levels(step, node)
         assert all(
-            np.array_equal(a.operations.rows(), b.operations.rows())
+            np.array_equal(a.operations.table, b.operations.table)
             for a, b in zip(step.templates, same.templates, strict=True)
         )
     assert QUEUES[int(step.templates[1].operations.queue[0])] == "parameters"

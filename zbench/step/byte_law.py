@@ -72,7 +72,7 @@ def _of_template(step: Step, template: Template) -> dict[Moved, int]:
     layout = step.layouts[template.layout]
     held: Held = set(_named(layout, template.needs))
     moved: dict[Moved, int] = defaultdict(int)
-    for kind, what, src, dst, *rest in template.operations.rows().tolist():
+    for kind, what, src, dst, *rest in template.operations.table.tolist():
         lists, layer, queue = rest[:3], rest[3], rest[4]
         if kind == COMPUTE:
             held |= set(_contributed(layout, layout.formulas[what], src, lists, layer))

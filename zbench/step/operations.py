@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +58,14 @@ class Operations:
         whole = np.concatenate([np.zeros((0, len(COLUMN_NAMES)), np.int64), *tables])
         return Operations(*np.ascontiguousarray(whole.T, np.int32))
 
-    def rows(self) -> Ints:
-        """Returns the columns side by side, int64 [num_operations, columns]."""
+    @cached_property
+    def table(self) -> Ints:
+        """The columns side by side, int64 [num_operations, columns]; whoever changes it makes a copy."""
         return np.stack([getattr(self, name) for name in COLUMN_NAMES], axis=1).astype(np.int64)
+
+    def __getstate__(self) -> dict[str, Column32]:
+        """Returns what goes to other processes: the columns, and not the table, which they can make."""
+        return {name: getattr(self, name) for name in COLUMN_NAMES}
 
     def take(self, index: Ints | slice | Flags) -> "Operations":
         """Returns the operations at `index` alone."""

@@ -45,17 +45,22 @@ class Items:
         table = np.array(rows, np.int32).reshape(-1, len(ITEM_COLUMNS))
         return Items(*(np.ascontiguousarray(column) for column in table.T))
 
+    def __getstate__(self) -> dict[str, Column32]:
+        """Returns what goes to other processes: the columns, and not the table, which they can make."""
+        return {name: getattr(self, name) for name in ITEM_COLUMNS}
+
     def take(self, index: Ints) -> "Items":
         """Returns the entries at `index` alone."""
         return Items(*(getattr(self, name)[index] for name in ITEM_COLUMNS))
 
+    @cached_property
     def table(self) -> Ints:
-        """Returns the columns side by side, int64 [entries, columns]."""
+        """The columns side by side, int64 [entries, columns]; whoever changes it makes a copy."""
         return np.stack([getattr(self, name) for name in ITEM_COLUMNS], axis=1).astype(np.int64)
 
     def rows(self) -> list[list[int]]:
         """Returns the entries as rows."""
-        found: list[list[int]] = self.table().tolist()
+        found: list[list[int]] = self.table.tolist()
         return found
 
 

@@ -29,7 +29,7 @@ def test_a_message_that_is_let_go_unread_is_received(fleet: LocalFleet) -> None:
     case = PAIR.case(0)
     number = [template.name for template in case.step.templates].index("send_x.1")
     template = case.step.templates[number]
-    (row,) = template.operations.rows()[template.operations.kind == SEND].tolist()
+    (row,) = template.operations.table[template.operations.kind == SEND].tolist()
     gone, back = [DROP, *row[1:3], -1, *row[4:]], [SEND, row[1], row[3], row[2], *row[4:]]
     more = replace(template, operations=Operations.of([row, gone, back]))
     step = replace(case.step, templates=(*case.step.templates[:number], more, *case.step.templates[number + 1 :]))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
-from zbench.simulator.hops import COMPUTE, Hops
-from zbench.simulator.steps.occupancy import Occupancy, occupancy_of
+from zbench.simulator.hops import COMPUTE
+from zbench.simulator.steps.occupancy import LinkedHops, LinkUse, Occupancy
 
 QUEUES = 4  # of a GPU
 MOVING = 1  # one of them that is not for computing
@@ -40,13 +40,11 @@ def found_of(told: list[Told], marks: list[int], gpus: int) -> Occupancy:
     own = np.array([COMPUTE if one.computes else MOVING for one in told], np.int64)
     first = np.array([one.gpu for one in told], np.int64) * QUEUES + own
     second = np.array([one.other * QUEUES + MOVING if one.other >= 0 else -1 for one in told], np.int64)
-    links = np.array([-1 if one.computes else 0 for one in told], np.int64)
-    none, flags = np.zeros(len(told), np.int64), np.zeros(len(told), bool)
     classes = np.array([one.link_class for one in told], np.int64)
-    hops = Hops(none, none, first, second, links, links, classes, none, none, flags, none, none, flags, QUEUES)
     start = np.array([one.start for one in told], float)
     release = start + [one.seconds for one in told]
-    return occupancy_of(hops, Timeline(start, release, release), np.array(marks, float), gpus)
+    hops = LinkedHops(first, second, classes, QUEUES)
+    return LinkUse.of(hops, Timeline(start, release, release), gpus).spans(np.array(marks, float))
 
 
 def counted(told: list[Told], marks: list[int], gpus: int) -> tuple[Floats, Floats, Floats]:

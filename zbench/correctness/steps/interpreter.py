@@ -53,7 +53,7 @@ class StepInterpreter:
             for layer in one.layers:
                 layout = self.step.layouts[template.layout]
                 touched = set()
-                for op in template.operations.rows().tolist():
+                for op in template.operations.table.tolist():
                     touched |= self._do(template, op, one, layer)
                 self._forget(layout, one, layer, touched)
         return self.there

@@ -28,7 +28,7 @@ def step_mutant(step: Step, kind: str, rng: np.random.Generator) -> Step | None:
     """Returns a step with one change of a kind, or None where the operation that was drawn has nothing like it."""
     filled = [at for at, template in enumerate(step.templates) if len(template.operations)]
     which = int(rng.choice(filled))
-    rows = step.templates[which].operations.rows()
+    rows = step.templates[which].operations.table
     at = int(rng.integers(len(rows)))
     changed = _changed(step, which, rows, at, kind, rng)
     if changed is None or (changed.shape == rows.shape and (changed == rows).all()):

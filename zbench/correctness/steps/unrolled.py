@@ -44,7 +44,7 @@ def unrolled_fault(step: Step) -> str:
         if fault := numbers_fault(step, template, Owners.in_layout(layout)):
             return fault
         for formula, makers in computed_by(layout, template):
-            rows = template.operations.rows()
+            rows = template.operations.table
             _, word = formula_fault(layout, tables[template.layout], formula, rows, makers)
             if word:
                 return word
@@ -54,7 +54,7 @@ def unrolled_fault(step: Step) -> str:
         template = step.templates[one.template]
         for layer in one.layers:
             mine = _of_stage(step, tables[template.layout], layer, one.place)
-            where, rows = step.where(one.place, layer), template.operations.rows()
+            where, rows = step.where(one.place, layer), template.operations.table
             walk_items(
                 _placed(step, layout_of(step, one), mine, where), _moved(rows, where), layer, one.version, 0, state
             )
@@ -169,7 +169,7 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
 def _used(layout: StepLayout, template: Template) -> set[tuple[int, int]]:
     """Returns (tensor, layer offset) of what a template's operations touch."""
     found, bound = set(), layout.bound
-    for op in template.operations.rows().tolist():
+    for op in template.operations.table.tolist():
         if op[0]:
             found.add((op[1], op[7]))
         else:

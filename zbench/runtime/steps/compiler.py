@@ -45,7 +45,7 @@ def compile_template(
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
     if not needs and not leaves and not made.takes_part():
         return TemplateProgram(template.name, template.layout, ())
-    found = [one for row in template.operations.rows().tolist() for one in made.instructions(row)]
+    found = [one for row in template.operations.table.tolist() for one in made.instructions(row)]
     return TemplateProgram(template.name, template.layout, with_last_uses(found, needs, leaves))
 
 

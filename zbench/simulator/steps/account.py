@@ -6,16 +6,16 @@ what is there alike. What each holds meanwhile: zbench.simulator.steps.held. Wor
 not in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.held import LOGITS, HeldBytes, held_by
+from zbench.simulator.steps.held import LOGITS, HeldBytes, HeldTemplate, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.variant import Variant
-from zbench.step.template import ACROSS, AT_HOME
+from zbench.step.template import AT_HOME, Step
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ def step_memory(parts: StepParts) -> StepMemory:
     names = {
         name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))
     }
-    variants, which = _played(parts)
-    held = [_named(one, names, parts) for one in variants]
+    variants, which = parts.of_step
+    templates = {id(one.of): HeldTemplate.of(one.of, parts.cost.model) for one in variants}
+    held = [_named(one, templates[id(one.of)], names, step.num_places) for one in variants]
     began = _beginnings(parts, names)
     changes = np.stack([one.after - one.before for one in held])
     totals = changes.sum(axis=1)[which]
@@ -52,25 +53,11 @@ def step_memory(parts: StepParts) -> StepMemory:
     return StepMemory(peak, {name: best[at] for name, at in names.items() if best[at].any()})
 
 
-def _played(parts: StepParts) -> tuple[list[Variant], Ints]:
-    """Returns the variants of a step, all layers, and the number of each instance's, int64 [instances]."""
-    step, number, which = parts.step, dict[int, int](), []
-    variants: list[Variant] = []
-    for one in step.order:
-        for layer in one.layers:
-            variant = parts.variant(one.template, layer, one.place, step)
-            if id(variant) not in number:
-                number[id(variant)] = len(variants)
-                variants.append(variant)
-            which.append(number[id(variant)])
-    return variants, np.array(which, np.int64)
-
-
-def _named(variant: Variant, names: Mapping[str, int], parts: StepParts) -> HeldBytes:
-    """Returns what a variant holds, by the step's tensors and from its first place on."""
+def _named(variant: Variant, of: HeldTemplate, names: Mapping[str, int], places: int) -> HeldBytes:
+    """Returns what a variant holds, by the step's tensors and from its first place on. of: its template's lives."""
     rows = np.array([names[one.name] for one in variant.of.layout.tensors] + [names[LOGITS]], np.int64)
-    one = held_by(variant, parts.step.num_places, parts.cost.model)
-    found = np.zeros((3, len(names), parts.step.num_places), np.int64)
+    one = held_by(variant, of, places)
+    found = np.zeros((3, len(names), places), np.int64)
     parted, peak = np.stack([one.before, one.after, one.then]), np.zeros_like(one.peak)
     used = np.flatnonzero(parted.any(axis=(0, 1)) | (one.peak != 0))
     found[:, rows[:, None], variant.where[used]] = parted[:, :, used]
@@ -93,7 +80,18 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
                 [int(sizes[which]) for which in (list0, list1) if which >= 0]
             )
         count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[one.layers]
-        for layer in range(count):
-            where = step.where(ACROSS if one.layers != "none" else 0, layer)
-            np.add.at(found[names[one.name]], where[size > 0], size[size > 0])
+        row, there = found[names[one.name]], np.flatnonzero(size)
+        if one.layers == "none":
+            row[there] += size[there]
+            continue
+        for shifts, times in _alike_shifts(step, count):
+            np.add.at(row, there + shifts[there], times * size[there])
     return found
+
+
+def _alike_shifts(step: Step, count: int) -> Iterator[tuple[Ints, int]]:
+    """Yields how far from its first stage's places each place's is for some of the first `count` layers, int64
+    [places], and how many layers that is so for."""
+    shifts, times = np.unique(step.shifts[:, :count], axis=1, return_counts=True)
+    for one, each in zip(shifts.T, times.tolist(), strict=True):
+        yield one[step.pipeline_of], each

@@ -27,7 +27,6 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
-from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.steps.expand import OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepProgram
@@ -45,46 +44,43 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     """Returns the seconds of every GPU by what they went to, {part of SECONDS_FOR: float64 [GPUs]}; those of a GPU sum
     to `seconds`, the step's with all its layers."""
     program, timeline, added = left_out.program, left_out.timeline, left_out.added
-    of = np.full(len(program.instances), -1)
+    steady = np.full(len(program.instances), -1)
     for number, (half, _) in enumerate(left_out.steady):
-        of[half] = number
-    cuts = np.repeat(of, np.diff(program.begin))
-    following = program.graph.offsets, program.graph.followers
+        steady[half] = number
+    following = program.assembled.following.offsets, program.assembled.following.followers
     times = timeline.start, timeline.done, left_out.later
     shape = len(left_out.steady) + 1, num_gpus, len(SECONDS_FOR)
-    found, last = _spent(_hops_of(program), following, times, (added.cut, added.late, cuts), shape)
+    hops = program.hops.owner, program.hops.queue_a, program.hops.busy, _columns_of(program)
+    found, last = _spent(hops, following, times, (added.cut, added.late, steady), shape)
     parts = found[-1]
     parts[:, _END] = seconds - last
-    for (_, more), steady in zip(left_out.steady, found, strict=False):
-        parts += more * steady
+    for (_, more), played in zip(left_out.steady, found, strict=False):
+        parts += more * played
     return {name: parts[:, number] for name, number in _AT.items()}
 
 
 class _HopColumns(NamedTuple):
-    """Columns of hops, int64 [hops]. gpu: of a compute, else -1. queue: that it is in. part: of a compute its own, of
-    others that of a gap before what they bring, or _SPLIT. head: the first hop of its operation. busy: seconds of it
-    alone, float64 [hops]."""
+    """Columns of the hops of variants, one after another, int64 [rows]. shift: from each instance's hops to their rows.
+    gpu: of a compute, else -1. part: of a compute its own, of others that of a gap before what they bring, or _SPLIT.
+    head: the hops between a hop and the first of its operation."""
 
+    shift: Ints
     gpu: Ints
-    queue: Ints
     part: Ints
     head: Ints
-    busy: Floats
 
 
-def _hops_of(program: StepProgram) -> _HopColumns:
-    graph: HopGraph = program.graph
-    known: dict[int, Ints] = {}
-    for one in program.instances:
-        if id(one.variant) not in known:
-            known[id(one.variant)] = _parts_of(one.variant)
-    part = np.concatenate([known[id(one.variant)] for one in program.instances])
-    table, count = program.table, program.table.shape[1]
+def _columns_of(program: StepProgram) -> _HopColumns:
+    kinds = np.concatenate([one.kinds for one in program.variants])
+    table = np.concatenate([one.lowered.table[[OP, RANK]] for one in program.variants], axis=1)
+    begin, count = program.stacked.begin, table.shape[1]
     fresh = np.ones(count, bool)
-    fresh[1:] = table[OP, 1:] != table[OP, :-1]
-    fresh[program.begin[:-1][np.diff(program.begin) > 0]] = True
-    head = np.maximum.accumulate(np.where(fresh, np.arange(count), 0))
-    return _HopColumns(np.where(program.kinds == COMPUTE, table[RANK], -1), graph.hops.queue_a, part, head, graph.busy)
+    fresh[1:] = table[0, 1:] != table[0, :-1]
+    fresh[begin[:-1][np.diff(begin) > 0]] = True
+    every = np.arange(count)
+    head = every - np.maximum.accumulate(np.where(fresh, every, 0))
+    part = np.concatenate([_parts_of(one) for one in program.variants])
+    return _HopColumns(begin[program.which] - program.begin[:-1], np.where(kinds == COMPUTE, table[1], -1), part, head)
 
 
 def _parts_of(variant: Variant) -> Ints:
@@ -105,12 +101,13 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
     the end of each GPU's last compute with all layers).
 
     The row of a cut has those of the steady half of its run as it was played. What a hop waits for stands before it.
-    times: when each starts and its data has arrived, as it was played, and by how much that is later with all layers.
-    cuts: of left_out.Added, and of each hop the cut of whose steady half it is, -1: none. shape: of what is returned.
+    hops: owner, queue_a and busy of ProgramHops, and _HopColumns. times: when each starts and its data has arrived, as
+    it was played, and by how much that is later with all layers. cuts: of left_out.Added, and of each instance the cut
+    of whose steady half it is, -1: none. shape: of what is returned.
     """
     out, count = np.zeros(shape), len(times[0])
     ready, whole = np.zeros(count), np.zeros(count)  # when the last operand was there, played and with all layers
-    bringer, whole_bringer = np.full(count, -1), np.full(count, -1)
+    bringer, whole_bringer = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
     end, whole_end, before = np.zeros(shape[1]), np.zeros(shape[1]), np.full(shape[1], -1)  # of each GPU's last compute
     state = (ready, whole, bringer, whole_bringer), (end, whole_end, before)
     _follow(hops, following, times, cuts, out, state)
@@ -120,32 +117,33 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
 @nb.njit(**IN_PLACE)
 def _follow(hops, following, times, cuts, out, state):  # type: ignore[no-untyped-def]
     """Adds all hops to `out`, as `_spent`. state: of hops, and of GPUs, as `_spent` has them."""
-    gpu, queue, part, head, busy = hops
+    owner, queue, busy, columns = hops
     offsets, followers = following
     start, done, later = times
     cut, late, steady = cuts
     (ready, whole, bringer, whole_bringer), (end, whole_end, before) = state
     for hop in range(len(start)):
-        at_gpu, ends, crosses = gpu[hop], done[hop] + later[hop], cut[hop, 1] == 0
+        mine, row = owner[hop], hop + columns.shift[owner[hop]]
+        at_gpu, ends, of, after = columns.gpu[row], done[hop] + later[hop], cut[mine, 0], cut[mine, 1]
         if at_gpu >= 0:
-            last, skipped = before[at_gpu], 0.0
-            if last >= 0 and cut[hop, 1] == 1 and cut[last, 1] == 0 and cut[last, 0] == cut[hop, 0]:
-                skipped = late[cut[hop, 0], queue[hop]]
-            mine, begin = out[len(out) - 1, at_gpu], start[hop] + later[hop]
-            _gap(mine, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (part, head, whole))
+            last, skipped, part = before[at_gpu], 0.0, columns.part[row]
+            if last >= 0 and after == 1 and cut[owner[last], 1] == 0 and cut[owner[last], 0] == of:
+                skipped = late[of, queue[hop]]
+            sums, begin = out[len(out) - 1, at_gpu], start[hop] + later[hop]
+            _gap(sums, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (owner, columns, whole))
             more = done[hop] - start[hop] - busy[hop] if done[hop] > start[hop] + busy[hop] else 0.0
-            mine[part[hop]] += ends - begin - more
-            mine[_SLOWED] += more
-            if steady[hop] >= 0:
-                mine = out[steady[hop], at_gpu]
-                _gap(mine, end[at_gpu], start[hop], bringer[hop], (part, head, ready))
-                mine[part[hop]] += done[hop] - start[hop] - more
-                mine[_SLOWED] += more
+            sums[part] += ends - begin - more
+            sums[_SLOWED] += more
+            if steady[mine] >= 0:
+                sums = out[steady[mine], at_gpu]
+                _gap(sums, end[at_gpu], start[hop], bringer[hop], (owner, columns, ready))
+                sums[part] += done[hop] - start[hop] - more
+                sums[_SLOWED] += more
             end[at_gpu], whole_end[at_gpu], before[at_gpu] = done[hop], ends, hop
         for at in range(offsets[hop], offsets[hop + 1]):
             follower, skipped = followers[at], 0.0
-            if crosses and cut[follower, 1] == 1 and cut[follower, 0] == cut[hop, 0]:
-                skipped = late[cut[hop, 0], queue[follower]]
+            if after == 0 and cut[owner[follower], 1] == 1 and cut[owner[follower], 0] == of:
+                skipped = late[of, queue[follower]]
             if bringer[follower] < 0 or done[hop] > ready[follower]:
                 ready[follower], bringer[follower] = done[hop], hop
             if whole_bringer[follower] < 0 or ends + skipped > whole[follower]:
@@ -153,16 +151,18 @@ def _follow(hops, following, times, cuts, out, state):  # type: ignore[no-untype
 
 
 @nb.njit(**IN_PLACE)
-def _gap(mine, begin, end, bringer, hops):  # type: ignore[no-untyped-def]
+def _gap(sums, begin, end, bringer, hops):  # type: ignore[no-untyped-def]
     """Adds a gap from `begin` to `end` of what the hop `bringer` brought last to a GPU's parts."""
-    part, head, ready = hops
+    owner, columns, ready = hops
     if end <= begin:  # or less, by rounding
         return
     if bringer < 0:  # else never a compute: computes of a GPU follow each other without a gap, others' send messages
-        mine[_RANK] += end - begin
-    elif part[bringer] >= 0:
-        mine[part[bringer]] += end - begin
+        sums[_RANK] += end - begin
+        return
+    row = bringer + columns.shift[owner[bringer]]
+    if columns.part[row] >= 0:
+        sums[columns.part[row]] += end - begin
     else:
-        could = min(max(ready[head[bringer]], begin), end)
-        mine[_RANK] += could - begin
-        mine[_LINK] += end - could
+        could = min(max(ready[bringer - columns.head[row]], begin), end)
+        sums[_RANK] += could - begin
+        sums[_LINK] += end - could

@@ -5,6 +5,7 @@ template where the contract leaves it. Logits, which are no item, are there from
 makes them to the last (zbench.cost.loss). An item that is taken and added to again counts in between.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numba as nb
@@ -14,11 +15,12 @@ from zbench.cost.loss import held_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
+from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key
-from zbench.step.template import AT_HOME, Items
+from zbench.step.template import AT_HOME
 
 LOGITS = "logits"
 _MAKE_LOGITS = ("score", "score_d0", "score_d1")
@@ -38,28 +40,40 @@ class HeldBytes(NamedTuple):
     peak: Ints
 
 
-def held_by(variant: Variant, places: int, model: Model) -> HeldBytes:
-    """Returns what a variant holds while it is played. model: for its logits."""
-    of, tables = variant.of, variant.of.flow.tables
+@dataclass(frozen=True)
+class HeldTemplate:
+    """The lives of a template's items, whatever layers there are.
+
+    needs, leaves: the items of its contract, int64 [n, 5], (tensor, layer offset, place, cell of atoms, bytes). before,
+    after: of every item of its data flow the row of what is needed, and of what is left; -1: none. logits: their lives.
+    """
+
+    needs: Ints
+    leaves: Ints
+    before: Ints
+    after: Ints
+    logits: Ints
+
+    @staticmethod
+    def of(template: PlayedTemplate, model: Model) -> "HeldTemplate":
+        """Reads a template. model: for its logits."""
+        tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
+        needs, leaves = (_entries(tables, items.table) for items in contract)
+        rows = _rows_of(template.flow.items, needs, leaves)
+        return HeldTemplate(needs, leaves, *rows, _logits(template, model))
+
+
+def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:
+    """Returns what a variant holds while it is played. of: its template."""
     missing = np.array(variant.missing, np.int64).reshape(-1, 2)
-    needs, leaves = (_contract(items, tables, missing) for items in (of.template.needs, of.template.leaves))
-    shape = (len(of.layout.tensors) + 1, places)
-    lives = _lives(tables, of.flow.items, needs, leaves, missing, len(of.ops))
-    return HeldBytes(*_fullest(np.concatenate([lives, _logits(variant, model)]), needs, leaves, shape, len(of.ops)))
+    shape, operations = (len(variant.of.layout.tensors) + 1, places), len(variant.of.ops)
+    of_items = of.needs, of.leaves, of.before, of.after
+    lives = _lives(variant.of.flow.tables, variant.of.flow.items, of_items, of.logits, missing, operations)
+    return HeldBytes(*_fullest(lives, of.needs, of.leaves, missing, shape, operations))
 
 
-def _contract(items: Items, tables: object, missing: Ints) -> Ints:
-    """Returns the items of a contract, int64 [n, 5]: (tensor, layer offset, place, cell of atoms, bytes)."""
-    table = items.table()
-    for one in missing:
-        table = table[(table[:, :2] != one).any(axis=1)]
-    found: Ints = _entries(tables, table)
-    return found
-
-
-def _logits(variant: Variant, model: Model) -> Ints:
+def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
-    of = variant.of
     sizes, found = Sizes(of.layout, of.template), []
     for number in of.template.formulas:
         formula = of.layout.formulas[number]
@@ -84,7 +98,7 @@ def _logits(variant: Variant, model: Model) -> Ints:
 
 @nb.njit(cache=True)
 def _entries(t, entries):  # type: ignore[no-untyped-def]
-    """Returns the items of contract entries, as `_contract`."""
+    """Returns the items of contract entries, as HeldTemplate has them."""
     count = 0
     for fill in range(2):
         if fill:
@@ -129,33 +143,50 @@ def _numbers(rows):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _lives(t, items, needs, leaves, missing, operations):  # type: ignore[no-untyped-def]
+def _rows_of(items, needs, leaves):  # type: ignore[no-untyped-def]
+    """Returns the row of what a contract needs, and of what it leaves, of every item, -1 where it does not name it."""
+    had, has = _numbers(needs), _numbers(leaves)
+    before, after = np.empty(len(items), np.int64), np.empty(len(items), np.int64)
+    for item in range(len(items)):
+        number = _number(items, item)
+        before[item], after[item] = had[1][find_key(had[0], number)], has[1][find_key(has[0], number)]
+    return before, after
+
+
+@nb.njit(cache=True)
+def _lives(t, items, contract, logits, missing, operations):  # type: ignore[no-untyped-def]
     """Returns int64 [n, 5]: tensor, place, first and last operation, bytes.
 
     What a contract needs is there from the start; what is written besides, from then on; what it leaves stays.
+    contract: needs, leaves, before and after of HeldTemplate.
     """
-    contract = (needs, _numbers(needs), np.zeros(len(needs), np.bool_)), (leaves, _numbers(leaves))
-    found = np.empty((4 * len(items) + len(needs), 5), np.int64)
-    return found[: _lived(t.cell_bytes, t.first_cell, items, contract, missing, operations, found)]
+    used = np.zeros(len(contract[0]), np.bool_)  # whether each item that is needed is one that was touched
+    found = np.empty((4 * len(items) + len(used) + len(logits), 5), np.int64)
+    count = _lived(t.cell_bytes, t.first_cell, items, contract, used, missing, operations, found)
+    found[count : count + len(logits)] = logits
+    return found[: count + len(logits)]
 
 
 @nb.njit(**IN_PLACE)
-def _lived(cell_bytes, first_cell, items, contract, missing, operations, found):  # type: ignore[no-untyped-def]
-    """Writes the lives of items, as `_lives`; returns how many there are. contract: what it needs, its numbers, and
-    whether each is an item that was touched; what it leaves, and its numbers."""
-    (needs, had, used), (leaves, has) = contract
-    count = 0
+def _is_missing(missing, tensor, offset):  # type: ignore[no-untyped-def]
+    """Returns whether a tensor and layer offset are among those that are not there."""
+    found = False
+    for one in range(len(missing)):
+        found |= tensor == missing[one, 0] and offset == missing[one, 1]
+    return found
+
+
+@nb.njit(**IN_PLACE)
+def _lived(cell_bytes, first_cell, items, contract, used, missing, operations, found):  # type: ignore[no-untyped-def]
+    """Writes the lives of items, as `_lives`; returns how many there are."""
+    (needs, leaves, before, after), count = contract, 0
     for item in range(len(items)):
-        tensor, here = items[item, 0], True
-        for one in range(len(missing)):
-            here &= tensor != missing[one, 0] or items[item, 1] != missing[one, 1]
-        if not here:
+        tensor = items[item, 0]
+        if _is_missing(missing, tensor, items[item, 1]):
             continue
-        before = had[1][find_key(had[0], _number(items, item))]
-        after = has[1][find_key(has[0], _number(items, item))]
-        old, stays = np.int64(0), np.int64(0) if after < 0 else leaves[after, 4]
-        if before >= 0:
-            old, used[before] = needs[before, 4], True
+        old, stays = np.int64(0), np.int64(0) if after[item] < 0 else leaves[after[item], 4]
+        if before[item] >= 0:
+            old, used[before[item]] = needs[before[item], 4], True
         new = max(cell_bytes[first_cell[tensor] + items[item, 3]] - old, 0) if items[item, 4] >= 0 else 0
         for size, begin in ((old, np.int64(-1)), (new, items[item, 4])):
             left = min(size, stays)
@@ -164,7 +195,7 @@ def _lived(cell_bytes, first_cell, items, contract, missing, operations, found):
                 if part > 0:
                     count = _write(found, count, (tensor, items[item, 2], begin, end, part))
     for at in range(len(needs)):
-        if not used[at] and needs[at, 4] > 0:
+        if not used[at] and needs[at, 4] > 0 and not _is_missing(missing, needs[at, 0], needs[at, 1]):
             count = _write(found, count, (needs[at, 0], needs[at, 2], np.int64(-1), operations, needs[at, 4]))
     return count
 
@@ -177,13 +208,14 @@ def _write(found, count, life):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _fullest(lives, needs, leaves, shape, operations):  # type: ignore[no-untyped-def]
+def _fullest(lives, needs, leaves, missing, shape, operations):  # type: ignore[no-untyped-def]
     """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that."""
     before, after, then = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     level, peak, when = np.zeros(shape[1], np.int64), np.zeros(shape[1], np.int64), np.full(shape[1], -4, np.int64)
     for rows, into in ((needs, before), (leaves, after)):
         for row in range(len(rows)):
-            into[rows[row, 0], rows[row, 2]] += rows[row, 4]
+            if not _is_missing(missing, rows[row, 0], rows[row, 1]):
+                into[rows[row, 0], rows[row, 2]] += rows[row, 4]
     offsets = np.zeros(2 * operations + 5, np.int64)  # a counting sort by moment
     order = np.empty(2 * len(lives), np.int64)
     _followed(lives, offsets, order, (level, peak, when), then)

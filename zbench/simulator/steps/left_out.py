@@ -22,8 +22,8 @@ _AGREE = 0.01  # relative: of what layers add in the third and in the last quart
 
 
 class Added(NamedTuple):
-    """The seconds that cuts add. cut: of each hop the cut of its instance's run (-1: none) and whether it is after
-    it, int64 [hops, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
+    """The seconds that cuts add. cut: of each instance the cut of its run (-1: none) and whether it is after it, int64
+    [instances, 2]. late: seconds by cut and queue; the last row, of no cut, is 0."""
 
     cut: Ints
     late: Floats
@@ -47,7 +47,7 @@ class LeftOut:
 
     def _ends(self, number: int) -> Floats:
         """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
-        mine, hops = slice(*self.program.begin[number : number + 2].tolist()), self.program.graph.hops
+        mine, hops = slice(*self.program.begin[number : number + 2].tolist()), self.program.hops
         found: Floats = _last(hops.queue_a[mine], hops.queue_b[mine], self.timeline.release[mine], self.program.queues)
         return found
 
@@ -126,15 +126,14 @@ class LeftOut:
         for number, one in enumerate(instances):
             if one.run in of_run:
                 of[number] = of_run[one.run], number >= self.cuts[of_run[one.run]]
-        return Added(np.repeat(of, np.diff(self.program.begin), axis=0), late)
+        return Added(of, late)
 
     @cached_property
     def later(self) -> Floats:
         """The seconds by which each hop is later with all layers, [hops]."""
-        graph, times = self.program.graph, self.timeline
-        rows, following = graph.rows, graph.following
+        program, times = self.program, self.timeline
         moments = times.start, times.release, times.done
-        found: Floats = _later((rows.queue_a, rows.queue_b), following, moments, self.added.cut, self.added.late)
+        found: Floats = _later(program.hops, program.assembled.following, moments, self.added.cut, self.added.late)
         return found
 
     @cached_property
@@ -155,37 +154,38 @@ def _last(queue_a, queue_b, release, queues):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _later(queues, following, times, cut, late):  # type: ignore[no-untyped-def]
+def _later(hops, following, times, cut, late):  # type: ignore[no-untyped-def]
     """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it."""
     count = len(times[0])
     before, after = np.zeros(count), np.zeros(count)  # when a hop could begin, as it was played and with all layers
     found = np.zeros(count)
-    _follow(queues, following, times, cut, late, (before, after, found))
+    _follow(hops, following, times, cut, late, (before, after, found))
     return found
 
 
 @nb.njit(**IN_PLACE)
-def _follow(queues, following, times, cut, late, state):  # type: ignore[no-untyped-def]
+def _follow(hops, following, times, cut, late, state):  # type: ignore[no-untyped-def]
     """Follows all hops, as `_later`. state: its arrays, which are filled."""
     next_a, next_b, next_pair, offsets, followers = following
     start, release, done = times
     before, after, found = state
     for hop in range(len(start)):
+        of = cut[hops.owner[hop], 0]
+        crosses, first = of >= 0 and cut[hops.owner[hop], 1] == 0, offsets[hop] - 3
         found[hop] = after[hop] - before[hop]
-        first = offsets[hop] - 3
         for at in range(first, offsets[hop + 1]):
             if at < offsets[hop]:
-                follower = (next_a, next_b, next_pair)[at - first][hop]
+                follower = next_a[hop] if at == first else next_b[hop] if at == first + 1 else next_pair[hop]
                 if follower < 0:
                     continue
                 when = release[hop] if release[hop] <= start[follower] else start[hop]
             else:
                 follower, when = followers[at], done[hop]
             more = 0.0
-            if cut[hop, 0] >= 0 and cut[hop, 0] == cut[follower, 0] and cut[hop, 1] < cut[follower, 1]:
-                queue = queues[0][follower]
-                if at == first + 1 and queues[1][hop] == queues[1][follower]:
-                    queue = queues[1][follower]
-                more = late[cut[hop, 0], queue]
+            if crosses and cut[hops.owner[follower], 0] == of and cut[hops.owner[follower], 1] == 1:
+                queue = hops.queue_a[follower]
+                if at == first + 1 and hops.queue_b[hop] == hops.queue_b[follower]:
+                    queue = hops.queue_b[follower]
+                more = late[of, queue]
             before[follower] = max(before[follower], when)
             after[follower] = max(after[follower], when + found[hop] + more)

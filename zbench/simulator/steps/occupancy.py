@@ -1,16 +1,19 @@
 """Seconds in which transfers of a GPU are under way while a step is played, and those with its compute queue idle."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
-from zbench.simulator.hops import Hops
+from zbench.simulator.steps.dataflow.implied import by_row
 
+Column = NDArray[np.signedinteger[Any]]
 NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
 
 
@@ -26,31 +29,60 @@ class Occupancy(NamedTuple):
     exposed_nic: Floats
 
 
-def occupancy_of(hops: Hops, timeline: Timeline, marks: Floats, num_gpus: int, trains: Ints = NO_TRAINS) -> Occupancy:
-    """Tells what GPUs' links do in the spans that end at `marks`, seconds, ascending; the first begins at 0.
+class LinkedHops(NamedTuple):
+    """Columns of hops: the queues at both ends (-1: a host's), and the class of their links, -1 without one. queues: of
+    a GPU, of which the first is its compute queue."""
 
-    trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
-    here.
-    """
-    computes = np.flatnonzero((hops.link_a < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
-    gpu = hops.queue_a[computes] // hops.queues
-    order = computes[np.argsort(gpu, kind="stable")]
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(gpu, minlength=num_gpus))]).astype(np.int64)
-    busy = _Busy(timeline.start[order], timeline.release[order], bounds)
-    joined, end = _joined(trains, timeline.start, timeline.release)
-    moves = np.flatnonzero((hops.link_a >= 0) & ~joined)
-    moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    across = moves[hops.link_class[moves] == NIC]
-    times = _Times(hops.queue_a, hops.queue_b, timeline.start, end)
-    moving, exposed = _under_way(moves, hops.queues, times, busy, marks)
-    return Occupancy(moving, exposed, _under_way(across, hops.queues, times, busy, marks)[1])
+    queue_a: Column
+    queue_b: Column
+    link_class: Column
+    queues: int
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What GPUs' links do while hops are played, in the order in which that begins. moves, across: hops that transfer,
+    and those of them that do across nodes. times: when each begins and ends, with the pieces that follow it at once.
+    busy: when GPUs compute."""
+
+    moves: Ints
+    across: Ints
+    queues: int
+    times: "_Times"
+    busy: "_Busy"
+
+    @staticmethod
+    def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, trains: Ints = NO_TRAINS) -> "LinkUse":
+        """Reads hops that were played.
+
+        trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
+        here.
+        """
+        computes = np.flatnonzero((hops.link_class < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
+        bounds, places = by_row(hops.queue_a[computes] // hops.queues, num_gpus)
+        order = computes[places]
+        joined, end = _joined(trains, timeline.start, timeline.release)
+        moves = np.flatnonzero((hops.link_class >= 0) & ~joined)
+        moves = moves[np.argsort(timeline.start[moves])]
+        return LinkUse(
+            moves,
+            moves[hops.link_class[moves] == NIC],
+            hops.queues,
+            _Times(hops.queue_a, hops.queue_b, timeline.start, end),
+            _Busy(timeline.start[order], timeline.release[order], bounds),
+        )
+
+    def spans(self, marks: Floats) -> Occupancy:
+        """Tells of the spans that end at `marks`, seconds, ascending; the first begins at 0."""
+        moving, exposed = _under_way(self.moves, self.queues, self.times, self.busy, marks)
+        return Occupancy(moving, exposed, _under_way(self.across, self.queues, self.times, self.busy, marks)[1])
 
 
 class _Times(NamedTuple):
     """The queues at both ends of hops (-1: a host's), and when they begin and end."""
 
-    queue_a: Ints
-    queue_b: Ints
+    queue_a: Column
+    queue_b: Column
     start: Floats
     release: Floats
 

@@ -20,10 +20,9 @@ from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
 from zbench.simulator.steps.left_out import LeftOut
-from zbench.simulator.steps.occupancy import occupancy_of
+from zbench.simulator.steps.occupancy import LinkedHops, LinkUse
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.trains.clock import Unless, run_unless
-from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import QUEUES
 from zbench.step.template import StageStart, Step
 
@@ -168,7 +167,7 @@ class _Played:
         cluster = parts.cost.cluster
         free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
         unless = _unless(made, skipped, turn) if only else None
-        timeline = run_unless(made.graph, made.trains, cluster.num_ranks, free, unless)
+        timeline = run_unless(made, cluster.num_ranks, free, unless)
         if timeline is None:
             return None
         if not np.isfinite(timeline.done).all():
@@ -215,28 +214,26 @@ class _Played:
         step, timeline, times = self.parts.step, self.left_out.timeline, self.left_out.times
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
-        edges = [*np.unique(places[places >= 0]).tolist(), step.num_gpus]
+        edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
+        hops = LinkedHops(made.hops.queue_a, made.hops.queue_b, made.hops.link_class, made.gpu_queues)
+        use = LinkUse.of(hops, timeline, step.num_gpus, made.trains)
         for first, last in pairwise(edges):
             mine = np.flatnonzero((places == first) | (places < 0))
             mine = mine[np.argsort(ends[mine], kind="stable")]  # they ascend, but for those across pipelines
-            spans = occupancy_of(self.program.graph.hops, timeline, ends[mine], step.num_gpus, self.program.trains)
-            for total, one in zip(found, spans, strict=True):
+            for total, one in zip(found, use.spans(ends[mine]), strict=True):
                 total[first:last] = one[first:last] @ times[mine]
         return found
 
     def _sums(self) -> tuple[dict[str, Floats], dict[str, Ints], dict[str, Ints], dict[str, int]]:
         """Returns what is busy and sent in all layers."""
-        cluster, step = self.parts.cost.cluster, self.parts.step
-        times: dict[int, tuple[Variant, int]] = {}
-        for one in step.order:
-            for layer in one.layers:
-                variant = self.parts.variant(one.template, layer, one.place, step)
-                times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
+        cluster = self.parts.cost.cluster
+        variants, which = self.parts.of_step
+        times = np.bincount(which, minlength=len(variants)).tolist()
         rows = {"attend": ATTEND, "optimizer": OPTIMIZER, **{name: row for row, name in enumerate(QUEUES)}}
         busy = {name: np.zeros(cluster.num_ranks) for name in rows}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
-        for variant, count in times.values():
+        for variant, count in zip(variants, times, strict=True):
             amounts = amounts_of(variant, cluster)
             for name, row in rows.items():
                 busy[name] += count * amounts.busy[row]

@@ -44,7 +44,7 @@ class PlayedTemplate:
         """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention; arrays: of
         its layout."""
         layout = step.layouts[template.layout]
-        ops, sizes = template.operations.rows(), Sizes(layout, template)
+        ops, sizes = template.operations.table, Sizes(layout, template)
         flow = template_flow(layout, template, step.num_places, arrays)
         lead = leaders(ops, flow.producer, flow.consumer)
         size = np.bincount(lead, weights=sizes.moved(step.encodings), minlength=len(ops)).astype(np.int64)

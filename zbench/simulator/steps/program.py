@@ -11,6 +11,7 @@ read one are done, as Megatron-LM gathers the next bucket when one is first used
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,19 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
+from zbench.simulator.steps.assembly import (
+    AssembledHops,
+    ProgramHops,
+    StackedVariants,
+    assembled_hops,
+    stacked_variants,
+)
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
-from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import ACROSS, Step
 
 
@@ -45,18 +52,60 @@ class PlayedInstance:
 class StepProgram:
     """Hops of instances one after another.
 
-    begin: int64 [instances + 1], where those of each begin. table: their rows as in zbench.simulator.steps.expand,
-    with queues of meetings numbered. kinds: of their operations. trains: of the pieces of collectives, as
-    zbench.simulator.steps.trains.clock has them.
+    begin: int64 [instances + 1], where those of each begin. assembled: their columns, what follows each, and trains of
+    the pieces of collectives, as zbench.simulator.steps.trains.clock has them. variants, stacked: those that they are
+    of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are.
     """
 
     instances: tuple[PlayedInstance, ...]
-    graph: HopGraph
     begin: Ints
-    table: Ints
-    kinds: Ints
+    assembled: AssembledHops
+    variants: Sequence[Variant]
+    stacked: StackedVariants
+    which: Ints
     queues: int
-    trains: Ints
+    gpu_queues: int
+
+    @property
+    def hops(self) -> ProgramHops:
+        """The columns of its hops."""
+        return self.assembled.hops
+
+    @property
+    def trains(self) -> Ints:
+        """The trains of its collectives."""
+        return self.assembled.trains
+
+    @cached_property
+    def table(self) -> Ints:
+        """The rows of its hops as in zbench.simulator.steps.expand, with queues of meetings numbered."""
+        found = np.concatenate([one.variant.lowered.table for one in self.instances], axis=1)
+        found[QUEUE_A] = self.hops.queue_a
+        return found
+
+    @cached_property
+    def kinds(self) -> Ints:
+        """The kinds of its hops' operations."""
+        return np.concatenate([one.variant.kinds for one in self.instances])
+
+    @cached_property
+    def graph(self) -> HopGraph:
+        """Its hops as zbench.simulator.clock plays them, one by one."""
+        table, hops, of, none = self.table, self.hops, self.assembled.following, np.zeros(0, np.int64)
+        columns = (table[row] for row in (OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES))
+        channels, whole = hops.channels.astype(np.int64), hops.slot == hops.channels - 1
+        parts = Hops(*columns, channels, whole, table[AFTER], none, none.astype(bool), self.gpu_queues)
+        producer = np.repeat(np.arange(len(whole)), np.diff(of.offsets))
+        return graph_of(parts, hops.busy, hops.latency, producer, of.followers.astype(np.int64))
+
+
+class VariantTables(NamedTuple):
+    """What programs take from variants, whatever instances there are of them. waiting: who waits for whom. stacked:
+    their hops. queues: how many queues these are in."""
+
+    waiting: WaitTables
+    stacked: StackedVariants
+    queues: int
 
 
 @dataclass
@@ -71,7 +120,7 @@ class StepParts:
     _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
     _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
-    _waiting: dict[tuple[int, ...], WaitTables] = field(default_factory=dict)
+    _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
 
     @cached_property
     def _ports(self) -> ClusterPorts:
@@ -105,12 +154,29 @@ class StepParts:
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]
 
-    def waiting(self, variants: Sequence[Variant]) -> WaitTables:
-        """Returns what is known of some of its variants."""
+    @cached_property
+    def of_step(self) -> tuple[list[Variant], Ints]:
+        """The variants of the step, all layers, and the number of each instance's, int64 [instances]."""
+        number, which = dict[int, int](), []
+        variants: list[Variant] = []
+        for one in self.step.order:
+            for layer in one.layers:
+                variant = self.variant(one.template, layer, one.place, self.step)
+                if id(variant) not in number:
+                    number[id(variant)] = len(variants)
+                    variants.append(variant)
+                which.append(number[id(variant)])
+        return variants, np.array(which, np.int64)
+
+    def tables(self, variants: Sequence[Variant]) -> VariantTables:
+        """Returns what programs take from some of its variants."""
         key = tuple(id(one) for one in variants)
-        if key not in self._waiting:
-            self._waiting[key] = wait_tables(self.step, variants)
-        return self._waiting[key]
+        if key not in self._tables:
+            cluster = self.cost.cluster
+            meetings, queues = _meeting_queues(variants, gpu_queues(cluster) * cluster.num_ranks)
+            stacked = stacked_variants(variants, meetings, cluster)
+            self._tables[key] = VariantTables(wait_tables(self.step, variants), stacked, queues)
+        return self._tables[key]
 
 
 def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
@@ -121,73 +187,27 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
         of = step.order[entry]
         variant = parts.variant(of.template, layer, of.place, step)
         instances.append(PlayedInstance(entry, runs[entry], of.template, layer, variant))
-    begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
-    producer = [one.variant.lowered.producer + first for one, first in zip(instances, begin[:-1], strict=True)]
-    consumer = [one.variant.lowered.consumer + first for one, first in zip(instances, begin[:-1], strict=True)]
-    between = _between(parts, instances, begin, step.num_layers)
-    producer.append(between[0])
-    consumer.append(between[1])
-    table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
-    every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
-    meetings = np.flatnonzero(table[QUEUE_A] < -1)
-    first, queues = _meeting_queues(instances, every)
-    at = first[np.searchsorted(begin, meetings, side="right") - 1]
-    table[QUEUE_A, meetings] = at - 2 - table[QUEUE_A, meetings]
-    busy, latency = (
-        np.concatenate([getattr(one.variant.lowered, name) for one in instances]) for name in ("busy", "latency")
-    )
-    kinds = np.concatenate([one.variant.kinds for one in instances])
-    hops = _hops(table, kinds, parts.cost)
-    graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
-    trains = np.concatenate([one.variant.lowered.trains for one in instances])
-    trains[:, 0] += np.repeat(begin[:-1], [len(one.variant.lowered.trains) for one in instances])
-    return StepProgram(tuple(instances), graph, begin, table, kinds, queues, trains)
-
-
-def _between(parts: StepParts, instances: Sequence[PlayedInstance], begin: Ints, num_layers: int) -> tuple[Ints, Ints]:
-    """Returns the edges between the hops of different instances. begin: the first hop of each."""
     variants = list({id(one.variant): one.variant for one in instances}.values())
     number = {id(one): at for at, one in enumerate(variants)}
+    which = np.array([number[id(one.variant)] for one in instances], np.int64)
+    tables = parts.tables(variants)
+    begin = np.concatenate([[0], np.cumsum(np.diff(tables.stacked.begin)[which])])
     stage = {place: at for at, place in enumerate(dict.fromkeys(one.variant.place for one in instances))}
-    rows = [
-        [number[id(one.variant)], one.layer, stage[one.variant.place], first]
-        for one, first in zip(instances, begin.tolist(), strict=False)
-    ]
-    return edges_between(parts.waiting(variants), num_layers, np.array(rows, np.int64))
+    layers = np.array([(one.layer, stage[one.variant.place]) for one in instances], np.int64)
+    rows = np.column_stack([which, layers, begin[:-1]])
+    between = edges_between(tables.waiting, step.num_layers, rows)
+    found = assembled_hops(tables.stacked, rows[:, [0, 3]], between, tables.queues)
+    queues = gpu_queues(parts.cost.cluster)
+    return StepProgram(tuple(instances), begin, found, variants, tables.stacked, which, tables.queues, queues)
 
 
-def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:
-    """Returns the first queue of each instance's meetings, and how many queues there are: instances of a template on
-    the same places share theirs, as their collectives follow one another."""
-    first: dict[tuple[int, int], int] = {}
+def _meeting_queues(variants: Sequence[Variant], every: int) -> tuple[list[int], int]:
+    """Returns the queue of each variant's first meeting, and how many queues there are, `every` without meetings:
+    variants of a template on the same places share theirs, as their collectives follow one another."""
     most: dict[tuple[int, int], int] = {}
-    which = [(one.template, one.variant.place) for one in instances]
-    for key, one in zip(which, instances, strict=True):
-        most[key] = max(most.get(key, 0), one.variant.lowered.meetings)
-    for key, count in most.items():
-        first[key] = every
-        every += count
-    return np.array([first[key] for key in which], np.int64), every
-
-
-def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:
-    """Returns the hops of a table; kinds: of their operations."""
-    channels = np.array([one.channels for one in cost.cluster.links] + [1], np.int64)[table[CLASS]]
-    whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
-    none = np.zeros(0, np.int64)
-    return Hops(
-        table[OP],
-        table[RANK],
-        table[QUEUE_A],
-        table[QUEUE_B],
-        table[LINK_A],
-        table[LINK_B],
-        table[CLASS],
-        table[BYTES],
-        channels,
-        whole,
-        table[AFTER],
-        none,
-        none.astype(bool),
-        gpu_queues(cost.cluster),
-    )
+    which = [(id(one.of), one.place) for one in variants]
+    for key, one in zip(which, variants, strict=True):
+        most[key] = max(most.get(key, 0), one.lowered.meetings)
+    ends = np.cumsum([every, *most.values()]).tolist()
+    first = dict(zip(most, ends, strict=False))
+    return [first[key] for key in which], ends[-1]

@@ -100,54 +100,14 @@ class Variant:
         return TouchedItems(kinds, pairs, np.append(starts, len(keys)), op, place)
 
     @cached_property
-    def waits(self) -> Ints:
-        """The groups of its rows that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who
-        wrote it (WRITERS), who read it (READERS), or who used the buffer that it takes (BUFFERS)."""
-        kinds, pairs = self.touches.kinds, self.touches.pairs
-        of_state = self.of.nature[pairs // OFFSETS] == STATE
-        takes = (kinds == ARRIVES) & ~self._named(self.of.replaced)[pairs]
-        side = np.where(takes, BUFFERS, np.where((kinds == WRITES) & of_state, READERS, -1))
-        side = np.where(kinds == READS, WRITERS, side)
-        found = np.flatnonzero(side >= 0)
-        return np.stack([found, side[found], pairs[found]], axis=1)
-
-    @cached_property
-    def notes(self) -> Ints:
-        """The groups of its rows that others may wait for, int64 [n, 3]: (group, WRITERS or READERS, code of the
-        pair)."""
-        kinds = self.touches.kinds
-        found = np.flatnonzero((kinds == WRITES) | (kinds == USES))
-        side = np.where(kinds[found] == WRITES, WRITERS, READERS)
-        return np.stack([found, side, self.touches.pairs[found]], axis=1)
-
-    @cached_property
-    def ends(self) -> Ints:
-        """The pairs of which it leaves nothing, gives a buffer back, or has used one while another is gathered, int64
-        [n, 4]: (code, whether its buffer is free for the next layer's, whether it is kept and the next that is gathered
-        ahead has its turn, whether nothing is left)."""
-        kinds, pairs = self.touches.kinds, self.touches.pairs
-        arrives, uses = self._named(pairs[kinds == ARRIVES]), self._named(pairs[kinds == USES])
-        takes = arrives & ~self._named(self.of.replaced)
-        before, after = np.zeros(len(arrives), np.int64), np.zeros(len(arrives), np.int64)
-        before[self.of.held[:, 0]], after[self.of.held[:, 0]] = self.of.held[:, 1], self.of.held[:, 2]
-        every = self._named(self.of.held[:, 0]) | arrives
+    def relations(self) -> "TouchRelations":
+        """What its groups of rows are to those of other instances."""
+        of, touches = self.of, self.touches
+        replaced = np.zeros(len(of.nature) * OFFSETS, np.bool_)
+        replaced[of.replaced] = True
         gone = np.array(self.missing, np.int64).reshape(-1, 2)
-        every[pair_codes(gone[:, 0], gone[:, 1])] = False
-        codes = np.flatnonzero(every)
-        before, after, tensor = before[codes], after[codes], codes // OFFSETS
-        ahead = np.asarray(takes.reshape(-1, OFFSETS).any(axis=1))[tensor]
-        lets = ((before > after) & (after > 0)) | (takes[codes] & (after <= before))
-        frees = (self.of.nature[tensor] == STATE) & lets
-        own = codes % OFFSETS == OFFSETS // 2  # of the instance's own layer
-        turns = ahead & uses[codes] & ((before == after) | (takes[codes] & own)) & ~frees
-        found: Ints = np.stack([codes, frees, turns, after == 0], axis=1)[frees | turns | (after == 0)]
-        return found
-
-    def _named(self, codes: Ints) -> Flags:
-        """Returns which of all pairs are among some."""
-        found = np.zeros(len(self.of.nature) * OFFSETS, bool)
-        found[codes] = True
-        return found
+        codes = pair_codes(gone[:, 0], gone[:, 1])
+        return TouchRelations(*_related(touches.kinds, touches.pairs, of.nature, replaced, of.held, codes))
 
     @cached_property
     def begins(self) -> "HopsOfGroups":
@@ -165,6 +125,47 @@ class Variant:
         counts = np.bincount(self.lowered.table[OP][hops], minlength=len(self.ops))
         rows = np.concatenate([[0], np.cumsum(counts)]), hops
         return HopsOfGroups(*_of_groups((touches.offsets, touches.ops, touches.places), rows, queued, last))
+
+
+@nb.njit(cache=True)
+def _related(kinds, pairs, nature, replaced, held, gone):  # type: ignore[no-untyped-def]
+    """Returns the fields of `TouchRelations`. nature: of tensors; replaced: of codes of pairs, whether what arrives
+    takes no room of its own; held: PlayedTemplate.held; gone: the codes of what is not there."""
+    takes, uses, arrives = np.zeros(len(replaced), np.bool_), np.zeros(len(replaced), np.bool_), replaced & False
+    waits, notes, used, noted = np.empty((len(kinds), 3), np.int64), np.empty((len(kinds), 3), np.int64), 0, 0
+    ahead = np.zeros(len(nature), np.bool_)
+    for group in range(len(kinds)):
+        kind, pair, side = kinds[group], pairs[group], -1
+        if kind == ARRIVES:
+            arrives[pair] = True
+            if not replaced[pair]:
+                side, takes[pair], ahead[pair // OFFSETS] = BUFFERS, True, True
+        elif kind == READS:
+            side = WRITERS
+        elif kind == WRITES and nature[pair // OFFSETS] == STATE:
+            side = READERS
+        if side >= 0:
+            waits[used, 0], waits[used, 1], waits[used, 2] = group, side, pair
+            used += 1
+        if kind in (WRITES, USES):
+            notes[noted, 0], notes[noted, 1], notes[noted, 2] = group, WRITERS if kind == WRITES else READERS, pair
+            noted += 1
+        uses[pair] |= kind == USES
+    before, after = np.zeros(len(replaced), np.int64), np.zeros(len(replaced), np.int64)
+    for row in range(len(held)):
+        before[held[row, 0]], after[held[row, 0]], arrives[held[row, 0]] = held[row, 1], held[row, 2], True
+    arrives[gone] = False
+    ends, ended = np.empty((np.sum(arrives), 4), np.int64), 0
+    for pair in np.flatnonzero(arrives):
+        had, has, tensor = before[pair], after[pair], pair // OFFSETS
+        lets = (had > has and has > 0) or (takes[pair] and has <= had)
+        frees = nature[tensor] == STATE and lets
+        own = pair % OFFSETS == OFFSETS // 2  # of the instance's own layer
+        turns = ahead[tensor] and uses[pair] and (had == has or (takes[pair] and own)) and not frees
+        if frees or turns or has == 0:
+            ends[ended, 0], ends[ended, 1], ends[ended, 2], ends[ended, 3] = pair, frees, turns, has == 0
+            ended += 1
+    return waits[:used].copy(), notes[:noted].copy(), ends[:ended].copy()
 
 
 @nb.njit(cache=True)
@@ -199,6 +200,21 @@ def _of_groups(touches, rows, queued, last):  # type: ignore[no-untyped-def]
             place[first:used] = where
         begin[group + 1] = used
     return begin, place[:used].copy(), found[:used].copy()
+
+
+class TouchRelations(NamedTuple):
+    """What groups of rows are to those of other instances.
+
+    waits: those that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who wrote it (WRITERS),
+    who read it (READERS), or who used the buffer that it takes (BUFFERS). notes: those that others may wait for, alike,
+    with WRITERS or READERS. ends: the pairs of which it leaves nothing, gives a buffer back, or has used one while
+    another is gathered, int64 [n, 4]: (code, whether its buffer is free for the next layer's, whether it is kept and
+    the next that is gathered ahead has its turn, whether nothing is left).
+    """
+
+    waits: Ints
+    notes: Ints
+    ends: Ints
 
 
 class HopsOfGroups(NamedTuple):

@@ -20,9 +20,10 @@ from zbench.step.template import Step
 
 
 class _Tables(NamedTuple):
-    """Variants one after another. waits, notes, ends: of Variant, with groups counted through, and in place of a pair
-    its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with which the
-    operations of groups are complete and begin, int64 [n, 3], (place, hop, whether it computes); offsets by group."""
+    """Variants one after another. waits, notes, ends: of TouchRelations, with groups counted through, and in place of a
+    pair its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with
+    which the operations of groups are complete and begin, int64 [n, 3], (place, hop, whether it computes); offsets by
+    group."""
 
     wait_offsets: Ints
     waits: Ints
@@ -69,7 +70,8 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     for at, variant in enumerate(variants):
         of = np.array(slots[variant.of.template.layout], np.int64)
         layered = variant.of.layout.layered
-        for found, table, code in ((waits, variant.waits, 2), (notes, variant.notes, 2), (ends, variant.ends, 0)):
+        related = variant.relations
+        for found, table, code in ((waits, related.waits, 2), (notes, related.notes, 2), (ends, related.ends, 0)):
             tensor, offset = np.divmod(table[:, code], OFFSETS)
             key = np.stack([of[tensor], offset - OFFSETS // 2, layered[tensor]], axis=1)
             rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)

@@ -34,7 +34,7 @@ def in_two_levels(step: Step, gpus_per_node: int) -> Step:
     templates = []
     for one in step.templates:
         levels = _Levels(step.layouts[one.layout], tables[one.layout], one, gpus_per_node)
-        rows = [row for op in one.operations.rows().tolist() for row in levels.rows(op)]
+        rows = [row for op in one.operations.table.tolist() for row in levels.rows(op)]
         templates.append(replace(one, operations=Operations.of(rows)))
     layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
     return replace(step, layouts=layouts, templates=tuple(templates))

@@ -5,12 +5,14 @@ Compiled loops follow lists and numbers without looking whether these lead out o
 
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE
-from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
+from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.proof.sentences import Sentence
 from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
 from zbench.step.tensor import NATURES, STATE, SUM
@@ -54,73 +56,106 @@ class Owners:
             number.get(LANE, -3),
         )
 
-    def owner(self, column: np.ndarray) -> Ints:
-        """Returns the index of each list, -1 of no list, -2 of what is none."""
-        inside = (column >= -1) & (column < len(self.of) - 2)
-        return np.asarray(self.of[np.where(inside, column, len(self.of) - 2)])
-
 
 def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
     """Returns the first operation of a template that names what is not there, as a sentence; "" if none."""
-    layout, ops, say = step.layouts[template.layout], template.operations, Sentence(step, template)
-    if len(wrong := np.flatnonzero((ops.kind < 0) | (ops.kind >= len(KINDS)))):
-        return say.number(int(wrong[0]), "kind", f"0 to {len(KINDS) - 1}")
-    compute, drop = ops.kind == COMPUTE, ops.kind == DROP
-    single = (ops.kind == SEND) | (ops.kind == MOVE)
-    many = (ops.kind == GATHER) | (ops.kind == REDUCE)
-    made = np.zeros(len(layout.formulas) + 1, bool)
+    layout, ops, say = step.layouts[template.layout], template.operations.table, Sentence(step, template)
+    made = np.zeros(len(layout.formulas), bool)
     made[list(template.formulas)] = True
-    known = np.where(_outside(ops.what, len(layout.formulas)), len(layout.formulas), ops.what)
+    counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), len(step.encodings)
+    first = _wrong_numbers(ops, made, counts, (owners.of, owners.place, owners.lane)).tolist()
     tensors, places = len(layout.tensors), step.num_places
-    alone = compute | drop
-    for column, bad, right in (
-        ("what", compute & ~made[known], "the number of a formula that its template computes"),
-        ("what", ~compute & _outside(ops.what, tensors), f"the number of a tensor, below {tensors}"),
-        ("src", ~many & _outside(ops.src, places), f"a place, below {places}"),
-        ("src", many & (ops.src != -1), "-1 of a collective"),
-        ("dst", single & (_outside(ops.dst, places) | (ops.dst == ops.src)), f"another place, below {places}"),
-        ("dst", alone & (ops.dst != -1), "-1 of a compute or a drop"),
-        ("dst", many & (owners.owner(ops.dst) != owners.place), "a list of places"),
-        ("layer", compute & (ops.layer != 0), "0 of a compute"),
-        ("layer", abs(ops.layer) > MOST_OFFSET, f"at most {MOST_OFFSET} layers away"),
-        ("queue", _outside(ops.queue, len(QUEUES)), f"a queue, below {len(QUEUES)}"),
-        ("encoding", (ops.encoding < -1) | (ops.encoding >= len(step.encodings)), "-1 or an encoding of the step"),
-        ("encoding", alone & (ops.encoding != -1), "-1 of a compute or a drop"),
+    for op, (column, right) in zip(
+        first,
         (
-            "via",
-            (ops.via != -1) & ~(single & (owners.owner(ops.via) == owners.lane)),
-            "-1, or a list of lanes of a transfer",
+            ("kind", f"0 to {len(KINDS) - 1}"),
+            ("what", "the number of a formula that its template computes"),
+            ("what", f"the number of a tensor, below {tensors}"),
+            ("src", f"a place, below {places}"),
+            ("src", "-1 of a collective"),
+            ("dst", f"another place, below {places}"),
+            ("dst", "-1 of a compute or a drop"),
+            ("dst", "a list of places"),
+            ("layer", "0 of a compute"),
+            ("layer", f"at most {MOST_OFFSET} layers away"),
+            ("queue", f"a queue, below {len(QUEUES)}"),
+            ("encoding", "-1 or an encoding of the step"),
+            ("encoding", "-1 of a compute or a drop"),
+            ("via", "-1, or a list of lanes of a transfer"),
         ),
+        strict=True,
     ):
-        if bad.any():
-            return say.number(int(np.argmax(bad)), column, right)
-    return _slots_fault(layout, ops, say, owners)
-
-
-def _outside(column: np.ndarray, size: int) -> Flags:
-    return np.asarray((column < 0) | (column >= size))
-
-
-def _slots_fault(layout: StepLayout, ops: Operations, say: Sentence, owners: Owners) -> str:
-    """Returns the first operation with a list that is not of the index of its formula's slot or its tensor's axis."""
-    compute = ops.kind == COMPUTE
-    wanted = np.full((len(ops), 3), -1, np.int64)
-    wanted[compute] = owners.slots[ops.what[compute]]
-    wanted[~compute, :2] = owners.axes[ops.what[~compute]]
-    lists = np.stack([ops.list0, ops.list1, ops.list2], axis=1)
-    wrong = owners.owner(lists) != wanted
-    none = np.zeros(len(ops), bool)
-    none[~compute] = (layout.layered[ops.what[~compute]] == 0) & (ops.layer[~compute] != 0)
-    bad = np.flatnonzero(wrong.any(axis=1) | none)
-    if not len(bad):
+        if op >= 0:
+            return say.number(op, column, right)
+    op, at, index = _wrong_lists(ops, owners.of, owners.slots, owners.axes, layout.layered)
+    if op < 0:
         return ""
-    first = int(bad[0])
-    what = int(ops.what[first])
-    if not wrong[first].any():
-        return say.number(first, "layer", f"0, as {layout.tensors[what].name} is of no layer")
-    at = int(np.argmax(wrong[first]))
-    index = int(wanted[first, at])
-    return say.number(first, f"list{at}", f"a list of index {layout.lists.indices[index]}" if index >= 0 else "-1")
+    if at < 0:
+        return say.number(op, "layer", f"0, as {layout.tensors[ops[op, 1]].name} is of no layer")
+    return say.number(op, f"list{at}", f"a list of index {layout.lists.indices[index]}" if index >= 0 else "-1")
+
+
+@nb.njit(**IN_PLACE)
+def _owner(of, which):  # type: ignore[no-untyped-def]
+    """Returns the index of a list, -1 of no list, -2 of what is none. of: of Owners."""
+    return of[which] if -1 <= which < len(of) - 2 else np.int64(-2)
+
+
+@nb.njit(**IN_PLACE)
+def _note(first, rule, at, is_broken):  # type: ignore[no-untyped-def]
+    """Notes who breaks a rule first."""
+    if is_broken and first[rule] < 0:
+        first[rule] = at
+
+
+@nb.njit(cache=True)
+def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
+    """Returns the first operation that breaks each rule of `numbers_fault`, -1 where none does. made: of formulas.
+    counts: kinds, tensors, places, queues and encodings. owners: of, place and lane of Owners."""
+    first, (kinds, tensors, places, queues, encodings), (of, place, lane) = np.full(14, -1, np.int64), counts, owners
+    for at in range(len(ops)):
+        kind, what, src, dst, layer, encoding, via = (
+            ops[at, 0],
+            ops[at, 1],
+            ops[at, 2],
+            ops[at, 3],
+            ops[at, 7],
+            ops[at, 10],
+            ops[at, 11],
+        )
+        compute, many = kind == COMPUTE, kind in (GATHER, REDUCE)
+        single, alone = kind in (SEND, MOVE), compute or kind == DROP
+        _note(first, 0, at, kind < 0 or kind >= kinds)
+        _note(first, 1, at, compute and (what < 0 or what >= len(made) or not made[what]))
+        _note(first, 2, at, not compute and (what < 0 or what >= tensors))
+        _note(first, 3, at, not many and (src < 0 or src >= places))
+        _note(first, 4, at, many and src != -1)
+        _note(first, 5, at, single and (dst < 0 or dst >= places or dst == src))
+        _note(first, 6, at, alone and dst != -1)
+        _note(first, 7, at, many and _owner(of, dst) != place)
+        _note(first, 8, at, compute and layer != 0)
+        _note(first, 9, at, abs(layer) > MOST_OFFSET)
+        _note(first, 10, at, ops[at, 8] < 0 or ops[at, 8] >= queues)
+        _note(first, 11, at, encoding < -1 or encoding >= encodings)
+        _note(first, 12, at, alone and encoding != -1)
+        _note(first, 13, at, via != -1 and not (single and _owner(of, via) == lane))
+    return first
+
+
+@nb.njit(cache=True)
+def _wrong_lists(ops, of, slots, axes, layered):  # type: ignore[no-untyped-def]
+    """Returns (the first operation with a list that is not of the index of its formula's slot or its tensor's axis, the
+    slot, the index that is right), the slot -1 where its tensor is of no layer and it names one; -1 if there is
+    none."""
+    for at in range(len(ops)):
+        what, compute = ops[at, 1], ops[at, 0] == COMPUTE
+        for slot in range(3):
+            wanted = slots[what, slot] if compute else axes[what, slot] if slot < 2 else np.int64(-1)
+            if _owner(of, ops[at, 4 + slot]) != wanted:
+                return at, slot, wanted
+        if not compute and layered[what] == 0 and ops[at, 7] != 0:
+            return at, -1, np.int64(-1)
+    return -1, -1, np.int64(-1)
 
 
 def contract_fault(step: Step, template: Template, owners: Owners) -> str:
@@ -134,23 +169,46 @@ def contract_fault(step: Step, template: Template, owners: Owners) -> str:
 
 def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
     """Returns what is wrong with the numbers of items, "" if nothing."""
-    outside = _outside(items.tensor, len(layout.tensors))
-    if outside.any():
-        at = int(np.argmax(outside))
-        return f"entry {at} has tensor {items.tensor[at]}; it takes a number below {len(layout.tensors)}"
-    nature, axes, at_home = owners.nature[items.tensor], owners.axes[items.tensor], items.places == AT_HOME
-    sums = np.where(nature == SUM, (items.count >= 0) | (items.count == COMPLETE), items.count == 0)
-    for bad, word in (
-        (~at_home & (owners.owner(items.places) != owners.place), "places that are no list of places, or -1: at home"),
-        (at_home & owners.homeless[items.tensor], "items at home, which has no home"),
-        (owners.owner(items.list0) != axes[:, 0], "a list that is not of its first axis"),
-        (owners.owner(items.list1) != axes[:, 1], "a list that is not of its second axis"),
-        (abs(items.layer) > MOST_OFFSET * layout.layered[items.tensor], "a layer that is too far"),
-        (~sums, "a wrong count; sums have one from 0 on or are complete, others have none"),
-        ((items.version != 0) & (nature != STATE), "a version, and is no state"),
-        (_outside(items.hops, MOST_HOPS + 1), f"hops that are not from 0 to {MOST_HOPS}"),
+    table = items.table
+    first = _wrong_items(table, (owners.of, owners.axes, owners.nature, owners.homeless), owners.place, layout.layered)
+    for at, word in zip(
+        first.tolist(),
+        (
+            "",
+            "places that are no list of places, or -1: at home",
+            "items at home, which has no home",
+            "a list that is not of its first axis",
+            "a list that is not of its second axis",
+            "a layer that is too far",
+            "a wrong count; sums have one from 0 on or are complete, others have none",
+            "a version, and is no state",
+            f"hops that are not from 0 to {MOST_HOPS}",
+        ),
+        strict=True,
     ):
-        if bad.any():
-            at = int(np.argmax(bad))
-            return f"entry {at}, of {layout.tensors[int(items.tensor[at])].name}, has {word}"
+        if at >= 0 and not word:
+            return f"entry {at} has tensor {table[at, 0]}; it takes a number below {len(layout.tensors)}"
+        if at >= 0:
+            return f"entry {at}, of {layout.tensors[table[at, 0]].name}, has {word}"
     return ""
+
+
+@nb.njit(cache=True)
+def _wrong_items(items, owners, place, layered):  # type: ignore[no-untyped-def]
+    """Returns the first entry that breaks each rule of `items_fault`, -1 where none does."""
+    first, (of, axes, natures, homeless) = np.full(9, -1, np.int64), owners
+    for at in range(len(items)):
+        tensor, layer, places, count = items[at, 0], items[at, 1], items[at, 2], items[at, 5]
+        if tensor < 0 or tensor >= len(natures):
+            _note(first, 0, at, True)
+            continue
+        nature, at_home = natures[tensor], places == AT_HOME
+        _note(first, 1, at, not at_home and _owner(of, places) != place)
+        _note(first, 2, at, at_home and homeless[tensor])
+        _note(first, 3, at, _owner(of, items[at, 3]) != axes[tensor, 0])
+        _note(first, 4, at, _owner(of, items[at, 4]) != axes[tensor, 1])
+        _note(first, 5, at, abs(layer) > MOST_OFFSET * layered[tensor])
+        _note(first, 6, at, not (count >= 0 or count == COMPLETE) if nature == SUM else count != 0)
+        _note(first, 7, at, items[at, 6] != 0 and nature != STATE)
+        _note(first, 8, at, items[at, 7] < 0 or items[at, 7] > MOST_HOPS)
+    return first

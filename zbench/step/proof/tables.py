@@ -111,7 +111,7 @@ def _partner_rows(layout: StepLayout) -> tuple[Ints, Ints, Ints]:
 
 def item_rows(items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
-    rows = _expanded(items.table(), tables)
+    rows = _expanded(items.table, tables)
     if (rows[1:, 7] < rows[:-1, 7]).any():
         rows = rows[np.argsort(rows[:, 7], kind="stable")]
     return ItemRows(*np.ascontiguousarray(rows.T))

@@ -50,7 +50,7 @@ def template_fault(step: Step, template: Template, tables: WalkTables, owners: O
     say = Sentence(step, template)
     if fault := numbers_fault(step, template, owners) or contract_fault(step, template, owners):
         return fault, None
-    ops = template.operations.rows()
+    ops = template.operations.table
     for formula, mine in computed_by(layout, template):
         op, word = formula_fault(layout, tables, formula, ops, mine)
         if word:

@@ -172,7 +172,7 @@ def test_lists_maps_and_cells_are_told_in_atoms(case: Case) -> None:
 
 def moved_tensors(template: Template) -> set[int]:
     """The tensors that collectives move or contracts have at home."""
-    found = {row[1] for row in template.operations.rows().tolist() if row[0] in (GATHER, REDUCE)}
+    found = {row[1] for row in template.operations.table.tolist() if row[0] in (GATHER, REDUCE)}
     return found | {row[0] for row in template.needs.rows() + template.leaves.rows() if row[2] == AT_HOME}
 
 

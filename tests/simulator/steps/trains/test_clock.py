@@ -30,7 +30,7 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     made = program(parts, instances, short)
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
     want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
-    have = run_trains(made.graph, made.trains, cluster.num_ranks, trains)
+    have = run_trains(made, cluster.num_ranks, trains)
     for name in ("start", "release", "done"):
         assert (getattr(have, name) == getattr(want, name)).all(), name
     assert (trains.queues == plain.queues).all()
@@ -40,7 +40,7 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     assert pieces.sum() > made.table.shape[1] / 4
     first, stride, count = made.trains.T
     last = first + (count - 1) * stride
-    stretched = have.release[last] - have.start[first] > 1.01 * count * made.graph.busy[first]
+    stretched = have.release[last] - have.start[first] > 1.01 * count * made.hops.busy[first]
     assert stretched.any() or zero == "1"  # pieces waited for others
 
 
@@ -52,7 +52,7 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
     parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
     short, instances, _ = with_fewer_layers(parts.step, 6)
     made, ranks = program(parts, instances, short), cost.cluster.num_ranks
-    want = run_trains(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues))
+    want = run_trains(made, ranks, Free.of(of.cluster, made.queues))
     hops = np.arange(*made.begin[4:6])  # of the fourth layer's forward
     asked = []
 
@@ -60,7 +60,7 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
         asked.append((times.release[hops] == want.release[hops]).all())
         return stops
 
-    have = run_unless(made.graph, made.trains, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
+    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
     assert asked == [True]
     assert (have is None) == stops
     if have is not None:
@@ -82,7 +82,7 @@ def test_late_trains_end_when_their_last_piece_does(late: float) -> None:
     for free in (plain, trains):
         free.queues[:] = late
     want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
-    have = run_trains(made.graph, made.trains, cluster.num_ranks, trains)
+    have = run_trains(made, cluster.num_ranks, trains)
     assert (have.done == want.done).all()
     assert have.done.max() > late
 
@@ -98,7 +98,7 @@ def test_computes_that_messages_slow_are_those_of_the_plain_loop() -> None:
         made = program(parts, instances, short)
         free = Free.of(cluster, made.queues)
         want = run_hops(made.graph, np.zeros(cluster.num_ranks), free)
-        have = run_trains(made.graph, made.trains, cluster.num_ranks, Free.of(cluster, made.queues))
+        have = run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues))
         assert (have.done == want.done).all()
         seconds.append(have.done.max())
     assert seconds[0] < seconds[1] < 1.2 * seconds[0]

@@ -40,7 +40,7 @@ class Flow:
 
 def template_flow(layout: StepLayout, template: Template, num_places: int, arrays: LayoutArrays) -> Flow:
     """Follows the items of a template that was proven. arrays: of its layout."""
-    tables, ops = atom_tables(layout, template, arrays), template.operations.rows()
+    tables, ops = atom_tables(layout, template, arrays), template.operations.table
     low = int(min(ops[:, 7].min(initial=0), template.needs.layer.min(initial=0)))
     high = int(max(ops[:, 7].max(initial=0), template.needs.layer.max(initial=0))) + 1
     count = high - low + 1

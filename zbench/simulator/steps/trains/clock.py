@@ -19,7 +19,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
-from zbench.simulator.hop_graph import HopGraph
+from zbench.simulator.steps.program import StepProgram
 from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
@@ -31,33 +31,34 @@ class Unless:
     stops: Callable[[Timeline], bool]
 
 
-def run_trains(of: HopGraph, trains: Ints, num_ranks: int, free: Free) -> Timeline:
+def run_trains(of: StepProgram, num_ranks: int, free: Free) -> Timeline:
     """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
 
-    trains: int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
+    Trains are int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
     channels of the same queues and of both directions of one port, of which none waits for anything but the one before
     and the first for others. free: changed in place.
     """
-    found = run_unless(of, trains, num_ranks, free, None)
+    found = run_unless(of, num_ranks, free, None)
     assert found is not None
     return found
 
 
-def run_unless(of: HopGraph, trains: Ints, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None:
+def run_unless(of: StepProgram, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None:
     """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
-        return run_hops(of, np.zeros(num_ranks), free)
-    rows, waits, watched = of.rows, of.waits.copy(), np.zeros(len(of.waits), bool)
+        return run_hops(of.graph, np.zeros(num_ranks), free)
+    rows, following, trains = of.hops, of.assembled.following, of.trains
+    waits, watched = of.assembled.waits.copy(), np.zeros(len(rows.owner), bool)
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
     flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
     if unless is not None:
         watched[unless.hops] = True
         watched[_before_last(trains)] = False  # which ends after these, and is the event of all
-        size = _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
+        size = _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if unless.stops(timeline):
             return None
-    _play(rows, of.following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
+    _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
     return timeline
 
 

@@ -34,7 +34,7 @@ def with_exchanges(step: Step, overlap: ExchangeOverlap) -> Step:
 
 def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: ExchangeOverlap) -> Template:
     """Returns a template with its segments as `overlap` says. lists: gets those of slices."""
-    rows: list[Row] = template.operations.rows().tolist()
+    rows: list[Row] = template.operations.table.tolist()
     segments = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.slices)
     found: list[Row] = []
     for is_part, run in groupby(rows, segments.is_part):

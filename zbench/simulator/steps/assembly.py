@@ -1,0 +1,215 @@
+"""Puts the hops of variants, instance after instance, into the columns of one program; compiled.
+
+A program has hundreds of thousands of hops, of a few variants: so all that can be is prepared once a variant, and
+columns are as narrow as what they hold.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.cluster import Cluster
+from zbench.describe.compiled import ENTERED_IN_PLACE
+from zbench.simulator.hop_graph import Followers
+from zbench.simulator.steps.dataflow.implied import by_row
+from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
+from zbench.simulator.steps.variant import Variant
+from zbench.step.operations import GATHER, REDUCE
+
+Narrow = NDArray[np.int32]
+Bytes = NDArray[np.int8]
+
+
+class ProgramHops(NamedTuple):
+    """Columns of the hops of a program: as those of zbench.simulator.hops and zbench.simulator.hop_graph. owner: the
+    instance of each."""
+
+    queue_a: Narrow
+    queue_b: Narrow
+    link_a: Narrow
+    link_b: Narrow
+    link_class: Bytes
+    channels: Bytes
+    slot: Bytes
+    busy: Floats
+    latency: Floats
+    owner: Narrow
+
+    @staticmethod
+    def empty(count: int) -> "ProgramHops":
+        """Returns columns of so many hops, to be filled."""
+        narrow = [np.empty(count, np.int32) for _ in range(5)]
+        small = [np.empty(count, np.int8) for _ in range(3)]
+        return ProgramHops(*narrow[:4], *small, np.empty(count), np.empty(count), narrow[4])
+
+
+class StackedVariants(NamedTuple):
+    """The hops of variants one after another, as rows. begin: int64 [variants + 1], where those of each begin. rows:
+    their columns, of which the owner is the variant. pair: the number of the two queues with several channels that each
+    is between, -1 if none. edge_offsets, followers: edges inside a variant, compressed rows, counted from its first
+    hop; waits: edges into each. train_offsets, trains: of variants, as StepProgram has them, counted alike."""
+
+    begin: Ints
+    rows: ProgramHops
+    pair: Narrow
+    edge_offsets: Ints
+    followers: Narrow
+    waits: Narrow
+    train_offsets: Ints
+    trains: Ints
+
+
+def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], cluster: Cluster) -> StackedVariants:
+    """Stacks variants. meetings: the queue of each one's first meeting."""
+    begin = np.cumsum([0, *(one.lowered.table.shape[1] for one in variants)])
+    table = np.concatenate([one.lowered.table for one in variants], axis=1)
+    kinds = np.concatenate([one.kinds for one in variants])
+    owner = np.repeat(np.arange(len(variants), dtype=np.int32), np.diff(begin))
+    queue_a, queue_b = table[QUEUE_A], table[QUEUE_B].astype(np.int32)
+    first = np.array(meetings, np.int64)[owner]
+    queue_a = np.where(queue_a < -1, first - 2 - queue_a, queue_a).astype(np.int32)
+    channels = np.array([one.channels for one in cluster.links] + [1], np.int8)[table[CLASS]]
+    whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
+    rows = ProgramHops(
+        queue_a,
+        queue_b,
+        table[LINK_A].astype(np.int32),
+        table[LINK_B].astype(np.int32),
+        table[CLASS].astype(np.int8),
+        channels,
+        np.where(whole, channels - 1, 0).astype(np.int8),
+        np.concatenate([one.lowered.busy for one in variants]),
+        np.concatenate([one.lowered.latency for one in variants]),
+        owner,
+    )
+    pair = np.full(len(owner), -1, np.int32)
+    several = np.flatnonzero((channels > 1) & (queue_b >= 0))
+    if len(several):
+        name = queue_a[several].astype(np.int64) * (1 + int(queue_b.max())) + queue_b[several]
+        pair[several] = np.unique(name, return_inverse=True)[1]
+    offsets, waits, followers = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
+    for one in variants:
+        count, lowered = one.lowered.table.shape[1], one.lowered
+        starts, places = by_row(lowered.producer, count)
+        offsets.append(starts[1:] + offsets[-1][-1])
+        followers.append(lowered.consumer[places])
+        waits.append(np.bincount(lowered.consumer, minlength=count))
+    trains = [one.lowered.trains for one in variants]
+    return StackedVariants(
+        begin,
+        rows,
+        pair,
+        np.concatenate(offsets),
+        np.concatenate(followers).astype(np.int32),
+        np.concatenate(waits).astype(np.int32),
+        np.cumsum([0, *map(len, trains)]),
+        np.concatenate(trains),
+    )
+
+
+class AssembledHops(NamedTuple):
+    """The hops of a program, what follows each, how many edges and hops before it in its queues each waits for, and the
+    trains of its collectives."""
+
+    hops: ProgramHops
+    following: Followers
+    waits: Narrow
+    trains: Ints
+
+
+def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, Ints], queues: int) -> AssembledHops:
+    """Puts the hops of instances one after another. instances: int64 [n, 2], (number of the variant, first hop).
+    between: edges between hops of different instances. queues: how many there are."""
+    which = instances[:, 0]
+    count, edges, trains = (
+        int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
+    )
+    nexts = [np.full(count, -1, np.int32) for _ in range(3)]
+    offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
+    found = AssembledHops(
+        ProgramHops.empty(count),
+        Followers(*nexts, offsets, followers),
+        np.empty(count, np.int32),
+        np.empty((trains, 3), np.int64),
+    )
+    last = np.full(queues, -1, np.int32), np.full(1 + int(of.pair.max(initial=-1)), -1, np.int32)
+    _put_hops(of, instances, (found.hops, found.following, found.waits), last)
+    _put_edges(of, instances, between, found.following, found.waits, np.empty(count, np.int32))
+    _put_trains(of, instances, found.trains)
+    return found
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
+    """Writes the columns of hops, the next in each queue, and the waits inside instances and for queues. last: of every
+    queue and pair of queues the last hop, -1 before there is one."""
+    rows, (hops, following, waits), (last_queue, last_pair) = of.rows, found, last
+    next_a, next_b, next_pair = following.next_a, following.next_b, following.next_pair
+    for number in range(len(instances)):
+        variant = instances[number, 0]
+        shift = instances[number, 1] - of.begin[variant]
+        for row in range(of.begin[variant], of.begin[variant + 1]):
+            hop, a, b, pair = row + shift, rows.queue_a[row], rows.queue_b[row], of.pair[row]
+            hops.queue_a[hop], hops.queue_b[hop], hops.owner[hop] = a, b, number
+            hops.link_a[hop], hops.link_b[hop] = rows.link_a[row], rows.link_b[row]
+            hops.link_class[hop], hops.channels[hop] = rows.link_class[row], rows.channels[row]
+            hops.slot[hop], hops.busy[hop], hops.latency[hop] = rows.slot[row], rows.busy[row], rows.latency[row]
+            wait = of.waits[row]
+            for queue in (a, b):
+                if queue >= 0:
+                    before = last_queue[queue]
+                    last_queue[queue] = hop
+                    if before >= 0:
+                        wait += 1
+                        if hops.queue_a[before] == queue:
+                            next_a[before] = hop
+                        else:
+                            next_b[before] = hop
+            if pair >= 0:
+                before = last_pair[pair]
+                last_pair[pair] = hop
+                if before >= 0:
+                    wait += 1
+                    next_pair[before] = hop
+            waits[hop] = wait
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _put_edges(of, instances, between, following, waits, fill):  # type: ignore[no-untyped-def]
+    """Writes the followers of hops, those of the same instance first, and adds the edges between instances to waits."""
+    offsets, followers = following.offsets, following.followers
+    producer, consumer = between
+    for edge in range(len(producer)):
+        offsets[producer[edge] + 1] += 1
+        waits[consumer[edge]] += 1
+    at = 0
+    for number in range(len(instances)):
+        variant, first = instances[number, 0], instances[number, 1]
+        shift = first - of.begin[variant]
+        for row in range(of.begin[variant], of.begin[variant + 1]):
+            more = offsets[row + shift + 1]
+            for edge in range(of.edge_offsets[row], of.edge_offsets[row + 1]):
+                followers[at] = first + of.followers[edge]
+                at += 1
+            fill[row + shift] = at
+            at += more
+            offsets[row + shift + 1] = at
+    for edge in range(len(producer)):
+        followers[fill[producer[edge]]] = consumer[edge]
+        fill[producer[edge]] += 1
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _put_trains(of, instances, found):  # type: ignore[no-untyped-def]
+    """Writes the trains of instances."""
+    at = 0
+    for number in range(len(instances)):
+        variant, first = instances[number, 0], instances[number, 1]
+        for train in range(of.train_offsets[variant], of.train_offsets[variant + 1]):
+            found[at, 0], found[at, 1] = first + of.trains[train, 0], of.trains[train, 1]
+            found[at, 2] = of.trains[train, 2]
+            at += 1
