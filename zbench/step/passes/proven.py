@@ -99,5 +99,5 @@ class ProvenSteps:
 
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
         """Returns the parts that a step of this run has of a batch's plans."""
-        experts, slices = self.experts.of(batch), self.overlap.exchanges.slices
+        experts, slices = self.experts.of(batch), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
