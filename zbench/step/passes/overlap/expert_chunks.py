@@ -135,7 +135,7 @@ class _ExpertSegment:
         return self.chunks.weights == AFTER_CHUNKS and is_gradient_of_experts(self.layout.formulas[number])
 
     def _computed(self, number: int, rows: Sequence[Row], chunk: int) -> Iterable[Row]:
-        """Yields a formula's operations for a chunk. Zeros that stand for gradients of experts without a token come with
+        """Yields a formula's operations for a chunk. Zeros for gradients of experts without a token come with
         the last one."""
         formula = self.layout.formulas[number]
         column = 4 + formula.slots.index("t")
