@@ -135,6 +135,12 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]
         (lambda: Experts(skew=-1), "experts.skew is -1; it takes a number from 0 to below 100"),
         (lambda: Experts(skew="much"), "experts.skew is 'much'"),  # type: ignore[arg-type]
+        (lambda: Experts(skew=1, popularity="pareto"), "experts.popularity is 'pareto'; it takes zipf or dirichlet"),
+        (
+            lambda: Experts(popularity="dirichlet"),
+            "experts.popularity is dirichlet; with experts.skew=0 all experts are",
+        ),
+        (lambda: Experts(skew=1, drift=0), "experts.drift is 0; it takes a whole number from 1 to 16777216"),
         (lambda: Experts("lina"), "experts.schedule is 'lina'; it takes sequential, pipemoe, tutel, fsmoe or clock"),
         (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
         (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
@@ -179,6 +185,8 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts": "sequential",
         "experts.degree": 1,
         "experts.skew": 0,
+        "experts.popularity": "zipf",
+        "experts.drift": 1,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

@@ -1,4 +1,5 @@
-"""The schedule by which experts' exchanges with tokens' homes go beside their matmuls, as a run chooses it.
+"""The schedule by which experts' exchanges with tokens' homes go beside their matmuls, and laws of how tokens choose
+them, as a run chooses both.
 
 Pure data: conf/experts sets it, zbench.step.passes.overlap.expert_chunks builds it. How degrees that a run leaves open
 are chosen is zbench.simulated.expert_degrees.
@@ -10,6 +11,7 @@ from zbench.describe.checks import check_whole_number
 
 SEQUENTIAL, PIPEMOE, TUTEL, FSMOE, CLOCK = SCHEDULES = ("sequential", "pipemoe", "tutel", "fsmoe", "clock")
 AUTO = "auto"  # of a degree: the schedule's own way to choose it
+ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)
 MOST_CHUNKS = 64  # more are smaller than the tiles of a matmul for every batch that was tried: a guess
 WITH_CHUNKS, AFTER_CHUNKS = WEIGHTS = ("chunk", "last")

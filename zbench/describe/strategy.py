@@ -13,7 +13,7 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
-from zbench.describe.expert_schedule import SEQUENTIAL, ExpertSchedule
+from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
 from zbench.describe.overlap import LAYER, StepOverlap
 
@@ -89,18 +89,28 @@ class Parallel:
 class Experts:
     """The way in which tokens choose experts, and the schedule by which they go there and back.
 
-    schedule, degree: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens choose
-        (zbench.step.passes.routing.ExpertParallel), 0: all alike.
+    schedule, degree: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens choose, 0:
+        all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all three:
+        zbench.step.passes.routing.ExpertParallel).
     """
 
     schedule: str = SEQUENTIAL
     degree: int | str = 1
     skew: float = 0.0
+    popularity: str = ZIPF
+    drift: int = 1
 
     def __post_init__(self) -> None:
         _ = self.exchanges  # refuses what cannot be
         if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
             raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
+        _check_choice("experts.popularity", self.popularity, POPULARITIES)
+        check_whole_number("experts.drift", self.drift, 1, MOST)
+        for name, value, usual in (("popularity", self.popularity, ZIPF), ("drift", self.drift, 1)):
+            if not self.skew and value != usual:
+                raise ValueError(
+                    f"experts.{name} is {value}; with experts.skew=0 all experts are alike, so it takes {usual}"
+                )
 
     @property
     def exchanges(self) -> ExpertSchedule:
@@ -161,7 +171,8 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
     experts = config["experts"]
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
-    return found | schedule | {"experts.skew": experts["skew"]}
+    law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
+    return found | schedule | {"experts.skew": experts["skew"]} | law
 
 
 def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class TorchWholeStep:
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.experts.skew)
+        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
         overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 

@@ -41,7 +41,7 @@ class ChosenChunks:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What a record has of it: nothing of one chunk that nobody chose."""
+        """The fields of a record: none of one chunk that nobody chose."""
         if self.chunks == TOGETHER_AT_ONCE and not self.seconds:
             return {}
         one = self.chunks
