@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from zbench import CONF
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
+from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.strategy import (
     MODEL_FIELDS,
@@ -73,13 +74,14 @@ def test_every_choice_can_be(path: Path) -> None:
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
     else:
-        assert (path.stem, made.skew) == ("even", 0)
+        assert (made.schedule, made.skew) == (path.stem, 0)
+        assert made.exchanges.is_open == (path.stem != SEQUENTIAL)
 
 
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS}, set(RECOMPUTE))
-    assert names["overlap"] == set(METHODS)
+    assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -131,8 +133,22 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),
         (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]
-        (lambda: Experts(-1), "experts.skew is -1; it takes a number from 0 to below 100"),
-        (lambda: Experts("much"), "experts.skew is 'much'"),  # type: ignore[arg-type]
+        (lambda: Experts(skew=-1), "experts.skew is -1; it takes a number from 0 to below 100"),
+        (lambda: Experts(skew="much"), "experts.skew is 'much'"),  # type: ignore[arg-type]
+        (lambda: Experts(skew=1, popularity="pareto"), "experts.popularity is 'pareto'; it takes zipf or dirichlet"),
+        (
+            lambda: Experts(popularity="dirichlet"),
+            "experts.popularity is dirichlet; with experts.skew=0 all experts are",
+        ),
+        (lambda: Experts(skew=1, drift=0), "experts.drift is 0; it takes a whole number from 1 to 16777216"),
+        (lambda: Experts("lina"), "experts.schedule is 'lina'; it takes sequential, pipemoe, tutel, fsmoe or clock"),
+        (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
+        (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
+        (
+            lambda: Experts("sequential", 2),
+            "experts.degree is 2; experts=sequential has all tokens at once, so it takes",
+        ),
+        (lambda: Experts("fsmoe", 2), "experts.degree is 2; experts=fsmoe chooses the chunks of forward and backward"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(made: Any, told: str) -> None:
@@ -145,6 +161,12 @@ def test_nothing_is_exchanged_in_groups_of_one() -> None:
     told = r"^overlap.method is sliced; with parallel.tensor_parallel=1 no group exchanges anything, so it takes none"
     with pytest.raises(ValueError, match=told):
         TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(1, 2), exchanges, Experts())
+
+
+def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
+    told = r"^experts.schedule is tutel; with parallel.expert_parallel=1 no token is sent to an expert"
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(), ExchangeOverlap(), Experts("tutel", 4))
 
 
 def test_words_and_fields_are_of_the_groups() -> None:
@@ -160,7 +182,11 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "overlap": "none",
         "overlap.slices": 1,
         "overlap.transfers": "ring",
+        "experts": "sequential",
+        "experts.degree": 1,
         "experts.skew": 0,
+        "experts.popularity": "zipf",
+        "experts.drift": 1,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

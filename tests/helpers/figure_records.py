@@ -239,7 +239,7 @@ def constants(cluster: str) -> dict[str, Any]:
         ("recompute", "none"),
         ("parallel", "none"),
         ("overlap", "none"),
-        ("experts", "even"),
+        ("experts", "sequential"),
     )
     strategy = {group: OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml")) for group, name in usual}
     return {"cluster": plain, "model": model, **strategy}

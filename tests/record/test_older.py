@@ -153,7 +153,7 @@ def test_a_strategy_is_read_from_the_keys_that_the_model_and_the_executor_had() 
     assert instantiate(config["sharding"]) == Sharding("zero1", 2)
     assert instantiate(config["recompute"]) == Recompute("full")
     assert instantiate(config["parallel"]) == Parallel(2, 1, 4)
-    assert instantiate(config["experts"]) == Experts(0.5)
+    assert instantiate(config["experts"]) == Experts(skew=0.5)
     assert with_all_keys(config) == config
 
 

@@ -15,6 +15,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.strategy import Experts
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult
@@ -133,7 +134,7 @@ def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
     """The dense model is told the experts that the step draws. A short sequence leaves a rank without a token. The head
     has the embedding's table."""
     cost = cost_of(model=EXPERTS, sharding="zero1")
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, skew=1.0)
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, experts=Experts(skew=1.0))
     short = Batch(np.array([9]), seed=0, step=1)
     try:
         executor.start()
@@ -210,7 +211,7 @@ def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
         ({"kernel": "x"}, "executor.kernel is 'x'; it takes auto"),
         ({"optimizer": {"lr": -1}}, "executor.optimizer.lr is -1; it takes"),
         ({"expert_parallel": 2}, "the expert-parallel degree is 2; it has to divide model.num_experts, 1"),
-        ({"skew": 1.0}, "experts.skew is 1.0; mini has no experts, so it takes 0"),
+        ({"experts": Experts(skew=1.0)}, "experts.skew is 1.0; mini has no experts, so it takes 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_a_sentence(settings: dict[str, Any], told: str) -> None:

@@ -16,6 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
+from zbench.describe.strategy import Experts
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
 from zbench.plans.plan import Plan
@@ -140,7 +141,7 @@ def test_stages_and_experts_send_through_nics_of_their_own_purposes() -> None:
     crossing = BATCH.num_tokens * staged.model.hidden * staged.model.element_bytes
     assert sum(result.nic_tx_for["stages"]) == 2 * crossing  # x on, dx back
     routed = cost_of(sharding="zero3", num_experts=8, experts_per_token=2, ffn_hidden=1024)
-    spread = Simulated(routed, expert_parallel=8, skew=1.0).step(BATCH, planned(ring, routed))
+    spread = Simulated(routed, expert_parallel=8, experts=Experts(skew=1.0)).step(BATCH, planned(ring, routed))
     together = Simulated(routed).step(BATCH, planned(ring, routed))
     assert sum(spread.nic_tx_for["experts"]) > 0
     assert "experts" not in together.nic_tx_for

@@ -1,14 +1,16 @@
 """The exchanges of a step that are beside the work of its layers: parameter gathers and gradient reductions, as
-frameworks say, and what tensor-parallel groups exchange.
+frameworks say, and what tensor-parallel groups and experts exchange.
 
-Pure data: conf/sharding sets it with a yaml for each framework's default and conf/overlap with one for each method,
-zbench.step.passes builds it.
+Pure data: conf/sharding sets it with a yaml for each framework's default, conf/overlap and conf/experts with one for
+each method, zbench.step.passes builds it.
 """
 
 from dataclasses import dataclass
+from math import lcm
 
 from zbench.describe.checks import is_whole
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import TOGETHER_AT_ONCE, ExpertChunks
 
 ALL = "all"  # of a window
 LAYER, END = "layer", "end"  # of buckets
@@ -17,14 +19,15 @@ LAYER, END = "layer", "end"  # of buckets
 @dataclass(frozen=True, slots=True)
 class StepOverlap:
     """The layers whose parameters are gathered ahead, those whose gradients are reduced together, and how exchanges of
-    tensor-parallel groups go beside matmuls.
+    tensor-parallel groups and of experts go beside matmuls.
 
     window: layers whose parameters are gathered ahead of the one under way, or ALL: every layer's are gathered before
         a step's first forward begins, and nothing is computed meanwhile.
     gradient_bucket: LAYER, a layer's gradients are reduced when its backward has made them; a number of a GPU's
         parameters, those of as many layers as it has room for are reduced when the last of these are made; or END, all
         of a stage's are reduced after its last backward, and nothing is computed meanwhile.
-    exchanges: of tensor-parallel groups (zbench.describe.exchanges).
+    exchanges: of tensor-parallel groups (zbench.describe.exchanges). experts: the chunks in which tokens go to experts
+        (zbench.describe.expert_schedule).
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -33,6 +36,7 @@ class StepOverlap:
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     exchanges: ExchangeOverlap = WHOLE
+    experts: ExpertChunks = TOGETHER_AT_ONCE
 
     def __post_init__(self) -> None:
         window = self.window
@@ -50,6 +54,11 @@ class StepOverlap:
     def of(window: "int | StepOverlap") -> "StepOverlap":
         """Returns an overlap itself, or that of a window alone."""
         return window if isinstance(window, StepOverlap) else StepOverlap(window)
+
+    @property
+    def token_slices(self) -> int:
+        """The slices of a GPU's own tokens of which slices of exchanges and chunks of experts are made."""
+        return lcm(self.exchanges.slices, self.experts.forward, self.experts.backward)
 
     @property
     def gathers_first(self) -> bool:

@@ -1,5 +1,5 @@
 """The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, how exchanges of
-tensor-parallel groups go beside matmuls, and choice of experts.
+tensor-parallel groups and of experts go beside matmuls, and choice of experts.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -13,6 +13,7 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
+from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
 from zbench.describe.overlap import LAYER, StepOverlap
 
@@ -86,16 +87,38 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The way in which tokens choose experts.
+    """The way in which tokens choose experts, and the schedule by which they go there and back.
 
-    skew: how unevenly (zbench.step.passes.routing.ExpertParallel), 0: all alike.
+    schedule, degree: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens choose, 0:
+        all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all three:
+        zbench.step.passes.routing.ExpertParallel).
     """
 
+    schedule: str = SEQUENTIAL
+    degree: int | str = 1
     skew: float = 0.0
+    popularity: str = ZIPF
+    drift: int = 1
 
     def __post_init__(self) -> None:
+        _ = self.exchanges  # refuses what cannot be
         if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
             raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
+        _check_choice("experts.popularity", self.popularity, POPULARITIES)
+        check_whole_number("experts.drift", self.drift, 1, MOST)
+        for name, value, usual in (("popularity", self.popularity, ZIPF), ("drift", self.drift, 1)):
+            if not self.skew and value != usual:
+                raise ValueError(
+                    f"experts.{name} is {value}; with experts.skew=0 all experts are alike, so it takes {usual}"
+                )
+
+    @property
+    def exchanges(self) -> ExpertSchedule:
+        """The schedule of what tokens' homes and experts exchange."""
+        return ExpertSchedule(self.schedule, self.degree)
+
+
+USUAL_EXPERTS = Experts()  # all tokens at once, to all experts alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +137,12 @@ class TrainingStrategy:
             raise ValueError(
                 f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
                 f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
+            )
+        schedule = self.experts.schedule
+        if schedule != SEQUENTIAL and self.parallel.expert_parallel == 1:
+            raise ValueError(
+                f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
+                f"takes {SEQUENTIAL}, or parallel.expert_parallel=8 beside it"
             )
 
     @property
@@ -140,7 +169,10 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     exchanges = config["overlap"]
     found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)
     found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
-    return found | {"experts.skew": config["experts"]["skew"]}
+    experts = config["experts"]
+    schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
+    law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
+    return found | schedule | {"experts.skew": experts["skew"]} | law
 
 
 def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

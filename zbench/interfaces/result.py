@@ -46,6 +46,8 @@ class StepResult:
     nic_series: {} or, of every NIC, the bytes that crossed it in each "interval" (seconds) of the step: "tx", "rx",
         [num_nics][num_intervals].
     recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
+    expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
+        (zbench.simulated.expert_degrees.ChosenChunks).
     """
 
     seconds: float
@@ -70,3 +72,4 @@ class StepResult:
     seconds_for: dict[str, list[float]] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)
+    expert_chunks: dict[str, Any] = field(default_factory=dict)

@@ -108,7 +108,10 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     "zbench.workloads.shrunk.Shrunk": {"by": "divisor"},
 }
 # By group of conf/: earlier names of choices, as users typed them.
-CHOICES: Mapping[str, Mapping[str, str]] = {"executor": {"whole_step": "simulated"}}
+CHOICES: Mapping[str, Mapping[str, str]] = {
+    "executor": {"whole_step": "simulated"},
+    "experts": {"even": "sequential"},
+}
 # By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into
 # these groups (zbench.record.older).
 REGROUPED: Mapping[str, Mapping[str, str]] = {

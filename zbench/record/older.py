@@ -19,6 +19,7 @@ import numpy as np
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
+from zbench.describe.expert_schedule import SEQUENTIAL, ZIPF
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.worlds import NOMINAL
@@ -32,6 +33,12 @@ _MODEL = "zbench.describe.model.Model"
 _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
+_SEQUENTIAL: dict[str, Any] = {
+    "schedule": SEQUENTIAL,
+    "degree": 1,
+    "popularity": ZIPF,
+    "drift": 1,
+}  # as they were before they had a choice
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {
     ("zbench.simulator.simulate.SimulatedAttention", "simulated"): "simulated_attention",
@@ -50,6 +57,9 @@ def with_all_keys(config: Any) -> Any:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     if "parallel" in config:
         config = {"overlap": _EXCHANGES, **config}
+    experts = config.get("experts")
+    if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
+        config["experts"] = {**_SEQUENTIAL, **experts}
     cluster = config.get("cluster")
     if isinstance(cluster, Mapping) and cluster.get("_target_") == _CLUSTER:
         config["cluster"] = {"port_order": PLAN, **cluster}

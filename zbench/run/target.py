@@ -10,6 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import SEQUENTIAL
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
@@ -47,7 +48,7 @@ _SET = {
     "window": "sharding.window={}",
     "gradient_bucket": "sharding.gradient_bucket={}",
     "expert_parallel": "parallel.expert_parallel={}",
-    "skew": "experts.skew={}",
+    "experts": "experts to the name of a schedule",
     "exchanges": "overlap to the name of a method",
 }
 
@@ -131,11 +132,12 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     if plays:
         degree = parallel.expert_parallel
         ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
-        return {**ahead, "expert_parallel": degree, "skew": experts.skew, "exchanges": strategy.overlap}
+        return {**ahead, "expert_parallel": degree, "experts": experts, "exchanges": strategy.overlap}
     for name, value, usual in (
         ("sharding.window", sharding.window, 1),
         ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
         ("parallel.expert_parallel", parallel.expert_parallel, 1),
+        ("experts.schedule", experts.schedule, SEQUENTIAL),
         ("experts.skew", experts.skew, 0),
         ("overlap.method", strategy.overlap.method, WHOLE.method),
     ):

@@ -6,13 +6,14 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
@@ -33,6 +34,7 @@ from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
+from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.routing import ExpertParallel
@@ -47,7 +49,7 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, skew, exchanges: of the strategy, as of
+    window, gradient_bucket, expert_parallel, experts, exchanges: of the strategy, as of
     zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
     device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
     ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
@@ -70,7 +72,7 @@ class TorchWholeStep:
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
-    skew: float = 0.0
+    experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
@@ -87,13 +89,13 @@ class TorchWholeStep:
     @property
     def overlap(self) -> StepOverlap:
         """The exchanges that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket, self.exchanges)
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, self.experts.exchanges.chunks)
 
     @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
+        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
         overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
@@ -144,7 +146,8 @@ class TorchWholeStep:
                 "plans pad sequences, as with system.padding=published; executor=torch_whole_step takes plans that do "
                 "not: system.padding=none, also beside variant=published"
             )
-        of = self.steps
+        chosen = chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
+        of = self.steps.with_chunks(chosen.chunks)
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
@@ -156,7 +159,7 @@ class TorchWholeStep:
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        return whole_step_result(batch, self.cost, reports, checked)
+        return replace(whole_step_result(batch, self.cost, reports, checked), expert_chunks=chosen.told)
 
     def stop(self) -> None:
         """Ends the ranks."""

@@ -5,7 +5,7 @@ zbench.simulator.simulate is the other one, which plays attention and charges th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -15,9 +15,11 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
@@ -43,15 +45,15 @@ class Simulated:
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
-    that hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
-    (zbench.step.passes.routing.ExpertParallel). exchanges: how those of tensor-parallel groups go beside matmuls.
+    that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
+    exchanges: how those of tensor-parallel groups go beside matmuls.
     """
 
     cost: Cost
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
-    skew: float = 0.0
+    experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -61,13 +63,13 @@ class Simulated:
     @property
     def overlap(self) -> StepOverlap:
         """The exchanges that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket, self.exchanges)
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, self.experts.exchanges.chunks)
 
     @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
+        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
         overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
 
@@ -93,17 +95,22 @@ class Simulated:
         Raises:
             ValueError: the model cannot be cut for the plans' pipelines.
         """
-        return self.steps.of(batch, plans)
+        return self.steps.with_chunks(self.chosen(batch, plans).chunks).of(batch, plans)
+
+    def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenChunks:
+        """Returns the chunks in which a batch's tokens go to experts."""
+        return chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
-        step = self.built(batch, plans)
+        chosen = self.chosen(batch, plans)
+        step = self.steps.with_chunks(chosen.chunks).of(batch, plans)
         before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = self.result(batch, plans, played, ceiling)
+        result = replace(self.result(batch, plans, played, ceiling), expert_chunks=chosen.told)
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

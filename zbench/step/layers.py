@@ -93,6 +93,16 @@ def is_sliced(formula: Formula) -> bool:
     return any(slot in SLICED for slot in formula.slots)
 
 
+def of_experts(formula: Formula) -> bool:
+    """Returns whether a formula is computed where experts are."""
+    return "e" in formula.slots
+
+
+def is_gradient_of_experts(formula: Formula) -> bool:
+    """Returns whether a formula adds to the gradient of experts' parameters."""
+    return of_experts(formula) and formula.action == "+=" and formula.results[0].slots == ("e",)
+
+
 def head(tied: bool) -> tuple[Formula, ...]:
     """Returns the formulas of what is after the layers, forward and backward. tied: the words' scores are by the
     embedding table, whose gradient is then of both."""

@@ -3,7 +3,7 @@
 Each part of the work is a module of its own: formulas and what is made again (sections, recompute), the parts of tokens
 and heads (parts), linear modules and the exchanges of their groups (tensor_parallel), attention (attention), experts
 (routing, experts), parameters, gradients and their collectives (zero), stages (pipeline), the update (optimizer). Here
-they are put together, and exchanges of groups are put beside matmuls (overlap).
+they are put together, and exchanges of groups and of experts are put beside matmuls (overlap).
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
 from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
+from zbench.step.passes.overlap.expert_chunks import with_expert_chunks
 from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import optimizer_template
@@ -75,7 +76,7 @@ def whole_step(
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced = 0, [], []
     for number, plan in enumerate(plans):
-        parts = PlanParts(plan, model, degree, experts, token_slices=overlap.exchanges.slices)
+        parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
@@ -103,7 +104,7 @@ def whole_step(
         Items.of(ends),
         starts,
     )
-    return with_exchanges(step, overlap.exchanges)
+    return with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
 
 
 def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:

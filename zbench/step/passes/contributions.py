@@ -7,7 +7,8 @@ from types import MappingProxyType
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.passes.experts import ExpertModules, of_experts
+from zbench.step.layers import of_experts
+from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensor_parallel import LinearModules

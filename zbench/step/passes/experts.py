@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
+from zbench.step.layers import is_gradient_of_experts, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
@@ -133,13 +134,3 @@ class ExpertModules:
             met = self.parts.routing.to_experts[np.ix_(group, self._experts(gpu))] > 0
             found.append(int(met.sum()) if len(group) else -1)
         return np.array(found, np.int64)
-
-
-def of_experts(formula: Formula) -> bool:
-    """Returns whether a formula is computed where experts are."""
-    return "e" in formula.slots
-
-
-def is_gradient_of_experts(formula: Formula) -> bool:
-    """Returns whether a formula adds to the gradient of experts' parameters."""
-    return of_experts(formula) and formula.action == "+=" and formula.results[0].slots == ("e",)

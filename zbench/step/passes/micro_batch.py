@@ -7,13 +7,13 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layers import MERGE
+from zbench.step.layers import MERGE, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
-from zbench.step.passes.experts import ExpertModules, of_experts
+from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts

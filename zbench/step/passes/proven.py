@@ -4,10 +4,11 @@ Whoever plays steps and whoever executes them build them here, so that both have
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE
+from zbench.describe.expert_schedule import ExpertChunks
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
@@ -68,12 +69,26 @@ class ProvenSteps:
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
         return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
 
+    def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
+        """Returns the steps in which tokens go to experts in these chunks."""
+        return replace(self, overlap=replace(self.overlap, experts=chunks))
+
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
+            ValueError: as `built`.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
+        """
+        step = self.built(batch, plans)
+        prove_step(step)
+        return step
+
+    def built(self, batch: Batch, plans: Sequence[Plan]) -> Step:
+        """Returns the step of a batch's plans before it is proven, for whoever chooses among several.
+
+        Raises:
+            ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
         """
         if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
             raise ValueError(
@@ -93,11 +108,9 @@ class ProvenSteps:
             )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
-        step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
-        prove_step(step)
-        return step
+        return whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
 
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
         """Returns the parts that a step of this run has of a batch's plans."""
-        experts, slices = self.experts.of(batch), self.overlap.exchanges.slices
+        experts, slices = self.experts.of(batch), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)

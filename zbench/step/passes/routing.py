@@ -4,6 +4,10 @@ Experts are held by groups of consecutive GPUs: of `degree` GPUs each has as man
 of their home. A token goes once to a GPU, whatever number of experts it has there (as DeepEP's dispatch does). What a
 token chooses is a function of the batch and of its place in its sequence, so it is the same whatever a system does with
 it. One draw holds for all layers: that layers route alike is a simplification, and no measured fact.
+
+How popular experts are is a law with one number. Loads of models in use were told as power laws: of Qwen3-235B's 128
+experts a fifth has about 65 % of all choices, of DeepSeek-V3's 256 30 to 40 % (NVIDIA's aiconfigurator,
+docs/POWER_LAW_DISTRIBUTION.md), which Zipf's law has with exponents of 1.0 and 0.3 (tests/step/test_routing.py).
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +17,9 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import ZIPF
 from zbench.describe.model import Model
+from zbench.describe.strategy import Experts
 from zbench.plans.plan import Plan
 from zbench.step.index import Index, PartMap, Relation
 
@@ -22,14 +28,23 @@ from zbench.step.index import Index, PartMap, Relation
 class ExpertParallel:
     """A layout of experts and a rule by which they are chosen.
 
-    degree: GPUs that hold all experts together. seed, step: of the batch, which the draw depends on. skew: the exponent
-    by which an expert's odds fall with its rank in a random order; 0: all are chosen alike (a guess, both).
+    degree: GPUs that hold all experts together. seed, step: of the batch, which the draw depends on. popularity, skew:
+    ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are a draw of
+    Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
+    which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
     """
 
     degree: int = 1
     seed: int = 0
     skew: float = 0.0
     step: int = 0
+    popularity: str = ZIPF
+    drift: int = 1
+
+    @staticmethod
+    def chosen(degree: int, experts: Experts) -> "ExpertParallel":
+        """Returns the layout and the rule of a run's choices."""
+        return ExpertParallel(degree, skew=experts.skew, popularity=experts.popularity, drift=experts.drift)
 
     def of(self, batch: Batch) -> "ExpertParallel":
         """Returns the same layout and rule for a batch's draw."""
@@ -46,8 +61,29 @@ class ExpertParallel:
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
 
+    def odds(self, num_experts: int) -> Floats:
+        """Returns the logarithms of experts' odds, but for a common addend, float64 [experts]."""
+        order = self._order(num_experts)
+        if self.popularity == ZIPF or not self.skew:
+            return -self.skew * np.log1p(order)
+        drawn = np.random.default_rng((self.seed, _DRIFT)).gamma(1 / self.skew, size=num_experts)
+        return np.asarray(np.log(np.maximum(np.sort(drawn)[::-1], np.finfo(float).tiny))[order])
+
+    def _order(self, num_experts: int) -> Ints:
+        """Returns every expert's rank, 0 for the most popular.
+
+        Where popularity drifts, it is by cos(angle) a + sin(angle) b of an expert's own normal numbers a and b: as
+        large in every step, the same a step later but for a small turn, and unrelated after a quarter of a circle.
+        """
+        if self.drift == 1:
+            return np.random.default_rng((self.seed, self.step)).permutation(num_experts)
+        first, second = np.random.default_rng((self.seed, _DRIFT, 1)).standard_normal((2, num_experts))
+        angle = np.pi / 2 * self.step / self.drift
+        return np.argsort(np.argsort(-(np.cos(angle) * first + np.sin(angle) * second)))
+
 
 TOGETHER = ExpertParallel()  # all experts on every GPU
+_DRIFT = 2**20  # beside the seed: no step's number of a run
 
 
 @dataclass(frozen=True)
@@ -65,8 +101,7 @@ class Routing:
         """Draws the experts of a plan's tokens: the largest of logarithms of odds with Gumbel noise, which is a draw
         without replacement (Kool et al. 2019, arXiv 1903.06059). sizes: int64 [parts], of the blocks' tokens in order.
         """
-        order = np.random.default_rng((how.seed, how.step)).permutation(model.num_experts)
-        odds = -how.skew * np.log1p(order) + _noise(plan, model.num_experts, (how.seed, how.step))
+        odds = how.odds(model.num_experts) + _noise(plan, model.num_experts, (how.seed, how.step))
         chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return Routing(chosen.astype(np.int64), begin, model.num_experts, how.degree)

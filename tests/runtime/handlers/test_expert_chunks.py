@@ -1,0 +1,61 @@
+"""Experts by chunks of the tokens on four processes: exact, with the bytes that the step says, the same bits again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.steps import plan_of
+from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.combination import EXPERTS, StepCombination
+from zbench.correctness.steps.command import RANK, judged_step
+from zbench.describe.expert_schedule import ExpertChunks
+from zbench.describe.overlap import StepOverlap
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.step.byte_law import stated_bytes
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
+from zbench.step.proof.prove import prove_step
+
+RANKS = StepCombination(1, 4, 1, 1, 4, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
+CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LocalFleet]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
+            yield fleet
+
+
+def case_of(chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str) -> StepCase:
+    model, plans = replace(EXPERTS, experts_per_token=per_token), [plan_of(lengths, 4, 4)]
+    how, overlap = ExpertParallel(4, 1, skew), StepOverlap(experts=chunks)
+    step = whole_step(model, plans, 1, "1", overlap, recompute, how)
+    prove_step(step)
+    return StepCase.of(step, model, plans, 1, experts=how, slices=overlap.token_slices)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "per_token", "skew", "recompute"),
+    [([50, 1, 13], 2, 0.0, "selective"), ([7, 4], 2, 3.0, "full"), ([23], 1, 50.0, "none"), ([1], 2, 0.0, "none")],
+    ids=["uneven", "an expert without a token", "all tokens to one", "one token"],
+)
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+def test_exact_with_the_bytes_of_the_step(
+    ranks: LocalFleet, chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str
+) -> None:
+    """The only query of a step has no gradient but rounding errors, nor has a share that is always 1; Adam divides by
+    their size, so that parameters are no number to compare then."""
+    case = case_of(chunks, lengths, per_token, skew, recompute)
+    found, stated = ranks.call("run", case), stated_bytes(case.step)
+    if lengths == [1] or per_token == 1:
+        found = [replace(one, parameters=0.0) for one in found]
+    assert judged_step(RANKS, found, stated).fault == ""
+
+
+def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:
+    """Sums over chunks are added in the step's order, not in that of arrival."""
+    case = case_of(ExpertChunks(4, 4), [50, 1, 13], 2, 0.0, "none")
+    assert ranks.call("run", case) == ranks.call("run", case)

@@ -1,0 +1,81 @@
+"""Chunks that a run's schedule leaves open: by the closed form, by playing, and what a record has of it."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.helpers.oracles import small
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import DEGREES
+from zbench.describe.strategy import Experts
+from zbench.plans.plan import Plan
+from zbench.simulated.executor import Simulated
+from zbench.simulated.expert_degrees import ExpertProfile
+from zbench.systems.ring import Ring
+
+BATCH = Batch(np.array([9000, 7300, 5200, 3100, 900, 77]), seed=0, step=0)
+
+
+@cache
+def given() -> tuple[Cost, tuple[Plan, ...]]:
+    """Two nodes of four GPUs, experts over all of them, exchanges about as long as experts' matmuls."""
+    one = small(2, 4)
+    model = replace(one.model, num_layers=3, sharding="zero1", num_experts=8, experts_per_token=2, ffn_hidden=2048)
+    cost = make_cost(one.cluster, model, pipelines=False)
+    return cost, Ring(cost).plan(BATCH)
+
+
+@cache
+def played(schedule: str, degree: int | str) -> tuple[float, dict[str, object]]:
+    cost, plans = given()
+    found = Simulated(cost, expert_parallel=8, experts=Experts(schedule, degree)).step(BATCH, plans)
+    return found.seconds, found.expert_chunks
+
+
+def test_a_given_number_of_chunks_is_the_same_by_either_schedule() -> None:
+    assert played("pipemoe", 1)[0] == played("sequential", 1)[0]
+    assert played("pipemoe", 4)[0] == played("tutel", 4)[0] < played("sequential", 1)[0]
+    assert played("sequential", 1)[1] == {}
+    assert played("tutel", 4)[1] == {"forward": 4, "backward": 4, "weights": "chunk", "seconds": {}}
+
+
+def test_trying_finds_the_fastest() -> None:
+    seconds, told = played("tutel", "auto")
+    each = {degree: played("tutel", degree)[0] for degree in DEGREES}
+    assert seconds == min(each.values()) == each[told["forward"]]  # type: ignore[index]
+    assert told["seconds"] == {f"{degree} {degree}": one for degree, one in each.items()}
+    assert played("clock", "auto")[0] <= seconds
+
+
+def test_the_closed_form_s_choice_is_its_own_minimum_and_near_the_clock_s() -> None:
+    cost, plans = given()
+    executor = Simulated(cost, expert_parallel=8, experts=Experts("fsmoe", "auto"))
+    profile = ExpertProfile.of(executor.steps, BATCH, plans, cost.gpus)
+    chosen = profile.apart()
+    assert profile.seconds(chosen.chunks.forward, chosen.chunks.backward) == min(chosen.seconds.values())
+    assert len(chosen.seconds) == len(DEGREES) ** 2
+    assert played("fsmoe", "auto")[0] < played("sequential", 1)[0]
+    assert played("fsmoe", "auto")[0] <= 1.05 * played("clock", "auto")[0]
+
+
+def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:
+    """What a forward's exchange and experts take by the profile is what it takes where nothing else is in the way."""
+    cost, plans = given()
+    steps = Simulated(cost, expert_parallel=8).steps
+    (forward,), (backward,) = (
+        getattr(ExpertProfile.of(steps, BATCH, plans, cost.gpus), name) for name in ("forward", "backward")
+    )
+    found, cluster = Simulated(cost, expert_parallel=8).step(BATCH, plans), cost.cluster
+    crossing = sum(found.nic_tx_for["experts"]) / cost.model.num_layers / cluster.num_nics
+    four = 2 * (forward.exchange.work + backward.exchange.work)  # there and back, forward and backward
+    assert four >= cost.nic_transfer_seconds(crossing)
+    assert four < 1.3 * cost.nic_transfer_seconds(crossing)
+    assert backward.exchange.work == pytest.approx(forward.exchange.work, rel=0.05)
+    assert backward.experts.work == pytest.approx(2 * forward.experts.work, rel=0.2)
+    flops = 2 * 3 * BATCH.num_tokens * 2 / 8 * cost.model.hidden * cost.model.ffn_hidden
+    assert forward.experts.work > flops / cost.cluster.device.matmul_flops
+    assert forward.experts.start > 0

@@ -1,0 +1,161 @@
+"""FSMoE's closed form: seconds of a layer of experts by chunks, the best number of chunks, and where gradients go.
+
+FSMoE (ASPLOS 2025, arXiv 2501.10714) has experts across nodes and each of them cut over the GPUs of one: a chunk of
+tokens goes by an all-to-all across nodes, is gathered inside the node, computed, reduced there and sent back. Its seven
+cases of what a layer waits for are the largest of four sums, which is what is here; its public planner
+(github xpan413/FSMoE, tools/optim.py, read for its facts) solves each case by itself.
+
+Pure arithmetic, of seconds that somebody measured or a profile says (zbench.simulated.experts).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Floats
+from zbench.describe.expert_schedule import DEGREES
+
+SHORT_EXCHANGE = 1e-3  # seconds of an exchange below which FSMoE's planner does not cut it
+_UNITS = 128  # in which what is left of gradients is divided among layers
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSeconds:
+    """Seconds that grow linearly with work. start: of anything, however small; work: of all there is, beside that."""
+
+    start: float
+    work: float
+
+    def of_chunk(self, degree: int) -> float:
+        """Returns the seconds of one of `degree` equal chunks."""
+        return self.start + self.work / degree
+
+    def times(self, factor: float) -> "LinearSeconds":
+        """Returns both seconds times a factor."""
+        return LinearSeconds(factor * self.start, factor * self.work)
+
+
+NOTHING = LinearSeconds(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayerSeconds:
+    """The seconds of the parts of a layer of experts.
+
+    exchange: of an all-to-all across nodes, there or back. gather, reduce: of what is brought together in a node before
+    experts and after them. experts: of their matmuls.
+    """
+
+    exchange: LinearSeconds
+    experts: LinearSeconds
+    gather: LinearSeconds = NOTHING
+    reduce: LinearSeconds = NOTHING
+
+    def backward(self) -> "ExpertLayerSeconds":
+        """Returns the same of a backward, in which experts have twice the matmuls."""
+        return ExpertLayerSeconds(self.exchange, self.experts.times(2), self.gather, self.reduce)
+
+    def makespan(self, degree: int, reduced: float = 0.0) -> float:
+        """Returns the seconds of the layer with its tokens in `degree` chunks. reduced: of gradients on the links of
+        exchanges meanwhile."""
+        exchange, inside = self.exchange.of_chunk(degree), self._inside(degree)
+        return max(
+            2 * degree * exchange + reduced,
+            2 * exchange + inside + degree * self.experts.of_chunk(degree),
+            2 * degree * exchange + inside,
+            2 * exchange + degree * inside,
+        )
+
+    def best_degree(self, reduced: float = 0.0) -> int:
+        """Returns the number of chunks with which the layer takes least, the smaller of two that take the same."""
+        return min(DEGREES, key=lambda degree: (self.makespan(degree, reduced), degree))
+
+    def is_short(self) -> bool:
+        """Returns whether an exchange is too short to be cut, by the rule of FSMoE's planner."""
+        return self.exchange.of_chunk(1) < SHORT_EXCHANGE
+
+    def slack(self, degree: int) -> float:
+        """Returns for how long gradients may be on the exchanges' links in the layer without making it longer."""
+        exchange, inside, experts = self.exchange.of_chunk(degree), self._inside(degree), self.experts.of_chunk(degree)
+        between = 2 * (degree - 1) * exchange
+        if self.gather.of_chunk(degree) > self.exchange.of_chunk(degree):
+            return degree * inside - between + max(0.0, degree * experts - (degree - 1) * inside)
+        return inside + max(0.0, degree * experts - between)
+
+    def _inside(self, degree: int) -> float:
+        return self.gather.of_chunk(degree) + self.reduce.of_chunk(degree)
+
+
+def unhidden_gradients(sizes: Sequence[float], slacks: Sequence[float], reduction: LinearSeconds) -> list[float]:
+    """Returns what of gradients no slack hides, by the layer that made it: the first step of FSMoE's partition.
+
+    sizes: of the gradients that become ready with each layer, in a backward's order; slacks: seconds of each in which
+    reductions are hidden; reduction: seconds of a reduction of size 1 (work) and what any takes (start). A gradient
+    that is larger than its layer's slack fills it, and the rest waits; a layer with slack to spare takes what waits,
+    what came last first.
+    """
+    left = [0.0] * len(sizes)
+    for at, (size, slack) in enumerate(zip(sizes, slacks, strict=True)):
+        room = slack
+        for other in range(at, -1, -1):
+            wanted = size if other == at else left[other]
+            some = min(wanted, max(0.0, room - reduction.start) / reduction.work)
+            left[other] = wanted - some
+            room -= reduction.start + some * reduction.work if some else 0.0
+    return left
+
+
+def divided_gradients(left: Sequence[float], layer: ExpertLayerSeconds, reduction: LinearSeconds) -> list[float]:
+    """Returns how much of what is left of gradients each layer of experts reduces: the second step of FSMoE's
+    partition, which makes the sum of all layers' seconds, each with its best degree, and of what is reduced after them
+    least.
+
+    left: as of unhidden_gradients, a number for each layer of experts; a layer can only reduce what is there. In units
+    of a 128th of the sum, by dynamic programming, where the published planner searches at random.
+    """
+    total = float(sum(left))
+    if total <= 0:
+        return [0.0] * len(left)
+    unit = total / _UNITS
+    there = np.floor(np.cumsum(left) / unit + 1e-9).astype(np.int64)
+    gap = layer.slack(layer.best_degree())
+    seconds = np.array([_best_seconds(layer, gap + reduction.work * unit * one) for one in range(_UNITS + 1)])
+    least: Floats = np.full(_UNITS + 1, np.inf)
+    least[0] = 0.0
+    choice: list[Floats] = []
+    for most in there.tolist():
+        rows = least[:, None] + np.full((_UNITS + 1, _UNITS + 1), np.inf)
+        for placed in range(most + 1):
+            rows[placed, placed : most + 1] = least[placed] + seconds[: most + 1 - placed]
+        choice.append(np.argmin(rows, axis=0))
+        least = np.min(rows, axis=0)
+    at = int(np.argmin(least + reduction.work * unit * (_UNITS - np.arange(_UNITS + 1))))
+    found = []
+    for one in reversed(choice):
+        found.append((at - int(one[at])) * unit)
+        at = int(one[at])
+    return found[::-1]
+
+
+def _best_seconds(layer: ExpertLayerSeconds, reduced: float) -> float:
+    return layer.makespan(layer.best_degree(reduced), reduced)
+
+
+def backward_degrees(
+    layer: ExpertLayerSeconds, gradient: float, dense: float, reduction: LinearSeconds, num_layers: int
+) -> list[int]:
+    """Returns the numbers of chunks of every layer of experts in a backward, in its order.
+
+    layer: of the backward. gradient: the size of each dense part's gradient; dense: seconds of it in which reductions
+    are hidden. The last layer has no gradient before it.
+    """
+    first = layer.best_degree()
+    gap, count = layer.slack(first), num_layers - 1
+    left = unhidden_gradients([gradient, 0.0] * count, [dense, gap] * count, reduction)
+    pairs = [left[2 * at] + left[2 * at + 1] for at in range(count)]
+    inside = [
+        max(0.0, gap - reduction.start) / reduction.work + one for one in divided_gradients(pairs, layer, reduction)
+    ]
+    found = [layer.best_degree(reduction.start + one * reduction.work if one > 0 else 0.0) for one in inside]
+    return [first, *found]

@@ -1,0 +1,180 @@
+"""The chunks that tokens go to experts in, where a run's schedule leaves their number open.
+
+By FSMoE's closed form (zbench.cost.fsmoe), of seconds that a profile of the batch's own step gives; or by playing steps
+on the described cluster and taking the fastest. Either way the number is chosen for every batch, of 1, 2, 4 and 8.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import AFTER_CHUNKS, DEGREES, TOGETHER_AT_ONCE, ExpertChunks, ExpertSchedule
+from zbench.describe.links import NIC
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
+from zbench.simulator.steps.play import play_step
+from zbench.simulator.steps.seconds import compute_seconds
+from zbench.simulator.steps.sizes import Sizes
+from zbench.step.layers import is_gradient_of_experts, of_experts
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.proven import ProvenSteps
+from zbench.step.template import Step, Template
+
+_QUEUE = QUEUES.index("experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenChunks:
+    """The chunks of a batch's step. seconds: of what was compared, by its name; steps where they were played, else
+    layers of experts by the closed form."""
+
+    chunks: ExpertChunks
+    seconds: dict[str, float]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The fields of a record: none of one chunk that nobody chose."""
+        if self.chunks == TOGETHER_AT_ONCE and not self.seconds:
+            return {}
+        one = self.chunks
+        return {"forward": one.forward, "backward": one.backward, "weights": one.weights, "seconds": self.seconds}
+
+
+def chosen_chunks(
+    schedule: ExpertSchedule, steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost
+) -> ChosenChunks:
+    """Returns the chunks of a batch's step by a schedule. steps: of the run; cost: of GPUs."""
+    if not schedule.is_open:
+        return ChosenChunks(schedule.chunks, {})
+    if schedule.plays:
+        return _played(schedule, steps, batch, plans, cost)
+    profile = ExpertProfile.of(steps, batch, plans, cost)
+    return profile.together() if schedule.same_degree else profile.apart()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProfile:
+    """The seconds of experts in a layer, of every micro-batch, as the closed form has them.
+
+    forward, backward: of each. reduced: seconds in which a layer's parameters and gradients are on NICs in a backward
+    and nothing but experts is there to hide them.
+    """
+
+    forward: Sequence[ExpertLayerSeconds]
+    backward: Sequence[ExpertLayerSeconds]
+    reduced: float
+
+    @staticmethod
+    def of(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> "ExpertProfile":
+        """Returns the profile of a batch's steps with one chunk and with two, which tell what starts and what grows."""
+        one, two = (steps.with_chunks(ExpertChunks(count, count)).built(batch, plans) for count in (1, 2))
+        found, dense = {"forward": [], "backward": []}, 0.0  # type: dict[str, list[ExpertLayerSeconds]], float
+        for a, b in zip(one.templates, two.templates, strict=True):
+            name = a.name.split(".")[0]
+            if name in found:
+                plan = plans[a.layout]
+                first, second = (_computing(step, template, plan, cost) for step, template in ((one, a), (two, b)))
+                at = int(np.argmax(first[0]))
+                start = max(0.0, float(second[0][at] - first[0][at]))
+                experts = LinearSeconds(start, max(0.0, float(first[0][at]) - start))
+                found[name].append(ExpertLayerSeconds(_exchange(one.layouts[a.layout], a, cost), experts))
+                dense += float(first[1].mean()) if name == "backward" else 0.0
+        traffic = StepTraffic(cost, steps.parameters)
+        ports = traffic.reduce(LAYER).ports + (
+            len(plans) * traffic.gather(LAYER).ports if steps.parameters.gathered else 0
+        )
+        on_nics = float(ports[:, : cost.cluster.num_nics].sum(axis=0).max(initial=0.0))
+        return ExpertProfile(found["forward"], found["backward"], max(0.0, on_nics - dense))
+
+    def seconds(self, forward: int, backward: int) -> float:
+        """Returns the seconds of all micro-batches' experts in a layer, with numbers of chunks."""
+        last = len(self.backward) - 1
+        back = [one.makespan(backward, self.reduced if at == last else 0.0) for at, one in enumerate(self.backward)]
+        return sum(one.makespan(forward) for one in self.forward) + sum(back)
+
+    def together(self) -> ChosenChunks:
+        """Returns the best number for forward and backward alike, nothing on the links beside experts: PipeMoE's form,
+        which is FSMoE's without gathers inside nodes."""
+        alone = replace(self, reduced=0.0)
+        seconds = {str(degree): alone.seconds(degree, degree) for degree in DEGREES}
+        best = min(DEGREES, key=lambda degree: (seconds[str(degree)], degree))
+        return ChosenChunks(ExpertChunks(best, best), seconds)
+
+    def apart(self) -> ChosenChunks:
+        """Returns the best numbers of a forward and of a backward."""
+        pairs = [(one, two) for one in DEGREES for two in DEGREES]
+        seconds = {pair: self.seconds(*pair) for pair in pairs}
+        best = min(pairs, key=lambda pair: (seconds[pair], pair))
+        return ChosenChunks(ExpertChunks(*best), {f"{one} {two}": found for (one, two), found in seconds.items()})
+
+
+def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[Floats, Floats]:
+    """Returns the seconds of experts' computes and of all others on every GPU, of one layer, float64 [GPUs]."""
+    layout, ops = step.layouts[template.layout], template.operations
+    seconds = compute_seconds(Sizes(layout, template), plan, cost)
+    compute = ops.kind == COMPUTE
+    mine = compute & np.isin(ops.what, [at for at, one in enumerate(layout.formulas) if of_experts(one)])
+    places = step.num_gpus
+    found = [np.bincount(ops.src[which], weights=seconds[which], minlength=places) for which in (mine, compute & ~mine)]
+    return np.asarray(found[0], np.float64), np.asarray(found[1], np.float64)
+
+
+def _exchange(layout: StepLayout, template: Template, cost: Cost) -> LinearSeconds:
+    """Returns the seconds of the messages to experts or from them: of the busiest port, the mean of both ways."""
+    ops, cluster = template.operations, cost.cluster
+    back = any(is_gradient_of_experts(layout.formulas[number]) for number in template.formulas)
+    sent = np.flatnonzero((ops.kind != COMPUTE) & (ops.queue == _QUEUE))
+    if not len(sent):
+        return LinearSeconds(0.0, 0.0)
+    size = Sizes(layout, template).moved(())[sent]
+    home = np.isin(ops.what[sent], [layout.number[name] for name in (("dp", "di") if back else ("v",))])
+    src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
+    link = cluster.link_of(src, dst)
+    seconds = cost.transfer_seconds(size, link)
+    busiest = 0.0
+    for way in (False, True):
+        mine = np.where(home == way, seconds, 0.0)
+        busiest += max(_busiest(end, link, mine, cost) for end in (src, dst)) / 2
+    return LinearSeconds(float(cost.latency_seconds(link).max()), busiest)
+
+
+def _busiest(gpu: Ints, link: Ints, seconds: Floats, cost: Cost) -> float:
+    """Returns the seconds of the busiest port of those that messages begin or end at."""
+    cluster = cost.cluster
+    port = np.where(link == NIC, cluster.nic_of[gpu], cluster.num_nics + link * cluster.num_ranks + gpu)
+    return float(np.bincount(port, weights=seconds).max(initial=0.0))
+
+
+def _played(
+    schedule: ExpertSchedule, steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost
+) -> ChosenChunks:
+    """Returns the fastest of steps that were played: the same number for forward and backward; and for the schedule
+    that chooses more, from there on another number for each of both, and experts' gradients after all chunks."""
+    seconds: dict[ExpertChunks, float] = {}
+    layouts = plans_of_layouts(plans)
+
+    def played(chunks: ExpertChunks) -> float:
+        if chunks not in seconds:
+            step = steps.with_chunks(chunks).built(batch, plans)
+            seconds[chunks] = play_step(step, layouts, cost).seconds
+        return seconds[chunks]
+
+    best = _least([ExpertChunks(degree, degree) for degree in DEGREES], played)
+    if not schedule.same_degree:
+        best = _least([best, *(replace(best, backward=degree) for degree in DEGREES)], played)
+        best = _least([best, *(replace(best, forward=degree) for degree in DEGREES)], played)
+        best = _least([best, replace(best, weights=AFTER_CHUNKS)], played)
+    return ChosenChunks(best, {str(chunks): found for chunks, found in seconds.items()})
+
+
+def _least(candidates: Sequence[ExpertChunks], seconds: Callable[[ExpertChunks], float]) -> ExpertChunks:
+    """Returns the fastest candidate, the first of those that are as fast."""
+    return min(candidates, key=seconds)

@@ -1,0 +1,161 @@
+"""Experts by chunks of the tokens: while one chunk is with its experts, the next is on its way to them.
+
+A chunk has a share of every GPU's own tokens. Chunk after chunk is sent to experts, computed there and sent home; all
+are sent out before any comes home, as each that does waits for its matmuls (PipeMoE, INFOCOM 2023; Tutel, MLSys 2023,
+arXiv 2206.03382). What tokens' homes compute of all of them stays whole. Experts' gradients are sums over chunks, in
+the chunks' order.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import lcm
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.expert_schedule import AFTER_CHUNKS, ExpertChunks
+from zbench.step.formula import Formula
+from zbench.step.layers import is_gradient_of_experts, of_experts
+from zbench.step.layout import StepLayout
+from zbench.step.lists import ListTable
+from zbench.step.operations import COMPUTE, QUEUES, Operations
+from zbench.step.passes.overlap.token_slices import tokens_in_slices
+from zbench.step.template import Step, Template
+
+Row = list[int]  # an operation, as zbench.step.operations.Operations has its columns
+_QUEUE = QUEUES.index("experts")
+
+
+def with_expert_chunks(step: Step, chunks: ExpertChunks) -> Step:
+    """Returns a step in which experts compute by chunks; where nothing goes to other GPUs' experts, the step itself.
+
+    Chunks end where parts of t do: a step that is built for them (zbench.step.passes.parts) has some that do.
+    """
+    if lcm(chunks.forward, chunks.backward) == 1:
+        return step
+    tables = [
+        ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
+        for layout in step.layouts
+    ]
+    templates = [_changed(one, step.layouts[one.layout], tables[one.layout], chunks) for one in step.templates]
+    layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
+    return replace(step, layouts=layouts, templates=tuple(templates))
+
+
+def _changed(template: Template, layout: StepLayout, lists: ListTable, chunks: ExpertChunks) -> Template:
+    """Returns a template with its experts by chunks. lists: gets those of chunks."""
+    rows: list[Row] = template.operations.rows().tolist()
+    segment = _ExpertSegment(layout, lists, rows, chunks)
+    if not segment.messages or segment.count == 1:
+        return template
+    return replace(template, operations=Operations.of(segment.operations()))
+
+
+@dataclass(frozen=True)
+class _ExpertSegment:
+    """What a template computes on experts' GPUs, and the messages between these and tokens' homes. rows: all of the
+    template's operations."""
+
+    layout: StepLayout
+    lists: ListTable
+    rows: Sequence[Row]
+    chunks: ExpertChunks
+
+    @cached_property
+    def messages(self) -> list[Row]:
+        """The sends between homes and experts."""
+        return [row for row in self.rows if row[0] != COMPUTE and row[8] == _QUEUE]
+
+    @cached_property
+    def computes(self) -> dict[int, list[Row]]:
+        """The computes on experts' GPUs, by the number of their formula, in the formulas' order."""
+        found: dict[int, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if row[0] == COMPUTE and of_experts(self._formula(row)):
+                found[row[1]].append(row)
+        return found
+
+    @cached_property
+    def made(self) -> set[tuple[int, int]]:
+        """The tensors that experts' GPUs make, each with the offset of its layer."""
+        every = [row for rows in self.computes.values() for row in rows[:1]]
+        return {one for row in every for one in self._tensors(row, results=True)}
+
+    @cached_property
+    def count(self) -> int:
+        """The number of chunks: a backward has gradients of experts among what it computes."""
+        back = any(is_gradient_of_experts(self.layout.formulas[number]) for number in self.computes)
+        return self.chunks.backward if back else self.chunks.forward
+
+    @cached_property
+    def chunk_of(self) -> Ints:
+        """The chunk that every part of t is in."""
+        home, sizes = self.layout.tensors[self.layout.number["x"]].home, self.layout.index["t"].sizes
+        return np.asarray(np.argmax(tokens_in_slices(home, sizes, self.count) > 0, axis=1), np.int64)
+
+    def _formula(self, row: Row) -> Formula:
+        return self.layout.formulas[row[1]]
+
+    def _tensors(self, row: Row, results: bool) -> set[tuple[int, int]]:
+        """Returns the tensors that an operation makes or adds to (results), or those that it reads or moves, each with
+        the offset of its layer."""
+        if row[0] != COMPUTE:
+            return set() if results else {(row[1], row[7])}
+        formula = self._formula(row)
+        refs = formula.results if results else formula.operands
+        return {(self.layout.number[one.tensor], row[7] + one.after) for one in refs}
+
+    def operations(self) -> list[Row]:
+        """Returns all of the template's operations: what experts need, experts by chunks, what needs them."""
+        mine = [row[8] == _QUEUE or (row[0] == COMPUTE and row[1] in self.computes) for row in self.rows]
+        first, last = mine.index(True), len(mine) - mine[::-1].index(True)
+        before, after, of_them = list(self.rows[:first]), list[Row](), set(self.made)
+        for row in (row for row, one in zip(self.rows[first:last], mine[first:last], strict=True) if not one):
+            waits = self._tensors(row, results=False) & of_them
+            of_them |= self._tensors(row, results=True) if waits else set()
+            (after if waits else before).append(row)
+        return before + list(self._by_chunks()) + after + list(self.rows[last:])
+
+    def _by_chunks(self) -> Iterable[Row]:
+        out = [row for row in self.messages if (row[1], row[7]) not in self.made]
+        home = [row for row in self.messages if (row[1], row[7]) in self.made]
+        each = {number: rows for number, rows in self.computes.items() if not self._is_late(number)}
+        for chunk in range(self.count):
+            yield from self._parts_of(out, chunk)
+        for chunk in range(self.count):
+            for number, rows in each.items():
+                yield from self._computed(number, rows, chunk)
+            yield from self._parts_of(home, chunk)
+        yield from (row for number, rows in self.computes.items() if number not in each for row in rows)
+
+    def _is_late(self, number: int) -> bool:
+        """Returns whether a formula is computed whole after all chunks."""
+        return self.chunks.weights == AFTER_CHUNKS and is_gradient_of_experts(self.layout.formulas[number])
+
+    def _computed(self, number: int, rows: Sequence[Row], chunk: int) -> Iterable[Row]:
+        """Yields a formula's operations for a chunk. Zeros for gradients of experts without a token come with
+        the last one."""
+        formula = self.layout.formulas[number]
+        column = 4 + formula.slots.index("t")
+        yield from self._parts_of([row for row in rows if row[2] in self.with_tokens], chunk, column)
+        if chunk == self.count - 1:
+            yield from (row for row in rows if row[2] not in self.with_tokens)
+
+    @cached_property
+    def with_tokens(self) -> set[int]:
+        """The GPUs whose experts have tokens."""
+        every = [rows for number, rows in self.computes.items() if not self._sums_over_tokens(number)]
+        return {row[2] for rows in every for row in rows}
+
+    def _sums_over_tokens(self, number: int) -> bool:
+        return is_gradient_of_experts(self.layout.formulas[number])
+
+    def _parts_of(self, rows: Iterable[Row], chunk: int, column: int = 4) -> Iterable[Row]:
+        """Yields operations for the tokens of a chunk, none where there are none. column: of their list of tokens."""
+        for row in rows:
+            parts = self.lists.rows[row[column]]
+            some = parts[self.chunk_of[parts] == chunk]
+            if len(some):
+                yield [*row[:column], self.lists.number("t", some), *row[column + 1 :]]
