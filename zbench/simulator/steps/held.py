@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.cost.loss import held_bytes
+from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
@@ -70,8 +70,9 @@ def _logits(variant: Variant, model: Model) -> Ints:
                 for ref in (*formula.operands, *formula.results)
                 if not of.layout.of_batch(of.layout.number[ref.tensor])
             )
-            size = held_bytes(model) * sizes.tokens(formula, mine) * sizes.share(formula, weight, mine)
-            found.append(np.stack([of.ops[mine, 2], mine, size.astype(np.int64)], axis=1))
+            each = zip(sizes.tokens(formula, mine), sizes.share(formula, weight, mine), strict=True)
+            size = np.array([logits_bytes(model, int(tokens), share) for tokens, share in each], np.int64)
+            found.append(np.stack([of.ops[mine, 2], mine, size], axis=1))
     if not found:
         return np.zeros((0, 5), np.int64)
     table = np.concatenate(found)
