@@ -53,7 +53,9 @@ def test_logits_of_a_compute_are_of_all_its_tokens_or_of_a_chunk() -> None:
     tokens = int(MANY[0])
     for one in (WHOLE, replace(WHOLE, loss_chunk_tokens=512)):
         assert logits_bytes(one, tokens, 0.5) == tokens * WHOLE.vocab // 2 * 6
-    assert logits_bytes(CHUNKED, tokens, 1.0) == 8192 * WHOLE.vocab * 8 == chunked_bytes(CHUNKED, tokens) - 1024 * tokens
+    assert (
+        logits_bytes(CHUNKED, tokens, 1.0) == 8192 * WHOLE.vocab * 8 == chunked_bytes(CHUNKED, tokens) - 1024 * tokens
+    )
     assert logits_bytes(CHUNKED, 100, 1.0) == 100 * WHOLE.vocab * 8
 
 

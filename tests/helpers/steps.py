@@ -23,6 +23,7 @@ from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import ACROSS, Step
 
 MODEL = Model(name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12)
+WHOLE_CUTS = TokenCuts()
 EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
 
 
@@ -63,7 +64,7 @@ def tokens_of(
     sequences: dict[int, tuple[np.ndarray, np.ndarray]],
     degree: int,
     routing: Routing | None = None,
-    cuts: TokenCuts = TokenCuts(),
+    cuts: TokenCuts = WHOLE_CUTS,
 ) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
     are divided where a slice of a GPU's tokens ends: its token number i of n is in the last slice s that begins, at

@@ -4,8 +4,9 @@ Before there were worlds (zbench.describe.worlds), all was nominal; before there
 was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
 (zbench.run.fastest); executor=simulated played attention alone, as simulated_attention does, and whole_step was what
 simulated is. Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
-before they were groups (zbench.describe.strategy), and the loss was whole or in chunks by a key of the model; gradients were reduced layer by layer (zbench.describe.overlap), and
-exchanges of tensor-parallel groups were whole (zbench.describe.exchanges).
+before they were groups (zbench.describe.strategy), and the loss was whole or in chunks by a key of the model; gradients
+were reduced layer by layer (zbench.describe.overlap), and exchanges of tensor-parallel groups were whole
+(zbench.describe.exchanges).
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
 steps.

@@ -1,8 +1,9 @@
 """Memory that a template of a step holds while it is played, tensor by tensor, in plan order.
 
 An item lives from the operation that writes or adds to it first to the one that touches it last, or to the end of its
-template where the contract leaves it. Logits, which are no item, are there from the first formula of the head's that
-makes them to the last (zbench.cost.loss). An item that is taken and added to again counts in between.
+template where the contract leaves it; a copy that is forgotten (DROP) and written again lives twice. Logits, which are
+no item, are there from the first formula of the head's that makes them to the last (zbench.cost.loss). An item that is
+taken and added to again counts in between.
 """
 
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
+from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE
@@ -45,7 +47,15 @@ def held_by(variant: Variant, places: int, model: Model) -> HeldBytes:
     needs, leaves = (_contract(items, tables, missing) for items in (of.template.needs, of.template.leaves))
     shape = (len(of.layout.tensors) + 1, places)
     lives = _lives(tables, of.flow.items, needs, leaves, missing, len(of.ops))
-    return HeldBytes(*_fullest(np.concatenate([lives, _logits(variant, model)]), needs, leaves, shape, len(of.ops)))
+    lives = np.concatenate([lives, _ended(of.flow.ended, tables), _logits(variant, model)])
+    return HeldBytes(*_fullest(lives, needs, leaves, shape, len(of.ops)))
+
+
+def _ended(rows: Ints, tables: AtomTables) -> Ints:
+    """Returns the lives of copies that were forgotten, of those that the template wrote."""
+    made = rows[rows[:, 4] >= 0]
+    size = tables.cell_bytes[tables.first_cell[made[:, 0]] + made[:, 3]]
+    return np.stack([made[:, 0], made[:, 2], made[:, 4], made[:, 5], size], axis=1)
 
 
 def _contract(items: Items, tables: object, missing: Ints) -> Ints:

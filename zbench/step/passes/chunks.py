@@ -24,7 +24,9 @@ FEED_FORWARD = ("m", "z", "u", "b")  # what a dense layer's feed-forward makes o
 _WIDE = ("f", "v")  # slots of what is wide: rows in which nothing is are not worth a chunk's kernels
 
 
-def by_chunks(tables: Sequence[Ints], section: str, level: str, of: tuple[PlanParts, StepLayout, ListTable]) -> list[Ints]:
+def by_chunks(
+    tables: Sequence[Ints], section: str, level: str, of: tuple[PlanParts, StepLayout, ListTable]
+) -> list[Ints]:
     """Returns the operations of a section by the chunks of tokens that its model says: of a layer's templates the
     feed-forward's, of the head all. level: of recomputation; of: the micro-batch's parts, its layout and its lists."""
     model, before = of[0].model, level in BEFORE

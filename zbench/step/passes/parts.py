@@ -2,9 +2,10 @@
 
 A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
 group has GPUs (sequence parallelism); parts without a token are left out. Where exchanges go by slices of tokens, parts
-end where a slice of their GPU's tokens does; where some tokens are computed at a time, where a chunk does. Heads: GPU j has slice j of them, and within it the parts that the plan's
-head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU. Where groups of another degree
-have the same parameters, slices are as fine as the finest of them, and a GPU has some.
+end where a slice of their GPU's tokens does; where some tokens are computed at a time, where a chunk does. Heads: GPU
+j has slice j of them, and within it the parts that the plan's head ranges cut. Columns of the feed-forward and words of
+the vocabulary: a slice a GPU. Where groups of another degree have the same parameters, slices are as fine as the finest
+of them, and a GPU has some.
 """
 
 from dataclasses import dataclass
