@@ -16,7 +16,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.study import Choice, Clock, Sample, Study
-from zbench.run.fastest import ENOUGH, FREE
+from zbench.run.fastest import ENOUGH, FREE, free_values
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.common.mesh_groups import METHODS
 from zbench.systems.common.mesh_packs import Batching
@@ -98,7 +98,7 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
     tensor = [1] if study.trains else divisors(cluster.gpus_per_node)
     stages = [1] if study.trains else divisors(cluster.num_nodes)
     freed = () if study.trains else free
-    values = [FREE[name] if name in freed else (getattr(model, name),) for name in FREE]
+    values = [free_values(name, model) if name in freed else (getattr(model, name),) for name in FREE]
     for chosen in product(tensor, stages, *values):
         try:
             laid = replace(model, **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)

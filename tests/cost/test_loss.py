@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 
 from zbench.cost.cost import Cost
-from zbench.cost.loss import LEAST_CHUNK, TILE, WHOLE_BYTES, chunk_rows, chunked_bytes, held_bytes, moved_bytes
+from zbench.cost.loss import (
+    LEAST_CHUNK,
+    TILE,
+    WHOLE_BYTES,
+    chunk_rows,
+    chunked_bytes,
+    held_bytes,
+    logits_bytes,
+    moved_bytes,
+    token_and_chunk_bytes,
+)
 from zbench.cost.memory import activation_bytes, stage_bytes
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, Model
+from zbench.describe.model import WHOLE as ALL
 
 WHOLE = Model("m", 2, 256, 4, 2, 64, 384, 8192)
-CHUNKED = replace(WHOLE, loss="chunked")
+CHUNKED = replace(WHOLE, loss_chunk_tokens=AUTO)
 MANY = np.array([65536.0])
 
 
@@ -27,7 +38,25 @@ def test_chunks_hold_what_the_executor_s_own_account_says() -> None:
     assert held_bytes(CHUNKED) < held_bytes(WHOLE) / 5
     assert activation_bytes(WHOLE) - activation_bytes(CHUNKED) == held_bytes(WHOLE) - held_bytes(CHUNKED)
     small = replace(CHUNKED, vocab=64)  # smaller than x: no chunk is worth while
-    assert held_bytes(small) == held_bytes(replace(small, loss="whole"))
+    assert held_bytes(small) == held_bytes(replace(small, loss_chunk_tokens=ALL))
+
+
+def test_a_chunk_of_a_number_of_tokens_holds_their_whole_logits_however_many_there_are() -> None:
+    by_number = replace(WHOLE, loss_chunk_tokens=512)
+    assert token_and_chunk_bytes(by_number) == (2 * 2 * WHOLE.hidden, 512 * held_bytes(WHOLE))
+    assert token_and_chunk_bytes(WHOLE) == (held_bytes(WHOLE), 0)
+    assert token_and_chunk_bytes(CHUNKED) == (held_bytes(CHUNKED), 0)
+    assert moved_bytes(by_number, MANY) == moved_bytes(WHOLE, MANY)
+
+
+def test_logits_of_a_compute_are_of_all_its_tokens_or_of_a_chunk() -> None:
+    tokens = int(MANY[0])
+    for one in (WHOLE, replace(WHOLE, loss_chunk_tokens=512)):
+        assert logits_bytes(one, tokens, 0.5) == tokens * WHOLE.vocab // 2 * 6
+    assert (
+        logits_bytes(CHUNKED, tokens, 1.0) == 8192 * WHOLE.vocab * 8 == chunked_bytes(CHUNKED, tokens) - 1024 * tokens
+    )
+    assert logits_bytes(CHUNKED, 100, 1.0) == 100 * WHOLE.vocab * 8
 
 
 def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:

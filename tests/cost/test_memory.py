@@ -18,9 +18,10 @@ from zbench.cost.memory import (
     least_bytes,
     moment_bytes,
     peak_bytes,
+    stage_bytes,
     static_bytes,
 )
-from zbench.cost.recompute import again_activation_bytes
+from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
 from zbench.passes import reverse
@@ -102,7 +103,8 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
 @given(cases(nodes=2, gpus=5))
 def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> None:
     cost, _ = case
-    plain, part, full = (replace(cost.model, recompute=name, num_layers=4) for name in RECOMPUTE)
+    plain, part, chunked, full = (replace(cost.model, recompute=name, num_layers=4) for name in RECOMPUTE)
+    assert activation_bytes(chunked) == activation_bytes(part)  # without chunks
     assert activation_bytes(full) <= activation_bytes(plain) + 4 * plain.element_bytes * plain.hidden
     assert activation_bytes(full) <= activation_bytes(part) + 4 * plain.element_bytes * plain.hidden
     # All but one layer have nothing of the feed-forward but its input.
@@ -116,6 +118,20 @@ def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> Non
     assert static_bytes(two) == int((cost.model.element_bytes + shards) * params) + layer * GRADIENT_BYTES
     gathered = 2 * cost.model.layer_params * cost.model.element_bytes
     assert static_bytes(three) == int((held + ADAM_BYTES) / ranks * params) + gathered
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_a_chunk_of_the_feed_forward_is_there_however_many_tokens_there_are(uneven: Cost, recompute: str) -> None:
+    """Where recomputation makes it again there; else all of it is kept, or made again before."""
+    whole = replace(uneven, model=replace(uneven.model, recompute=recompute))  # type: ignore[arg-type]
+    cost = replace(whole, model=replace(whole.model, mlp_chunk_tokens=100))
+    again = again_activation_bytes(cost.model) if recompute in ("chunked", "full") else 0
+    assert activation_bytes(whole.model) - activation_bytes(cost.model) == again
+    assert static_bytes(cost) - static_bytes(whole) == 100 * again
+    less = [sum(stage_bytes(one, 2, 1)[:2]) for one in (whole, cost)]
+    assert less[0] - less[1] == again / 2
+    grouped = replace(cost.model, tensor_parallel=2)  # in which what the norm makes is gathered whole
+    assert again - chunk_activation_bytes(grouped) == (cost.model.element_bytes * cost.model.hidden if again else 0)
 
 
 def test_keep_holds_more_than_carry_than_regather(uneven: Cost) -> None:

@@ -57,6 +57,22 @@ def test_eager_kernels_move_more() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
+    [("mlp_chunk_tokens", 0), ("mlp_chunk_tokens", "auto"), ("mlp_chunk_tokens", True), ("loss_chunk_tokens", 1.5)],
+)
+def test_a_chunk_has_a_number_of_tokens(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^memory\.{field} is {value!r}; it takes a whole number from 1 to"):
+        replace(Model("m", 2, 64, 4, 2, 16, 192, 256), **{field: value})
+
+
+def test_experts_have_no_chunks() -> None:
+    with pytest.raises(
+        ValueError, match=r"^memory.mlp_chunk_tokens is 64; model m has 4 experts, .* so it takes whole"
+    ):
+        Model("m", 2, 64, 4, 2, 16, 192, 256, num_experts=4, mlp_chunk_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
     [
         ("num_layers", 0),
         ("hidden", 1.5),
@@ -66,7 +82,6 @@ def test_eager_kernels_move_more() -> None:
         ("recompute", "some"),
         ("sharding", "zero4"),
         ("kernels", "slow"),
-        ("loss", "small"),
         ("vocab", -5),
         ("lse_bytes", "4"),
         ("name", [1]),

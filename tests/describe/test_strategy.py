@@ -17,6 +17,7 @@ from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
+    Memory,
     Parallel,
     Recompute,
     Sharding,
@@ -71,6 +72,8 @@ def test_every_choice_can_be(path: Path) -> None:
         wanted = {} if path.stem == "none" else {path.stem[:2]: int(path.stem[2:])}
         assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
         assert made.expert_parallel == 1
+    elif path.parent.name == "memory":
+        assert made == {"none": Memory(), "loss": Memory("whole", "auto"), "chunks": Memory(4096, 4096)}[path.stem]
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
     else:
@@ -111,12 +114,14 @@ def test_a_composition_is_what_its_yaml_says_it_is(name: str, words: tuple[str, 
 
 def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> None:
     exchanges = ExchangeOverlap(SLICED, 2)
-    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(4, 2), exchanges, Experts())
+    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Memory(), Parallel(4, 2), exchanges, Experts())
     assert strategy.model_fields == {
         "recompute": "full",
         "sharding": "none",
         "tensor_parallel": 4,
         "pipeline_parallel": 2,
+        "mlp_chunk_tokens": "whole",
+        "loss_chunk_tokens": "whole",
     }
     for path in (CONF / "model").glob("*.yaml"):
         assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()
@@ -127,7 +132,9 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
     [
         (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2 or zero3"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
-        (lambda: Recompute("chunked"), "recompute.granularity is 'chunked'; it takes none, selective or full"),
+        (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
+        (lambda: Memory(0), "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to 16777216, or whole"),
+        (lambda: Memory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
@@ -160,7 +167,23 @@ def test_nothing_is_exchanged_in_groups_of_one() -> None:
     exchanges = ExchangeOverlap(SLICED, 2)
     told = r"^overlap.method is sliced; with parallel.tensor_parallel=1 no group exchanges anything, so it takes none"
     with pytest.raises(ValueError, match=told):
-        TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(1, 2), exchanges, Experts())
+        TrainingStrategy(Sharding("none"), Recompute("full"), Memory(), Parallel(1, 2), exchanges, Experts())
+
+
+def test_what_goes_by_chunks_takes_chunks() -> None:
+    told = r"^recompute.granularity is chunked and memory.mlp_chunk_tokens whole; chunked takes chunks of tokens"
+    whole, parts = ExchangeOverlap(), (Sharding("none"), Recompute("chunked"))
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(*parts, Memory(), Parallel(), whole, Experts())
+    assert TrainingStrategy(*parts, Memory(7), Parallel(), whole, Experts()).model_fields["mlp_chunk_tokens"] == 7
+
+
+@pytest.mark.parametrize("memory", [Memory(64), Memory("whole", 64)])
+def test_chunks_and_slices_of_exchanges_exclude_each_other(memory: Memory) -> None:
+    parts = Sharding("none"), Recompute("none"), memory, Parallel(2), ExchangeOverlap(SLICED, 2), Experts()
+    told = r"^memory.(mlp|loss)_chunk_tokens is 64 and overlap.method sliced, .* takes whole"
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(*parts)
 
 
 def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:

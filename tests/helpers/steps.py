@@ -1,6 +1,7 @@
 """Small steps, their tokens, and what they come to when they are executed."""
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
+from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
@@ -21,6 +23,7 @@ from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import ACROSS, Step
 
 MODEL = Model(name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12)
+WHOLE_CUTS = TokenCuts()
 EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
 
 
@@ -61,11 +64,11 @@ def tokens_of(
     sequences: dict[int, tuple[np.ndarray, np.ndarray]],
     degree: int,
     routing: Routing | None = None,
-    slices: int = 1,
+    cuts: TokenCuts = WHOLE_CUTS,
 ) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
     are divided where a slice of a GPU's tokens ends: its token number i of n is in the last slice s that begins, at
-    n s // slices, no later."""
+    n s // slices, no later. Of chunks of a group's tokens there are as many slices as it takes."""
     totals, before = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
     for block, tokens in enumerate(plan.blocks.tokens.tolist()):
         for share, one in enumerate(np.array_split(np.arange(tokens), degree)):
@@ -84,7 +87,12 @@ def tokens_of(
             key = (int(plan.blocks.home[block]), share)
             first, total = before.get(key, 0), totals[key]
             before[key] = first + len(one)
-            numbers = [max(s for s in range(slices) if total * s // slices <= first + at) for at in range(len(one))]
+            group = sum(many for (home, _), many in totals.items() if home == key[0])
+            every = [cuts.slices, *(ceil(group / chunk) for chunk in cuts.chunks)]
+            numbers = [
+                tuple(max(s for s in range(slices) if total * s // slices <= first + at) for slices in every)
+                for at in range(len(one))
+            ]
             for number in sorted(set(numbers)):
                 at = [place for place, mine in enumerate(numbers) if mine == number]
                 pieces.append(([one[i] for i in at], [two[i] for i in at]))
@@ -126,7 +134,7 @@ def execute(
         shapes = PipelineShapes.of(plans[0].pipelines)
         own = own_plans(plans)
         parts = [PlanParts(plan, model, shapes.tp[number], finest=shapes.slices) for number, plan in own]
-    tokens = [tokens_of(one.plan, sequences, one.degree, one.routing, one.token_slices) for one in parts]
+    tokens = [tokens_of(one.plan, sequences, one.degree, one.routing, one.token_cuts) for one in parts]
     run = StepInterpreter(step, model, tokens, given)
     there = run.run()
     routes = routes_of(tokens, sequences)

@@ -14,7 +14,7 @@ import numpy as np
 from zbench.anchors.anchor import Anchor, GetCluster, GetExecutor, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, Model
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
@@ -46,7 +46,7 @@ QWEN3_8B = Model(
     recompute="full",
     sharding="zero3",
     kernels="eager",
-    loss="chunked",
+    loss_chunk_tokens=AUTO,
 )
 MODELS = {
     "llama2_7b": LLAMA2_7B,

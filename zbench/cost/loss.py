@@ -1,14 +1,15 @@
-"""Memory and traffic of the loss over a vocabulary, with whole logits or a chunk of tokens at a time.
+"""Memory and traffic of the loss over a vocabulary, with logits of all tokens or of a chunk of them at a time.
 
-In chunks is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy): gradients are made where the
-logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient of the weights. Whole logits
-are what a trainer without such a loss has.
+In chunks of a number of its own (AUTO) is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy):
+gradients are made where the logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient
+of the weights. Whole logits are what a trainer without such a loss has; of so many tokens at a time where a run says
+how many, which are chunks of a step (zbench.step.passes.chunks).
 """
 
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, WHOLE, Model
 
 WHOLE_BYTES = 30  # moved per token and vocabulary entry: logits, float32 softmax, gradient (a count)
 LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
@@ -30,12 +31,29 @@ def chunked_bytes(model: Model, tokens: int) -> int:
 
 
 def held_bytes(model: Model) -> int:
-    """Returns the bytes that the loss holds per token: whole logits with their float32 gradient, or as chunked_bytes of
-    more than a few thousand."""
+    """Returns the bytes that the loss holds for each token that it is computed for at a time: whole logits with their
+    float32 gradient, or as chunked_bytes of more than a few thousand."""
     e, whole = model.element_bytes, model.vocab * (model.element_bytes + 4)
-    if model.loss == "whole":
+    if model.loss_chunk_tokens != AUTO:
         return whole
     return min(whole, 2 * e * model.hidden + CHUNK_SHARE * model.hidden * (2 * e + wide_bytes(model)))
+
+
+def logits_bytes(model: Model, tokens: int, share: float) -> int:
+    """Returns the bytes of the logits of so many tokens that are computed at a time, and of what is made of them, of a
+    share of the words."""
+    e, words = model.element_bytes, share * model.vocab
+    if model.loss_chunk_tokens != AUTO:
+        return int(tokens * words * (e + 4))
+    return int(min(tokens, chunk_rows(tokens, model.hidden, max(int(words), 1))) * words * (2 * e + wide_bytes(model)))
+
+
+def token_and_chunk_bytes(model: Model) -> tuple[int, int]:
+    """Returns the bytes that the loss holds for every token of a GPU, and those of a chunk, however many tokens there
+    are."""
+    if model.loss_chunk_tokens in (WHOLE, AUTO):
+        return held_bytes(model), 0
+    return 2 * model.element_bytes * model.hidden, int(model.loss_chunk_tokens) * held_bytes(model)
 
 
 def moved_bytes(model: Model, tokens: Floats) -> Floats:
@@ -45,7 +63,7 @@ def moved_bytes(model: Model, tokens: Floats) -> Floats:
     written as exponentials, read, and written narrow. Each chunk reads its [vocab, hidden] and adds it to the sum.
     """
     entries = model.vocab * tokens
-    if model.loss == "whole":
+    if model.loss_chunk_tokens != AUTO:
         return np.asarray(WHOLE_BYTES * entries, np.float64)
     e, wide = model.element_bytes, wide_bytes(model)
     chunks = np.minimum(tokens / LEAST_CHUNK, model.vocab / (CHUNK_SHARE * model.hidden))

@@ -1,6 +1,7 @@
 """Bytes each rank needs at its fullest.
 
-Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
+Static: parameters, gradients, optimizer state, and what chunks of tokens have (memory=), however many tokens there are.
+Per token at home: what each layer keeps for its
 backward, and the logits (model.loss). Per layer: received q and kv that stay until the backward. At one moment:
 the copies and partial sums of the layer under way.
 """
@@ -10,8 +11,8 @@ import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.loss import held_bytes
-from zbench.cost.recompute import again_activation_bytes, is_selective
+from zbench.cost.loss import token_and_chunk_bytes
+from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
@@ -22,14 +23,14 @@ ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
 def static_bytes(cost: Cost) -> int:
-    """Returns the bytes of parameters, gradients and optimizer state on every rank."""
+    """Returns the bytes of parameters, gradients and optimizer state on every rank, and of chunks of tokens."""
     model, ranks = cost.model, cost.cluster.num_ranks
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
-        return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes
+        return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes + _chunks(model)
     if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
         share = model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) / ranks
-        return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES
+        return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
     return pipeline_static_bytes(cost, 1, cost.pp)
 
 
@@ -40,7 +41,12 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
     state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
-    return int((held + state) * model.total_params)
+    return int((held + state) * model.total_params + _chunks(model) / tp)
+
+
+def _chunks(model: Model) -> int:
+    """Returns the bytes of a chunk of the feed-forward and of a chunk of the loss."""
+    return chunk_bytes(model) + token_and_chunk_bytes(model)[1]
 
 
 def layer_activation_bytes(model: Model) -> int:
@@ -62,7 +68,7 @@ def activation_bytes(model: Model) -> int:
     else:
         again = again_activation_bytes(model) if is_selective(model) else 0
         kept = model.num_layers * (layer - again) + again
-    return kept + held_bytes(model)
+    return kept - chunk_activation_bytes(model) + token_and_chunk_bytes(model)[0]
 
 
 def token_bytes(cost: Cost) -> int:
@@ -121,11 +127,11 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
     model = cost.model
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
-    logits = held_bytes(model) / tp
+    logits, by_chunk = token_and_chunk_bytes(model)[0] / tp, chunk_activation_bytes(model) / tp
     if model.recompute == "full":
-        return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer, logits
+        return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer - by_chunk, logits
     again = again_activation_bytes(model) / tp if is_selective(model) else 0.0
-    return model.num_layers / pp * (layer - again), again, logits
+    return model.num_layers / pp * (layer - again), again - by_chunk, logits
 
 
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:

@@ -1,18 +1,34 @@
-"""Counts what selective recomputation runs again in a layer's backward, and what its forward need not keep for that.
+"""Counts what selective recomputation runs again in a layer's backward, and what its forward need not keep for that;
+what of it, and of what all layers do, there is for a chunk of tokens alone.
 
 It is the feed-forward up to its activation, as zbench.step.passes.recompute makes it again: the norm before it, gate
 and up, and their product. The way down is not run again, as nothing reads what it makes. Of experts it is those that a
 token has; where they are, and what was exchanged for that, stays.
 """
 
-from zbench.describe.model import Model
+from zbench.describe.model import WHOLE, Model
 
 AGAIN_KERNELS = 6  # of the 20 of a layer's forward: two each for norm, gate and up, activation (a count)
 
 
 def is_selective(model: Model) -> bool:
     """Returns whether the feed-forward runs again."""
-    return model.recompute == "selective"
+    return model.recompute in ("selective", "chunked")
+
+
+def chunk_activation_bytes(model: Model) -> int:
+    """Returns the bytes of a token that a layer at work has for a chunk of tokens alone, of those that recomputation
+    makes again there; 0 without chunks, or where it makes them again for all tokens before. In a tensor-parallel group
+    the norm's output is gathered for all."""
+    if model.mlp_chunk_tokens == WHOLE or model.recompute not in ("chunked", "full"):
+        return 0
+    norm = model.element_bytes * model.hidden if model.tensor_parallel > 1 else 0
+    return again_activation_bytes(model) - norm
+
+
+def chunk_bytes(model: Model) -> int:
+    """Returns the bytes that a chunk of the feed-forward has, however many tokens there are."""
+    return 0 if isinstance(model.mlp_chunk_tokens, str) else model.mlp_chunk_tokens * chunk_activation_bytes(model)
 
 
 def again_flops(model: Model) -> int:

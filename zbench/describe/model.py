@@ -9,14 +9,15 @@ from typing import Literal
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.checks import check_boolean, check_whole_number, is_whole
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.named import check_name
 
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "chunked", "full")
+WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
@@ -27,22 +28,24 @@ class Model:
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
-    recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute) or "full"
-        (every layer's forward does).
+    recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
+        (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
         rank, the rest split over all ranks) or "zero3" (parameters, gradients and optimizer state split over all
         ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
-    loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.cost.loss).
+    mlp_chunk_tokens: tokens that the feed-forward is computed for at a time, or "whole".
+    loss_chunk_tokens: tokens whose logits there are at a time; "whole": all; "auto": as many as the torch executor has
+        (zbench.cost.loss).
     overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
         does not fit (FSDP's prefetch; Megatron-LM's --overlap-param-gather, --overlap-grad-reduce). If not, all is
         waited for.
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
-    Of these, recompute, sharding and both degrees are no properties of a model: a run sets them from groups of their
-    own (zbench.describe.strategy).
+    Of these, recompute, sharding, both numbers of tokens and both degrees are no properties of a model: a run sets them
+    from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -59,10 +62,11 @@ class Model:
     experts_per_token: int = 1
     element_bytes: int = 2
     lse_bytes: int = 4
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "chunked", "full"] = "none"
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
-    loss: Literal["whole", "chunked"] = "whole"
+    mlp_chunk_tokens: int | str = WHOLE
+    loss_chunk_tokens: int | str = WHOLE
     overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -98,10 +102,16 @@ class Model:
             ("recompute", RECOMPUTE),
             ("sharding", SHARDING),
             ("kernels", ("fused", "eager")),
-            ("loss", ("whole", "chunked")),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
+        check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
+        if self.num_experts > 1 and self.mlp_chunk_tokens != WHOLE:
+            raise ValueError(
+                f"memory.mlp_chunk_tokens is {self.mlp_chunk_tokens}; model {self.name} has {self.num_experts} "
+                f"experts, whose tokens are sent to them all at once, so it takes {WHOLE}"
+            )
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):
@@ -186,6 +196,13 @@ class Model:
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
+
+
+def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:
+    """Raises ValueError unless `tokens` is a number of tokens that a chunk may have, or one of `words`."""
+    if tokens not in words and not (is_whole(tokens) and 1 <= tokens <= MOST):
+        told = f"it takes a whole number from 1 to {MOST}, or {' or '.join(words)}"
+        raise ValueError(f"memory.{name} is {tokens!r}; {told}")
 
 
 def message_size(tensor, lo, hi, per_head, per_kv_head, group):  # type: ignore[no-untyped-def]

@@ -1,5 +1,5 @@
-"""The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, how exchanges of
-tensor-parallel groups and of experts go beside matmuls, and choice of experts.
+"""The strategy by which a model is trained: sharding, recomputation, chunks of tokens, degrees of parallelism, how
+exchanges of tensor-parallel groups and of experts go beside matmuls, and choice of experts.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -14,17 +14,22 @@ from typing import Any
 from zbench.describe.checks import check_whole_number
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
-from zbench.describe.model import MOST, RECOMPUTE, SHARDING
+from zbench.describe.model import AUTO, MOST, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.overlap import LAYER, StepOverlap
 
-STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "overlap", "experts")
+STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
     "sharding": ("sharding", "strategy"),
+    "mlp_chunk_tokens": ("memory", "mlp_chunk_tokens"),
+    "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
+
+
+CHUNKED = "chunked"  # of recomputation: with memory's chunks alone
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -66,6 +71,22 @@ class Recompute:
 
     def __post_init__(self) -> None:
         _check_choice("recompute.granularity", self.granularity, RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The tokens that a GPU, or a tensor-parallel group, computes at a time where no token needs another one.
+
+    mlp_chunk_tokens: of the feed-forward; "whole": all of them. loss_chunk_tokens: of the head and the loss; "auto": as
+        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each.
+    """
+
+    mlp_chunk_tokens: int | str = WHOLE
+    loss_chunk_tokens: int | str = WHOLE
+
+    def __post_init__(self) -> None:
+        check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
+        check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +148,7 @@ class TrainingStrategy:
 
     sharding: Sharding
     recompute: Recompute
+    memory: Memory
     parallel: Parallel
     overlap: ExchangeOverlap
     experts: Experts
@@ -144,6 +166,18 @@ class TrainingStrategy:
                 f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
                 f"takes {SEQUENTIAL}, or parallel.expert_parallel=8 beside it"
             )
+        if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
+            raise ValueError(
+                f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
+                "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
+            )
+        for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
+            tokens = getattr(self.memory, name)
+            if method != NONE and tokens not in (WHOLE, AUTO):
+                raise ValueError(
+                    f"memory.{name} is {tokens} and overlap.method {method}, which cuts tokens its own way; beside it "
+                    f"memory.{name} takes {WHOLE}"
+                )
 
     @property
     def model_fields(self) -> Mapping[str, Any]:

@@ -115,7 +115,10 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
 # By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into
 # these groups (zbench.record.older).
 REGROUPED: Mapping[str, Mapping[str, str]] = {
-    "zbench.describe.model.Model": {field: typed_key(field) for field in MODEL_FIELDS},
+    "zbench.describe.model.Model": {
+        **{field: typed_key(field) for field in MODEL_FIELDS},
+        "loss": "memory.loss_chunk_tokens",
+    },
     "zbench.simulated.executor.Simulated": {
         "window": "sharding.window",
         "expert_parallel": "parallel.expert_parallel",

@@ -4,8 +4,9 @@ Before there were worlds (zbench.describe.worlds), all was nominal; before there
 was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
 (zbench.run.fastest); executor=simulated played attention alone, as simulated_attention does, and whole_step was what
 simulated is. Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
-before they were groups (zbench.describe.strategy); gradients were reduced layer by layer (zbench.describe.overlap), and
-exchanges of tensor-parallel groups were whole (zbench.describe.exchanges).
+before they were groups (zbench.describe.strategy), and the loss was whole or in chunks by a key of the model; gradients
+were reduced layer by layer (zbench.describe.overlap), and exchanges of tensor-parallel groups were whole
+(zbench.describe.exchanges).
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
 steps.
@@ -20,6 +21,7 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import SEQUENTIAL, ZIPF
+from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.worlds import NOMINAL
@@ -56,7 +58,7 @@ def with_all_keys(config: Any) -> Any:
     if isinstance(sharding, Mapping) and sharding.get("_target_") == _SHARDING:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     if "parallel" in config:
-        config = {"overlap": _EXCHANGES, **config}
+        config = _with_memory({"overlap": _EXCHANGES, **config})
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
         config["experts"] = {**_SEQUENTIAL, **experts}
@@ -68,6 +70,17 @@ def with_all_keys(config: Any) -> Any:
     choices = config.get("choices", {})
     named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}
     return {**config, **_WITHOUT_WORLDS, **named}
+
+
+def _with_memory(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration with the chunks of tokens that its model's key had, which is gone."""
+    model = config.get("model")
+    if "memory" in config or not isinstance(model, Mapping):
+        return config
+    loss = AUTO if model.get("loss") == "chunked" else WHOLE
+    memory = {"_target_": f"{_STRATEGY}.Memory", "mlp_chunk_tokens": WHOLE, "loss_chunk_tokens": loss}
+    moved = {key: value for key, value in model.items() if key != "loss" or model.get("_target_", _MODEL) != _MODEL}
+    return {**config, "memory": memory, "model": moved}
 
 
 def _with_executor(config: dict[str, Any]) -> dict[str, Any]:

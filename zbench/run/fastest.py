@@ -13,12 +13,13 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import RECOMPUTE, SHARDING, Model
+from zbench.describe.model import RECOMPUTE, SHARDING, WHOLE, Model
+from zbench.describe.strategy import CHUNKED
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.simulator.simulate import SimulatedAttention
 
-FREE = {"sharding": SHARDING, "recompute": RECOMPUTE}  # groups that may be chosen, and fields of a model that they set
+FREE = ("sharding", "recompute")  # groups that may be chosen, and fields of a model that they set
 FEW, BETTER = 4, 3  # batches that settings are played on first, and how many settings go on to all; judgements
 ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is enough to tell bad settings
 
@@ -70,9 +71,16 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     return _ranked(settings, [sample.hard, *sample.some(study.judged)], study.clock)[0].choice()
 
 
+def free_values(name: str, model: Model) -> Sequence[str]:
+    """Returns the values that a free group may have: of recomputation none that takes chunks where there are none."""
+    if name == "sharding":
+        return SHARDING
+    return [one for one in RECOMPUTE if one != CHUNKED or model.mlp_chunk_tokens != WHOLE]
+
+
 def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
     """Yields every combination of the values that the free groups may have, and the model with it."""
-    for values in product(*(FREE[name] for name in free)):
+    for values in product(*(free_values(name, model) for name in free)):
         keys = dict(zip(free, values, strict=True))
         yield keys, replace(model, **keys)  # type: ignore[arg-type]
 

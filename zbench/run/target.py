@@ -9,14 +9,16 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
+from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import SEQUENTIAL
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, WHOLE, Model
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
+    Memory,
     Parallel,
     Recompute,
     Sharding,
@@ -32,6 +34,7 @@ Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the 
 _STRATEGY = {
     "sharding": Sharding,
     "recompute": Recompute,
+    "memory": Memory,
     "parallel": Parallel,
     "overlap": ExchangeOverlap,
     "experts": Experts,
@@ -139,9 +142,11 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("parallel.expert_parallel", parallel.expert_parallel, 1),
         ("experts.schedule", experts.schedule, SEQUENTIAL),
         ("experts.skew", experts.skew, 0),
-        ("overlap.method", strategy.overlap.method, WHOLE.method),
+        ("overlap.method", strategy.overlap.method, WHOLE_EXCHANGES.method),
+        ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
+        ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
     ):
-        if value != usual:
+        if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
             raise ValueError(
                 f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else takes "
                 f"{usual}"

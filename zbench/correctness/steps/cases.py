@@ -49,10 +49,12 @@ class StepCase:
 @dataclass(frozen=True)
 class Executed:
     """The outcome of a process: the largest difference of its gradients and of its parameters, over the largest element
-    of each, and the loss, None where it is not here. bytes: (sent, received) by queue."""
+    of each, and the loss, None where it is not here. bytes: (sent, received) by queue. held: the most bytes that its
+    GPU's store had."""
 
     loss: float | None
     wanted_loss: float
     gradients: float
     parameters: float
     bytes: Mapping[str, tuple[int, int]]
+    held: int = 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
+from zbench.correctness.steps.peak_store import PeakStore
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
@@ -52,14 +53,15 @@ class StepRank:
         noted = NotedUpdate(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
         messages = open_messages(self.group, one_node, self.device, self.way == "batched")
-        runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board)
+        runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=PeakStore)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
         runner.begin(prepared, lambda name, layer: weights[name] if name in OUTSIDE else weights[name][layer])
         runner.run(prepared)
         parameters, loss = self._parameters(runner, prepared, wanted)
         off = [0.0, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
-        return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends))
+        held = runner.stores[self.rank].peak  # type: ignore[attr-defined]
+        return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends), held)
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same."""

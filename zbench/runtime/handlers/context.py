@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.cost.loss import chunk_rows
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, Model
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
@@ -73,7 +74,8 @@ class Context:
 
     turns: cosine and sine of the positions of t, [T, D / 2] each. tokens, targets: int64 [T], as words of the slot v:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
-    attend. kernel: the attention kernel. routed: of a formula of routed tokens.
+    attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
+    tokens at a time as zbench.cost.loss has, and not of all of the compute.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -84,6 +86,11 @@ class Context:
     cuts: Cuts | None
     kernel: Kernel
     routed: RoutedRows | None = None
+    chunks: bool = True
+
+    def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
+        """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
+        return chunk_rows(len(hidden), hidden.shape[1], len(words)) if self.chunks else max(len(hidden), 1)
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Contexts:
             cuts,
             self.kernel,
             self._routed(slots),
+            self.model.loss_chunk_tokens == AUTO,
         )
 
     def _tensor(self, array: Ints) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbench.cost.loss import chunk_rows
 from zbench.runtime.handlers.context import Context
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
@@ -127,7 +126,7 @@ def _lookup_d0(at: Context, dx: Fields) -> Tensor:
 
 
 def _score(at: Context, c: Fields, wh: Fields) -> Fields:
-    chosen, tops, size = [], [], chunk_rows(len(c[0]), c[0].shape[1], len(wh[0]))
+    chosen, tops, size = [], [], at.logit_rows(c[0], wh[0])
     for rows, targets in zip(c[0].split(size), at.targets.split(size), strict=True):
         logits = (rows @ wh[0].T).to(wide(rows.dtype))
         found = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
@@ -142,10 +141,10 @@ def _lose(at: Context, one: Fields) -> Tensor:
 
 def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
     """Yields, a chunk of tokens at a time, (tokens, softmax less one at their targets)."""
-    size = chunk_rows(len(c), c.shape[1], len(wh))
+    size = at.logit_rows(c, wh)
     for begin in range(0, len(c), size):
         some = slice(begin, begin + size)
-        error = ((c[some] @ wh.T).to(top.dtype) - top[some, None]).exp()
+        error = (c[some] @ wh.T).to(top.dtype).sub_(top[some, None]).exp_()  # of the product alone, where it lies
         targets = at.targets[some]
         here = targets >= 0
         error[here.nonzero()[:, 0], targets[here]] -= 1

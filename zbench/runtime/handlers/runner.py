@@ -28,16 +28,17 @@ Whole = Callable[[str, int], Tensor]  # a parameter's name and layer (0 of one t
 @dataclass
 class StepRunner:
     """A process that runs steps. stores: what each place that it holds has, which stays from step to step. where: what
-    steps are called on the board, as "step 3, "."""
+    steps are called on the board, as "step 3, ". kind: of stores."""
 
     machine: StepMachine
     board: Board
     stores: dict[int, Store] = field(default_factory=dict)
     where: str = ""
+    kind: type[Store] = Store
 
     def begin(self, prepared: PreparedStep, whole: Whole) -> None:
         """Puts parameters and optimizer state where a step begins with them. whole: gives all of a parameter."""
-        self.stores = {place: Store(self.machine.device) for place in prepared.places}
+        self.stores = {place: self.kind(self.machine.device) for place in prepared.places}
         parts = prepared.batches[0]
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
             one, of = parts.layout.tensors[tensor], parts.formats[tensor]

@@ -22,22 +22,30 @@ class Lacking(RuntimeError):
 
 
 class Slab:
-    """Cells in one piece. make: gives the fields when they are first read."""
+    """Cells in one piece. make: gives the fields when they are first read. is_there: whether they have been."""
 
-    __slots__ = ("_joins", "_make", "first", "format", "second")
+    __slots__ = ("_joins", "_make", "first", "format", "is_there", "second")
 
     def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
         self.format, self.first, self.second, self._make = of, first, second, make
         self._joins: list[tuple[Slab, Merge]] = []
+        self.is_there = False
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
         """Returns a slab of fields that are there."""
-        return Slab(given, first, second, lambda: fields)
+        found = Slab(given, first, second, lambda: fields)
+        found.is_there = True
+        return found
 
     def join(self, other: "Slab", merge: Merge) -> None:
-        """Joins contributions to a sum, of the same cells, when it is read."""
+        """Joins contributions to a sum, of the same cells: when it is read, as one of them may be on its way here, or
+        at once, so that those of many chunks of tokens are not there together."""
+        here = self.is_there and other.is_there
         self._joins.append((other, merge))
+        self.is_there = False
+        if here:
+            _ = self.fields
 
     @property
     def fields(self) -> Fields:
@@ -47,6 +55,7 @@ class Slab:
             found = merge(found, other.fields)
         self._joins = []
         self._make = lambda: found
+        self.is_there = True
         return found
 
     def settle(self) -> None:

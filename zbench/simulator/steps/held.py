@@ -1,8 +1,9 @@
 """Memory that a template of a step holds while it is played, tensor by tensor, in plan order.
 
 An item lives from the operation that writes or adds to it first to the one that touches it last, or to the end of its
-template where the contract leaves it. Logits, which are no item, are there from the first formula of the head's that
-makes them to the last (zbench.cost.loss). An item that is taken and added to again counts in between.
+template where the contract leaves it; a copy that is forgotten (DROP) and written again lives twice. Logits, which are
+no item, are there from the first formula of the head's that makes them to the last (zbench.cost.loss). An item that is
+taken and added to again counts in between.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.cost.loss import held_bytes
+from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
+from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
@@ -45,14 +47,15 @@ class HeldTemplate:
     """The lives of a template's items, whatever layers there are.
 
     needs, leaves: the items of its contract, int64 [n, 5], (tensor, layer offset, place, cell of atoms, bytes). before,
-    after: of every item of its data flow the row of what is needed, and of what is left; -1: none. logits: their lives.
+    after: of every item of its data flow the row of what is needed, and of what is left; -1: none. others: the lives of
+    logits, and of copies that are forgotten.
     """
 
     needs: Ints
     leaves: Ints
     before: Ints
     after: Ints
-    logits: Ints
+    others: Ints
 
     @staticmethod
     def of(template: PlayedTemplate, model: Model) -> "HeldTemplate":
@@ -60,7 +63,8 @@ class HeldTemplate:
         tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
         needs, leaves = (_entries(tables, items.table) for items in contract)
         rows = _rows_of(template.flow.items, needs, leaves)
-        return HeldTemplate(needs, leaves, *rows, _logits(template, model))
+        others = np.concatenate([_ended(template.flow.ended, tables), _logits(template, model)])
+        return HeldTemplate(needs, leaves, *rows, others)
 
 
 def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:
@@ -68,8 +72,15 @@ def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:
     missing = np.array(variant.missing, np.int64).reshape(-1, 2)
     shape, operations = (len(variant.of.layout.tensors) + 1, places), len(variant.of.ops)
     of_items = of.needs, of.leaves, of.before, of.after
-    lives = _lives(variant.of.flow.tables, variant.of.flow.items, of_items, of.logits, missing, operations)
+    lives = _lives(variant.of.flow.tables, variant.of.flow.items, of_items, of.others, missing, operations)
     return HeldBytes(*_fullest(lives, of.needs, of.leaves, missing, shape, operations))
+
+
+def _ended(rows: Ints, tables: AtomTables) -> Ints:
+    """Returns the lives of copies that were forgotten, of those that the template wrote."""
+    made = rows[rows[:, 4] >= 0]
+    size = tables.cell_bytes[tables.first_cell[made[:, 0]] + made[:, 3]]
+    return np.stack([made[:, 0], made[:, 2], made[:, 4], made[:, 5], size], axis=1)
 
 
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
@@ -84,8 +95,9 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
                 for ref in (*formula.operands, *formula.results)
                 if not of.layout.of_batch(of.layout.number[ref.tensor])
             )
-            size = held_bytes(model) * sizes.tokens(formula, mine) * sizes.share(formula, weight, mine)
-            found.append(np.stack([of.ops[mine, 2], mine, size.astype(np.int64)], axis=1))
+            each = zip(sizes.tokens(formula, mine), sizes.share(formula, weight, mine), strict=True)
+            size = np.array([logits_bytes(model, int(tokens), share) for tokens, share in each], np.int64)
+            found.append(np.stack([of.ops[mine, 2], mine, size], axis=1))
     if not found:
         return np.zeros((0, 5), np.int64)
     table = np.concatenate(found)

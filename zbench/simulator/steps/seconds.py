@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.loss import moved_bytes
 from zbench.cost.matmul import matmul_seconds
@@ -174,12 +175,20 @@ class _Formula:
         # A parameter has the hidden size on one side and what it is cut along on the other.
         hidden, other = np.full_like(elements, model.hidden), elements / model.hidden
         if weight in self.formula.results:
-            shape = hidden, other, rows
-        elif term.function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
+            return self._added(elements) + matmul_seconds(device, hidden, other, rows, model.element_bytes).sum(axis=1)
+        if term.function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
             shape = rows, other, hidden
         else:
             shape = rows, hidden, other
         return np.asarray(matmul_seconds(device, *shape, model.element_bytes).sum(axis=1), np.float64)
+
+    def _added(self, elements: Floats) -> Floats:
+        """Returns the seconds in which a parameter's gradient is read and written once more by each of several
+        operations of a GPU, as chunks of tokens are, but for the first."""
+        places = self.sizes.template.operations.src[self.mine]
+        again = np.ones(len(places))
+        again[np.unique(places, return_index=True)[1]] = 0
+        return np.asarray(2 * GRADIENT_BYTES * again * elements.sum(axis=1) / self.cost.cluster.device.copy_bandwidth)
 
     def _result_slots(self) -> set[str]:
         """Returns the slots that the formula's results have."""

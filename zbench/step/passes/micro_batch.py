@@ -12,6 +12,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
+from zbench.step.passes.chunks import by_chunks
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.parameters.gradients import GradientRows
@@ -100,7 +101,7 @@ class BatchTemplates:
                 found += linear.rows(number)
             else:
                 found += self._attention(one.results[0].tensor, again)
-        return found
+        return by_chunks(found, section, self.formulas.level, (self.parts, self.layout, self.lists))
 
     def _attention(self, made: str, again: str) -> list[Ints]:
         """Returns the operations of attention that make o, make it again (o~), or make dq and dkv."""

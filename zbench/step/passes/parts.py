@@ -2,9 +2,10 @@
 
 A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
 group has GPUs (sequence parallelism); parts without a token are left out. Where exchanges go by slices of tokens, parts
-end where a slice of their GPU's tokens does. Heads: GPU j has slice j of them, and within it the parts that the plan's
-head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU. Where groups of another degree
-have the same parameters, slices are as fine as the finest of them, and a GPU has some.
+end where a slice of their GPU's tokens does; where some tokens are computed at a time, where a chunk does. Heads: GPU
+j has slice j of them, and within it the parts that the plan's head ranges cut. Columns of the feed-forward and words of
+the vocabulary: a slice a GPU. Where groups of another degree have the same parameters, slices are as fine as the finest
+of them, and a GPU has some.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
-from zbench.step.passes.overlap.token_slices import parts_of_blocks
+from zbench.step.passes.overlap.token_slices import TokenCuts, parts_of_blocks, slices_in_chunks, tokens_in_slices
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
 
@@ -48,11 +49,22 @@ class PlanParts:
     def num_gpus(self) -> int:
         return self.plan.num_ranks * self.degree
 
+    @property
+    def token_cuts(self) -> TokenCuts:
+        """The tokens at which parts end, besides those at which blocks and shares of them do."""
+        every = (self.model.mlp_chunk_tokens, self.model.loss_chunk_tokens)
+        return TokenCuts(self.token_slices, tuple(one for one in every if not isinstance(one, str)))
+
+    def chunks(self, tokens: int) -> Ints:
+        """Returns the chunk that each part of t is in, where a group computes at most so many tokens at a time."""
+        slices = slices_in_chunks(self.home, self.sizes, self.degree, tokens)
+        return np.asarray(np.argmax(tokens_in_slices(self.home, self.sizes, slices) > 0, axis=1), np.int64)
+
     @cached_property
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
         """The block, the share of it (0 to degree - 1) and the tokens of every part of t."""
         blocks = self.plan.blocks
-        return parts_of_blocks(blocks.tokens, blocks.home, self.degree, self.token_slices)
+        return parts_of_blocks(blocks.tokens, blocks.home, self.degree, self.token_cuts)
 
     @cached_property
     def block(self) -> Ints:

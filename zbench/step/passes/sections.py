@@ -13,7 +13,7 @@ from zbench.step.transpose import transpose
 
 @dataclass(frozen=True)
 class Sections:
-    """Formulas by the template that computes them, in the order in which a layout has them."""
+    """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation."""
 
     embedding: tuple[Formula, ...]
     forward: tuple[Formula, ...]
@@ -21,6 +21,7 @@ class Sections:
     backward: tuple[Formula, ...]
     embedding_backward: tuple[Formula, ...]
     updates: tuple[Formula, ...]
+    level: str
     layer_weights: tuple[str, ...]
 
     @cached_property
@@ -73,5 +74,6 @@ def sections(recompute: str, experts: bool, tied: bool) -> Sections:
         with_recomputation(forward, transpose(forward, DERIVATIVES), again),
         parse_formulas(EMBEDDING_BACKWARD),
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
+        recompute,
         weights,
     )

@@ -17,14 +17,16 @@ class FlowState(NamedTuple):
     """A walk's notes.
 
     keys: of items, and for each makers and readers, the operations that made it and those that read it, as chains of
-    nodes, and life, as in Flow.items. stamp: by operation, the last consumer that has an edge from it. seen: by kind,
-    tensor, offset and place, the last operation that a row was made for. used: nodes, edges and rows so far.
+    nodes, and life, as in Flow.items; ended, as in Flow.ended. stamp: by operation, the last consumer that has an edge
+    from it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes, edges,
+    rows and lives ended so far.
     """
 
     keys: Ints
     makers: Ints
     readers: Ints
     life: Ints
+    ended: Ints
     node: Ints
     following: Ints
     stamp: Ints
@@ -62,6 +64,17 @@ def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     if writes and life[4] < 0:
         life[4] = op
     return at
+
+
+@nb.njit(**IN_PLACE)
+def drops_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
+    """Ends the life of a copy that a place forgets; another one begins if it is written there again."""
+    life = state.life[_slot(t, where, state, op, item, False)]
+    ended = state.ended[state.used[3]]
+    for at in range(6):
+        ended[at] = life[at]
+    state.used[3] += 1
+    life[4] = -1
 
 
 @nb.njit(**IN_PLACE)

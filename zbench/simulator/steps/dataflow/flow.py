@@ -12,7 +12,15 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
-from zbench.simulator.steps.dataflow.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
+from zbench.simulator.steps.dataflow.chains import (
+    FlowState,
+    ItemSpace,
+    adds_item,
+    drops_item,
+    reads_item,
+    takes_item,
+    writes_item,
+)
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
@@ -28,13 +36,14 @@ class Flow:
     order. rows: int64 [n, 5], (READS ... ARRIVES, operation, tensor, layer offset, place), each once: READS of what was
     there before the template, WRITES and ARRIVES of what is there after an operation, USES of state that was read.
     items: int64 [n, 6], (tensor, layer offset, place, cell of atoms, the operation that wrote or added to it first or
-    -1, that which touched it last). tables: the atoms.
+    -1, that which touched it last). ended: as many columns, of copies that places forgot in between. tables: the atoms.
     """
 
     producer: Ints
     consumer: Ints
     rows: Ints
     items: Ints
+    ended: Ints
     tables: AtomTables
 
 
@@ -49,7 +58,7 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
     needed = np.zeros((len(cells), count), bool)
     needed[template.needs.tensor, template.needs.layer - low] = True
     where = ItemSpace(np.cumsum(room) - room, low, count, num_places, needed)
-    items, nodes = _sizes(tables, ops).tolist()
+    items, nodes, drops = _sizes(tables, ops).tolist()
     edges, rows = 4 * len(ops) + nodes, 4 * len(ops) + nodes  # more is rare, and then it is done again
     while True:
         slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
@@ -59,20 +68,22 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
             makers,
             readers,
             np.full((slots, 6), -1, np.int64),
+            np.zeros((drops, 6), np.int64),
             np.zeros(nodes + 1, np.int64),
             np.zeros(nodes + 1, np.int64),
             np.full(len(ops) + 1, -1, np.int64),
             np.full(4 * len(cells) * count * num_places, -1, np.int64),
-            np.zeros(3, np.int64),
+            np.zeros(4, np.int64),
             np.zeros((edges, 2), np.int64),
             np.zeros((rows, 5), np.int64),
         )
         _follow(tables, where, ops, state)
-        _, used_edges, used_rows = state.used.tolist()
+        _, used_edges, used_rows, _ = state.used.tolist()
         if used_edges <= edges and used_rows <= rows:
             found = state.edges[:used_edges]
             life = state.life[state.keys != EMPTY]
-            return Flow(found[:, 0].copy(), found[:, 1].copy(), state.rows[:used_rows], life, tables)
+            ends = found[:, 0].copy(), found[:, 1].copy()
+            return Flow(*ends, state.rows[:used_rows], life, state.ended, tables)
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
@@ -83,8 +94,8 @@ def _length(t, which):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _sizes(t, ops):  # type: ignore[no-untyped-def]
-    """Returns (items that are touched, nodes of chains) at most."""
-    items, nodes = 0, 0
+    """Returns (items that are touched, nodes of chains, copies that are forgotten) at most."""
+    items, nodes, drops = 0, 0, 0
     for op in ops:
         if op[0] == COMPUTE:
             for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
@@ -97,6 +108,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
                 nodes += product
         else:
             product = _length(t, op[4]) * _length(t, op[5])
+            drops += product * (op[0] == DROP)
             ends = 2
             if op[0] == GATHER or op[0] == REDUCE:
                 ends = 2 * (t.member_offsets[op[3] + 1] - t.member_offsets[op[3]]) + 2
@@ -106,7 +118,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
                 ends += 2 * homes
             items += product * ends
             nodes += product * ends
-    return np.array([items, nodes])
+    return np.array([items, nodes, drops])
 
 
 @nb.njit(**IN_PLACE)
@@ -138,7 +150,7 @@ def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
 
 @nb.njit(**IN_PLACE)
 def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
-    """Follows what is sent, moved, gathered or reduced."""
+    """Follows what is sent, moved, gathered, reduced or forgotten."""
     op = ops[number]
     kind, tensor = op[0], op[1]
     layer = op[7] * t.layered[tensor]
@@ -146,6 +158,9 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
         cell0 = 0 if op[4] < 0 else t.atoms[t.list_offsets[op[4]] + i]
         for j in range(_length(t, op[5])):
             cell = cell0 * t.shape1[tensor] + (0 if op[5] < 0 else t.atoms[t.list_offsets[op[5]] + j])
+            if kind == DROP:
+                drops_item(t, where, state, number, (tensor, layer, op[2], cell))
+                continue
             if kind == SEND:
                 reads_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
                 writes_item(t, where, state, ops, number, (tensor, layer, op[3], cell), True)
@@ -175,5 +190,5 @@ def _follow(t, where, ops, state):  # type: ignore[no-untyped-def]
     for number in range(len(ops)):
         if ops[number, 0] == COMPUTE:
             _compute(t, where, state, ops, number)
-        elif ops[number, 0] != DROP:
+        else:
             _transfer(t, where, state, ops, number)

@@ -18,6 +18,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, moved_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.curve import Curve
+from zbench.describe.model import WHOLE
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -110,7 +111,7 @@ class _Reading:
     @cached_property
     def step(self) -> Step:
         """The step."""
-        model = replace(self.cost.model, num_layers=1)
+        model = replace(self.cost.model, num_layers=1, mlp_chunk_tokens=WHOLE, loss_chunk_tokens=WHOLE)
         return whole_step(model, [self.plan], self.degree, "none", recompute=model.recompute)
 
     def exchange(self, token_bytes: int) -> WorkSeconds:

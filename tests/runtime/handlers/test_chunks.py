@@ -1,0 +1,69 @@
+"""The feed-forward and the loss by chunks of tokens, on four processes: exact, and with as many bytes in memory as the
+account of the step says."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.oracles import small
+from tests.helpers.steps import plan_of
+from tests.runtime.handlers.test_exchanges import GROUP
+from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.command import RANK, judged_step
+from zbench.describe.model import Model
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.simulator.steps.account import step_memory
+from zbench.simulator.steps.program import StepParts
+from zbench.step.byte_law import stated_bytes
+from zbench.step.passes.build import whole_step
+
+FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
+WIDE = replace(FOUR, ffn_hidden=256)  # so that a layer's feed-forward is what is fullest
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LocalFleet]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
+            yield fleet
+
+
+def case_of(model: Model, lengths: list[int], degree: int, level: str, zero: str = "1") -> tuple[StepCase, list[int]]:
+    """A case on four GPUs, and the bytes of each at its fullest by the step's account."""
+    plans = [plan_of(lengths, 4 // degree, 4 // degree, inner=1)]
+    step = whole_step(model, plans, degree, zero, 1, level)
+    cost = replace(small(1, 4), model=model)
+    memory = step_memory(StepParts(step, plans, cost))
+    return StepCase.of(step, model, plans, degree), (memory.peak - memory.held.get("logits", 0)).tolist()
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], [23], [50, 1, 13]], ids=str)
+@pytest.mark.parametrize(
+    ("degree", "level", "mlp", "loss"),
+    [(1, "chunked", 3, 5), (1, "full", 4, "auto"), (2, "chunked", 7, 3), (4, "selective", 5, 2), (1, "none", 2, 100)],
+)
+def test_exact(ranks: LocalFleet, lengths: list[int], degree: int, level: str, mlp: int, loss: int | str) -> None:
+    """Odd lengths, chunks that do not divide them, and processes without a token."""
+    model = replace(FOUR, mlp_chunk_tokens=mlp, loss_chunk_tokens=loss)
+    case, _ = case_of(model, lengths, degree, level)
+    assert judged_step(GROUP, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize(
+    ("degree", "level", "mlp"),
+    [
+        (1, "none", "whole"),
+        (1, "selective", "whole"),
+        (1, "chunked", 8),
+        (1, "full", "whole"),
+        (1, "full", 8),
+        (2, "chunked", 8),
+    ],
+)
+def test_held_as_accounted(ranks: LocalFleet, degree: int, level: str, mlp: int | str) -> None:
+    model = replace(WIDE, mlp_chunk_tokens=mlp)
+    case, said = case_of(model, [257, 40, 100], degree, level)
+    assert [one.held for one in ranks.call("run", case)] == pytest.approx(said, rel=0.03)
