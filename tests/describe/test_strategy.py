@@ -189,7 +189,9 @@ def test_chunks_and_slices_of_exchanges_exclude_each_other(memory: Memory) -> No
 def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
     told = r"^experts.schedule is tutel; with parallel.expert_parallel=1 no token is sent to an expert"
     with pytest.raises(ValueError, match=told):
-        TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(), ExchangeOverlap(), Experts("tutel", 4))
+        TrainingStrategy(
+            Sharding("none"), Recompute("full"), Memory(), Parallel(), ExchangeOverlap(), Experts("tutel", 4)
+        )
 
 
 def test_words_and_fields_are_of_the_groups() -> None:

@@ -92,10 +92,12 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
         name = queue_a[several].astype(np.int64) * (1 + int(queue_b.max())) + queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
     offsets, waits, followers = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
+    edges = 0
     for one in variants:
         count, lowered = one.lowered.table.shape[1], one.lowered
         starts, places = by_row(lowered.producer, count)
-        offsets.append(starts[1:] + offsets[-1][-1])
+        offsets.append(starts[1:] + edges)
+        edges += len(lowered.consumer)
         followers.append(lowered.consumer[places])
         waits.append(np.bincount(lowered.consumer, minlength=count))
     trains = [one.lowered.trains for one in variants]

@@ -46,7 +46,7 @@ def with_expert_chunks(step: Step, chunks: ExpertChunks) -> Step:
 
 def _changed(template: Template, layout: StepLayout, lists: ListTable, chunks: ExpertChunks) -> Template:
     """Returns a template with its experts by chunks. lists: gets those of chunks."""
-    rows: list[Row] = template.operations.rows().tolist()
+    rows: list[Row] = template.operations.table.tolist()
     segment = _ExpertSegment(layout, lists, rows, chunks)
     if not segment.messages or segment.count == 1:
         return template
