@@ -27,6 +27,12 @@ from zbench.describe.strategy import (
 )
 from zbench.run.target import make_model, make_strategy
 
+MEMORIES = {
+    "none": Memory(),
+    "loss": Memory("whole", "auto"),
+    "chunks": Memory(4096, 4096),
+    "offload": Memory(4096, 4096, "inputs"),
+}
 YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
 MODELS = {
     "llama_7b": ("none", "zero3", 1, 1),
@@ -72,7 +78,7 @@ def test_every_choice_can_be(path: Path) -> None:
         assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
         assert made.expert_parallel == 1
     elif path.parent.name == "memory":
-        assert made == {"none": Memory(), "loss": Memory("whole", "auto"), "chunks": Memory(4096, 4096)}[path.stem]
+        assert made == MEMORIES[path.stem]
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
     else:
@@ -120,6 +126,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "pipeline_parallel": 2,
         "mlp_chunk_tokens": "whole",
         "loss_chunk_tokens": "whole",
+        "offload": "none",
     }
     for path in (CONF / "model").glob("*.yaml"):
         assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()
@@ -132,6 +139,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
         (lambda: Memory(0), "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to 16777216, or whole"),
+        (lambda: Memory(offload="all"), "memory.offload is 'all'; it takes none or inputs"),
         (lambda: Memory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
@@ -160,6 +168,19 @@ def test_what_goes_by_chunks_takes_chunks() -> None:
     with pytest.raises(ValueError, match=told):
         TrainingStrategy(*parts, Memory(), Parallel(), whole, Experts())
     assert TrainingStrategy(*parts, Memory(7), Parallel(), whole, Experts()).model_fields["mlp_chunk_tokens"] == 7
+
+
+@pytest.mark.parametrize(("level", "stages"), [("selective", 1), ("full", 2)])
+def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stages: int) -> None:
+    with pytest.raises(ValueError, match=r"^memory.offload is inputs with recompute.granularity .* with full and 1$"):
+        TrainingStrategy(
+            Sharding("none"),
+            Recompute(level),
+            Memory(offload="inputs"),
+            Parallel(1, stages),
+            ExchangeOverlap(),
+            Experts(),
+        )
 
 
 @pytest.mark.parametrize("memory", [Memory(64), Memory("whole", 64)])

@@ -143,6 +143,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("overlap.method", strategy.overlap.method, WHOLE_EXCHANGES.method),
         ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
         ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
+        ("memory.offload", strategy.memory.offload, "none"),
     ):
         if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
             raise ValueError(

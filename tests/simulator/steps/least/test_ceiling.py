@@ -63,7 +63,12 @@ def jobs(draw: st.DrawFn) -> Simulated:
     kind = draw(st.sampled_from(("gpus", "gpus", "experts", "groups", "stages", "both")))
     sharding = draw(st.sampled_from(("none", "zero1") if kind in ("stages", "both") else SHARDING))
     layers = draw(st.sampled_from((2, 4, 5)))
-    model = replace(cost.model, num_layers=layers, sharding=sharding, loss=draw(st.sampled_from(("whole", "chunked"))))
+    model = replace(
+        cost.model,
+        num_layers=layers,
+        sharding=sharding,
+        loss_chunk_tokens=draw(st.sampled_from(("whole", "auto", 512))),
+    )
     cluster = replace(
         cost.cluster,
         nic_bandwidth=draw(st.sampled_from((1e5, 1e7, 1e9, 1e11))),
