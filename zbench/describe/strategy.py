@@ -75,7 +75,7 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class TrainingMemory:
     """The tokens that a GPU, or a tensor-parallel group, computes at a time where no token needs another one, and what
     waits in host memory.
 
@@ -132,7 +132,7 @@ class TrainingStrategy:
 
     sharding: Sharding
     recompute: Recompute
-    memory: Memory
+    memory: TrainingMemory
     parallel: Parallel
     overlap: ExchangeOverlap
     experts: Experts

@@ -69,7 +69,7 @@ def _with_memory(config: dict[str, Any]) -> dict[str, Any]:
         return config
     loss = AUTO if model.get("loss") == "chunked" else WHOLE
     memory = {
-        "_target_": f"{_STRATEGY}.Memory",
+        "_target_": f"{_STRATEGY}.TrainingMemory",
         "mlp_chunk_tokens": WHOLE,
         "loss_chunk_tokens": loss,
         "offload": "none",

@@ -17,10 +17,10 @@ from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
-    Memory,
     Parallel,
     Recompute,
     Sharding,
+    TrainingMemory,
     TrainingStrategy,
     typed_key,
 )
@@ -33,7 +33,7 @@ Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the 
 _STRATEGY = {
     "sharding": Sharding,
     "recompute": Recompute,
-    "memory": Memory,
+    "memory": TrainingMemory,
     "parallel": Parallel,
     "overlap": ExchangeOverlap,
     "experts": Experts,

@@ -95,8 +95,8 @@ class ProvenSteps:
             )
         if plans[0].pipelines is not None and self.model.offload == INPUTS:
             raise ValueError(
-                f"plans have pipelines, whose stages have some layers each; memory.offload is {INPUTS}, which takes none "
-                "with them"
+                f"plans have pipelines, whose stages have some layers each; memory.offload is {INPUTS}, which takes "
+                "none with them"
             )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)

@@ -1,1 +1,1 @@
-"""What decides how much memory a step takes: chunks of tokens, and what waits in host memory."""
+"""The memory that a step takes, as chunks of tokens and what waits in host memory make it."""

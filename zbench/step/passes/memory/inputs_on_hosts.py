@@ -17,9 +17,9 @@ from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_table
-from zbench.step.passes.contributions import Rows
 from zbench.step.template import AT_HOME, Items, Step, Template
 
+Rows = list[list[int]]
 INPUT = "x"
 _LAYER_BEFORE = {"backward": -1, "head": -1}  # whose input a template brings, by its name
 
