@@ -2,10 +2,10 @@
 
 python -m tests.bench.contexts [MODEL [CLUSTER [GPUS ...]]]   # llama3_8b h100_4x8 1 2 4 8 16 32: minutes of a core
 
-One sequence on all GPUs of a ring that carries keys and values on in the backward, ZeRO-3; simulated. By the account of
-whole steps (zbench.simulator.steps.account), whose bytes grow by as much with every token when there are many: a line
-through two lengths says how many there may be, and the step of that length is built, proven and accounted for again.
-`without` has no optimizer state on GPUs: its bytes are taken off, nothing is played of where they are.
+One sequence on all GPUs of a ring that carries keys and values on in the backward, ZeRO-3; simulated. Steps are built,
+proven and accounted for (zbench.simulator.steps.account), by halving, until a length that fits and one that does not
+are 1,024 tokens a GPU, or a hundredth, apart. In brackets without optimizer state on GPUs: its bytes are taken off, and
+nothing is played of where they are.
 """
 
 import sys
@@ -15,7 +15,6 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF
-from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.run.parts import Parts, Settings
 from zbench.simulated.executor import Simulated
@@ -29,7 +28,7 @@ CHOICES = (
     ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"),
 )  # fmt: skip
 GPUS = (1, 2, 4, 8, 16, 32)
-SHORT, ROUND = 16384, 1024  # tokens a GPU of the first of two lengths, four chunks; what lengths are rounded down to
+ROUND = 1024  # tokens a GPU, of which lengths are multiples
 
 
 def executor_of(model: str, cluster: str, gpus: int, recompute: str, memory: str) -> Simulated:
@@ -57,18 +56,23 @@ def held(executor: Simulated, tokens: int) -> tuple[int, int]:
 
 def longest(executor: Simulated) -> tuple[int, int]:
     """Returns the tokens of the longest sequence, as it is and without optimizer state on GPUs; 0: not even one."""
-    cost: Cost = executor.cost
-    gpus, room = cost.gpus.cluster.num_ranks, int(cost.gpus.cluster.device.memory_bytes)
-    lengths = [gpus * SHORT, 2 * gpus * SHORT]
-    (less, state), (more, _) = (held(executor, one) for one in lengths)
-    each = (more - less) / (lengths[1] - lengths[0])
-    found = []
-    for free in (room, room + state):
-        tokens = int((free - less) / each + lengths[0])
-        while tokens > ROUND and held(executor, tokens // ROUND * ROUND)[0] > free:
-            tokens -= max(tokens // 100, ROUND)
-        found.append(max(tokens // ROUND * ROUND, 0))
-    return found[0], found[1]
+    gpus, room = executor.cost.gpus.cluster.num_ranks, int(executor.cost.gpus.cluster.device.memory_bytes)
+    _, state = held(executor, gpus * ROUND)
+    return fitting(executor, gpus, room), fitting(executor, gpus, room + state)
+
+
+def fitting(executor: Simulated, gpus: int, room: int) -> int:
+    """Returns the most tokens, in steps of ROUND a GPU or of a hundredth, that need no more than `room` bytes."""
+    least, most = 0, 1
+    while held(executor, most * gpus * ROUND)[0] <= room:
+        least, most = most, 2 * most
+    while most - least > max(1, least // 100):
+        middle = (least + most) // 2
+        if held(executor, middle * gpus * ROUND)[0] <= room:
+            least = middle
+        else:
+            most = middle
+    return least * gpus * ROUND
 
 
 def rows(model: str, cluster: str, counts: Sequence[int]) -> Iterator[str]:
