@@ -17,10 +17,10 @@ from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
-    Memory,
     Parallel,
     Recompute,
     Sharding,
+    TrainingMemory,
     TrainingStrategy,
     strategy_words,
     typed_key,
@@ -28,6 +28,12 @@ from zbench.describe.strategy import (
 )
 from zbench.run.target import make_model, make_strategy
 
+MEMORIES = {
+    "none": TrainingMemory(),
+    "loss": TrainingMemory("whole", "auto"),
+    "chunks": TrainingMemory(4096, 4096),
+    "offload": TrainingMemory(4096, 4096, "inputs"),
+}
 YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
 MODELS = {
     "llama_7b": ("none", "zero3", 1, 1),
@@ -73,7 +79,7 @@ def test_every_choice_can_be(path: Path) -> None:
         assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
         assert made.expert_parallel == 1
     elif path.parent.name == "memory":
-        assert made == {"none": Memory(), "loss": Memory("whole", "auto"), "chunks": Memory(4096, 4096)}[path.stem]
+        assert made == MEMORIES[path.stem]
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
     else:
@@ -114,7 +120,9 @@ def test_a_composition_is_what_its_yaml_says_it_is(name: str, words: tuple[str, 
 
 def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> None:
     exchanges = ExchangeOverlap(SLICED, 2)
-    strategy = TrainingStrategy(Sharding("none"), Recompute("full"), Memory(), Parallel(4, 2), exchanges, Experts())
+    strategy = TrainingStrategy(
+        Sharding("none"), Recompute("full"), TrainingMemory(), Parallel(4, 2), exchanges, Experts()
+    )
     assert strategy.model_fields == {
         "recompute": "full",
         "sharding": "none",
@@ -122,6 +130,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "pipeline_parallel": 2,
         "mlp_chunk_tokens": "whole",
         "loss_chunk_tokens": "whole",
+        "offload": "none",
     }
     for path in (CONF / "model").glob("*.yaml"):
         assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()
@@ -133,8 +142,12 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2 or zero3"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
-        (lambda: Memory(0), "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to 16777216, or whole"),
-        (lambda: Memory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
+        (
+            lambda: TrainingMemory(0),
+            "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to .*, or whole",
+        ),
+        (lambda: TrainingMemory(offload="all"), "memory.offload is 'all'; it takes none or inputs"),
+        (lambda: TrainingMemory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
@@ -167,19 +180,34 @@ def test_nothing_is_exchanged_in_groups_of_one() -> None:
     exchanges = ExchangeOverlap(SLICED, 2)
     told = r"^overlap.method is sliced; with parallel.tensor_parallel=1 no group exchanges anything, so it takes none"
     with pytest.raises(ValueError, match=told):
-        TrainingStrategy(Sharding("none"), Recompute("full"), Memory(), Parallel(1, 2), exchanges, Experts())
+        TrainingStrategy(Sharding("none"), Recompute("full"), TrainingMemory(), Parallel(1, 2), exchanges, Experts())
 
 
 def test_what_goes_by_chunks_takes_chunks() -> None:
     told = r"^recompute.granularity is chunked and memory.mlp_chunk_tokens whole; chunked takes chunks of tokens"
     whole, parts = ExchangeOverlap(), (Sharding("none"), Recompute("chunked"))
     with pytest.raises(ValueError, match=told):
-        TrainingStrategy(*parts, Memory(), Parallel(), whole, Experts())
-    assert TrainingStrategy(*parts, Memory(7), Parallel(), whole, Experts()).model_fields["mlp_chunk_tokens"] == 7
+        TrainingStrategy(*parts, TrainingMemory(), Parallel(), whole, Experts())
+    assert (
+        TrainingStrategy(*parts, TrainingMemory(7), Parallel(), whole, Experts()).model_fields["mlp_chunk_tokens"] == 7
+    )
 
 
-@pytest.mark.parametrize("memory", [Memory(64), Memory("whole", 64)])
-def test_chunks_and_slices_of_exchanges_exclude_each_other(memory: Memory) -> None:
+@pytest.mark.parametrize(("level", "stages"), [("selective", 1), ("full", 2)])
+def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stages: int) -> None:
+    with pytest.raises(ValueError, match=r"^memory.offload is inputs with recompute.granularity .* with full and 1$"):
+        TrainingStrategy(
+            Sharding("none"),
+            Recompute(level),
+            TrainingMemory(offload="inputs"),
+            Parallel(1, stages),
+            ExchangeOverlap(),
+            Experts(),
+        )
+
+
+@pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])
+def test_chunks_and_slices_of_exchanges_exclude_each_other(memory: TrainingMemory) -> None:
     parts = Sharding("none"), Recompute("none"), memory, Parallel(2), ExchangeOverlap(SLICED, 2), Experts()
     told = r"^memory.(mlp|loss)_chunk_tokens is 64 and overlap.method sliced, .* takes whole"
     with pytest.raises(ValueError, match=told):
@@ -190,7 +218,7 @@ def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
     told = r"^experts.schedule is tutel; with parallel.expert_parallel=1 no token is sent to an expert"
     with pytest.raises(ValueError, match=told):
         TrainingStrategy(
-            Sharding("none"), Recompute("full"), Memory(), Parallel(), ExchangeOverlap(), Experts("tutel", 4)
+            Sharding("none"), Recompute("full"), TrainingMemory(), Parallel(), ExchangeOverlap(), Experts("tutel", 4)
         )
 
 

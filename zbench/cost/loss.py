@@ -3,7 +3,7 @@
 In chunks of a number of its own (AUTO) is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy):
 gradients are made where the logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient
 of the weights. Whole logits are what a trainer without such a loss has; of so many tokens at a time where a run says
-how many, which are chunks of a step (zbench.step.passes.chunks).
+how many, which are chunks of a step (zbench.step.passes.memory.chunks).
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
 from zbench.describe.arrays import Floats
-from zbench.describe.model import KV, Model, Q, message_size
+from zbench.describe.model import INPUTS, KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
@@ -60,11 +60,17 @@ def layer_activation_bytes(model: Model) -> int:
     return 4 * e * model.hidden + attention + 3 * e * model.ffn_hidden * model.experts_per_token
 
 
+def input_layers(model: Model) -> int:
+    """Returns the layers whose inputs a GPU has at once: all, or the one at work and the one that comes or goes where
+    the others wait in host memory."""
+    return min(2, model.num_layers) if model.offload == INPUTS else model.num_layers
+
+
 def activation_bytes(model: Model) -> int:
     """Returns the bytes per token at home: every layer's, and the loss's."""
     layer = layer_activation_bytes(model)
     if model.recompute == "full":
-        kept = model.num_layers * model.element_bytes * model.hidden + layer
+        kept = input_layers(model) * model.element_bytes * model.hidden + layer
     else:
         again = again_activation_bytes(model) if is_selective(model) else 0
         kept = model.num_layers * (layer - again) + again

@@ -17,6 +17,7 @@ Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
+NONE, INPUTS = OFFLOAD = ("none", "inputs")
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -44,8 +45,10 @@ class Model:
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
-    Of these, recompute, sharding, both numbers of tokens and both degrees are no properties of a model: a run sets them
-    from groups of their own (zbench.describe.strategy).
+    offload: what waits in the host memory of a GPU's node from a layer's forward to its backward: "none", or "inputs",
+        the layers' inputs, where these are all that they keep.
+    Of these, recompute, sharding, both numbers of tokens, offload and both degrees are no properties of a model: a run
+    sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -67,6 +70,7 @@ class Model:
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
+    offload: Literal["none", "inputs"] = "none"
     overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -102,6 +106,7 @@ class Model:
             ("recompute", RECOMPUTE),
             ("sharding", SHARDING),
             ("kernels", ("fused", "eager")),
+            ("offload", OFFLOAD),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")

@@ -14,7 +14,8 @@ from typing import Any
 from zbench.describe.checks import check_whole_number
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
-from zbench.describe.model import AUTO, MOST, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 
 STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts")
@@ -24,12 +25,13 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "sharding": ("sharding", "strategy"),
     "mlp_chunk_tokens": ("memory", "mlp_chunk_tokens"),
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
+    "offload": ("memory", "offload"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
 
 
-CHUNKED = "chunked"  # of recomputation: with memory's chunks alone
+CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -74,19 +76,24 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The tokens that a GPU, or a tensor-parallel group, computes at a time where no token needs another one.
+class TrainingMemory:
+    """The tokens that a GPU, or a tensor-parallel group, computes at a time where no token needs another one, and what
+    waits in host memory.
 
     mlp_chunk_tokens: of the feed-forward; "whole": all of them. loss_chunk_tokens: of the head and the loss; "auto": as
-        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each.
+        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each. offload: as
+        zbench.describe.model.Model has it.
     """
 
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
+    offload: str = NOWHERE
 
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
+        if self.offload not in OFFLOAD:
+            raise ValueError(f"memory.offload is {self.offload!r}; it takes {' or '.join(OFFLOAD)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ class TrainingStrategy:
 
     sharding: Sharding
     recompute: Recompute
-    memory: Memory
+    memory: TrainingMemory
     parallel: Parallel
     overlap: ExchangeOverlap
     experts: Experts
@@ -170,6 +177,12 @@ class TrainingStrategy:
             raise ValueError(
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
                 "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
+            )
+        if self.memory.offload == INPUTS and (self.recompute.granularity, self.parallel.pipeline_parallel) != (FULL, 1):
+            raise ValueError(
+                f"memory.offload is {INPUTS} with recompute.granularity {self.recompute.granularity} and "
+                f"parallel.pipeline_parallel {self.parallel.pipeline_parallel}; a layer keeps nothing but its input, "
+                f"and all layers are on all GPUs, with {FULL} and 1"
             )
         for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
             tokens = getattr(self.memory, name)

@@ -78,7 +78,12 @@ def _with_memory(config: dict[str, Any]) -> dict[str, Any]:
     if "memory" in config or not isinstance(model, Mapping):
         return config
     loss = AUTO if model.get("loss") == "chunked" else WHOLE
-    memory = {"_target_": f"{_STRATEGY}.Memory", "mlp_chunk_tokens": WHOLE, "loss_chunk_tokens": loss}
+    memory = {
+        "_target_": f"{_STRATEGY}.TrainingMemory",
+        "mlp_chunk_tokens": WHOLE,
+        "loss_chunk_tokens": loss,
+        "offload": "none",
+    }
     moved = {key: value for key, value in model.items() if key != "loss" or model.get("_target_", _MODEL) != _MODEL}
     return {**config, "memory": memory, "model": moved}
 

@@ -18,10 +18,10 @@ from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
-    Memory,
     Parallel,
     Recompute,
     Sharding,
+    TrainingMemory,
     TrainingStrategy,
     typed_key,
 )
@@ -34,7 +34,7 @@ Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the 
 _STRATEGY = {
     "sharding": Sharding,
     "recompute": Recompute,
-    "memory": Memory,
+    "memory": TrainingMemory,
     "parallel": Parallel,
     "overlap": ExchangeOverlap,
     "experts": Experts,
@@ -145,6 +145,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("overlap.method", strategy.overlap.method, WHOLE_EXCHANGES.method),
         ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
         ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
+        ("memory.offload", strategy.memory.offload, "none"),
     ):
         if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
             raise ValueError(

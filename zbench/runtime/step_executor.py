@@ -96,8 +96,9 @@ class TorchWholeStep:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
-        overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
+        return ProvenSteps(
+            "torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+        )
 
     @property
     def first_step(self) -> int:

@@ -70,8 +70,9 @@ class Simulated:
         """The steps that plans become."""
         cost = self.cost
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
-        overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
-        return ProvenSteps("simulated", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
+        return ProvenSteps(
+            "simulated", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+        )
 
     @property
     def operation_bytes(self) -> int:

@@ -175,7 +175,8 @@ class _Formula:
         # A parameter has the hidden size on one side and what it is cut along on the other.
         hidden, other = np.full_like(elements, model.hidden), elements / model.hidden
         if weight in self.formula.results:
-            return self._added(elements) + matmul_seconds(device, hidden, other, rows, model.element_bytes).sum(axis=1)
+            matmul = matmul_seconds(device, hidden, other, rows, model.element_bytes).sum(axis=1)
+            return np.asarray(self._added(elements) + matmul, np.float64)
         if term.function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
             shape = rows, other, hidden
         else:

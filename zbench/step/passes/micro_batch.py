@@ -12,12 +12,13 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
-from zbench.step.passes.chunks import by_chunks
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
+from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.recompute import BEFORE
 from zbench.step.passes.sections import Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
@@ -101,7 +102,18 @@ class BatchTemplates:
                 found += linear.rows(number)
             else:
                 found += self._attention(one.results[0].tensor, again)
-        return by_chunks(found, section, self.formulas.level, (self.parts, self.layout, self.lists))
+        chunks = self._chunks.get(section)
+        return found if chunks is None else by_chunks(found, section, self.formulas.level in BEFORE, chunks)
+
+    @cached_property
+    def _chunks(self) -> Mapping[str, TokenChunks]:
+        """The chunks of tokens by which a section's formulas are computed, of those that have some."""
+        mlp, loss = (
+            None if isinstance(tokens, str) else TokenChunks(self.layout, self.lists, self.parts.chunks(tokens))
+            for tokens in (self.parts.model.mlp_chunk_tokens, self.parts.model.loss_chunk_tokens)
+        )
+        every = {"forward": mlp, "head": loss, "backward": mlp}
+        return {section: one for section, one in every.items() if one is not None}
 
     def _attention(self, made: str, again: str) -> list[Ints]:
         """Returns the operations of attention that make o, make it again (o~), or make dq and dkv."""

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import ExpertChunks
-from zbench.describe.model import Model
+from zbench.describe.model import INPUTS, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.inputs_on_hosts import check_host_room, with_inputs_on_hosts
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
@@ -31,7 +33,7 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
-    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit.
+    has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit.
 
     Raises:
         ValueError: there are no such steps.
@@ -44,7 +46,7 @@ class ProvenSteps:
     stages: int = 1
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
-    memory_bytes: float | None = None
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -60,8 +62,8 @@ class ProvenSteps:
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
         parameters = self.parameters
-        if self.memory_bytes is not None:
-            check_room(parameters, -(-model.num_layers // self.stages), self.memory_bytes)
+        if self.cluster is not None:
+            check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
 
     @property
     def parameters(self) -> ShardedParameters:
@@ -106,9 +108,19 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
+        if plans[0].pipelines is not None and self.model.offload == INPUTS:
+            raise ValueError(
+                f"plans have pipelines, whose stages have some layers each; memory.offload is {INPUTS}, which takes "
+                "none with them"
+            )
         model = self.model
         zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
-        return whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
+        step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
+        if model.offload == INPUTS:
+            assert self.cluster is not None, "whoever runs steps says on what"
+            check_host_room(model, plans, degree, self.cluster)
+            step = with_inputs_on_hosts(step, self.cluster.gpus_per_node)
+        return step
 
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
         """Returns the parts that a step of this run has of a batch's plans."""

@@ -64,7 +64,10 @@ def jobs(draw: st.DrawFn) -> Simulated:
     sharding = draw(st.sampled_from(("none", "zero1") if kind in ("stages", "both") else SHARDING))
     layers = draw(st.sampled_from((2, 4, 5)))
     model = replace(
-        cost.model, num_layers=layers, sharding=sharding, loss_chunk_tokens=draw(st.sampled_from(("whole", "auto")))
+        cost.model,
+        num_layers=layers,
+        sharding=sharding,
+        loss_chunk_tokens=draw(st.sampled_from(("whole", "auto", 512))),
     )
     cluster = replace(
         cost.cluster,

@@ -42,7 +42,7 @@ def parts_of_blocks(tokens: Ints, home: Ints, degree: int, cuts: TokenCuts) -> t
     inside = sizes[block, part][:, None]
     if cuts != TokenCuts():
         gpu, own = home[block] * degree + part, inside[:, 0]
-        every = [cuts.slices, *(slices_in_chunks(gpu, own, degree, one) for one in cuts.chunks)]
+        every: list[int | Ints] = [cuts.slices, *(slices_in_chunks(gpu, own, degree, one) for one in cuts.chunks)]
         total = _totals(gpu, own)
         ends = np.sort(np.concatenate([_ends(total, one) for one in every], axis=1), axis=1)
         inside = _tokens_between(gpu, own, ends)

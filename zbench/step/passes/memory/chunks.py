@@ -17,28 +17,20 @@ from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE
-from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.recompute import BEFORE
 
 FEED_FORWARD = ("m", "z", "u", "b")  # what a dense layer's feed-forward makes on its way
 _WIDE = ("f", "v")  # slots of what is wide: rows in which nothing is are not worth a chunk's kernels
 
 
-def by_chunks(
-    tables: Sequence[Ints], section: str, level: str, of: tuple[PlanParts, StepLayout, ListTable]
-) -> list[Ints]:
-    """Returns the operations of a section by the chunks of tokens that its model says: of a layer's templates the
-    feed-forward's, of the head all. level: of recomputation; of: the micro-batch's parts, its layout and its lists."""
-    model, before = of[0].model, level in BEFORE
-    tokens = model.loss_chunk_tokens if section == "head" else model.mlp_chunk_tokens
-    if isinstance(tokens, str) or section not in ("forward", "backward", "head"):
-        return list(tables)
+def by_chunks(tables: Sequence[Ints], section: str, before: bool, of: "TokenChunks") -> list[Ints]:
+    """Returns the operations of a section by chunks of tokens: of a layer's templates the feed-forward's, of the head
+    all. before: whether what is made again is made of all tokens before any gradient."""
 
-    def is_chunked(one: Formula) -> bool:
-        made_again = one.results[0].tensor.endswith("~")
-        return section == "head" or (_of_feed_forward(one) and not (before and made_again))
+    def is_chunked(formula: Formula) -> bool:
+        made_again = formula.results[0].tensor.endswith("~")
+        return section == "head" or (_of_feed_forward(formula) and not (before and made_again))
 
-    return TokenChunks(*of, tokens, is_chunked).ordered(tables)
+    return _Ordering(of, is_chunked).ordered(tables)
 
 
 def _of_feed_forward(one: Formula) -> bool:
@@ -49,14 +41,28 @@ def _of_feed_forward(one: Formula) -> bool:
 
 @dataclass(frozen=True)
 class TokenChunks:
-    """Orders operations by chunks. tokens: of a group at a time, at most; of: which formulas are computed by chunks."""
+    """The chunks of a micro-batch. number: of each part of t, int64 [parts]."""
 
-    parts: PlanParts
     layout: StepLayout
     lists: ListTable
-    tokens: int
-    of: Callable[[Formula], bool]
+    number: Ints
     cut: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def list_in(self, number: int, chunk: int) -> int:
+        """Returns the list of those parts of a list that are in a chunk, -1 if there is none."""
+        if (number, chunk) not in self.cut:
+            parts = self.lists.rows[number]
+            mine = parts[self.number[parts] == chunk]
+            self.cut[number, chunk] = self.lists.number("t", mine) if len(mine) else -1
+        return self.cut[number, chunk]
+
+
+@dataclass(frozen=True)
+class _Ordering:
+    """Orders operations by chunks. is_chunked: which formulas are computed by chunks."""
+
+    chunks: TokenChunks
+    is_chunked: Callable[[Formula], bool]
 
     def ordered(self, tables: Sequence[Ints]) -> list[Ints]:
         """Returns the operations of a section, whose tables are of a formula or an exchange each, by chunks.
@@ -67,7 +73,7 @@ class TokenChunks:
         run: list[Ints] = []
         for table in (one for one in tables if len(one)):
             if table[0, 0] == COMPUTE:
-                if self.of(self.layout.formulas[table[0, 1]]):
+                if self.is_chunked(self.chunks.layout.formulas[table[0, 1]]):
                     run.append(table)
                     continue
             elif run and int(table[0, 1]) not in self._made(run):
@@ -79,28 +85,20 @@ class TokenChunks:
 
     def _made(self, run: Sequence[Ints]) -> set[int]:
         """Returns the numbers of the tensors that formulas in a row make."""
-        return {self.layout.number[ref.tensor] for one in run for ref in self.layout.formulas[one[0, 1]].results}
+        layout = self.chunks.layout
+        return {layout.number[ref.tensor] for one in run for ref in layout.formulas[one[0, 1]].results}
 
     def _by_chunks(self, run: list[Ints]) -> list[Ints]:
         """Returns the operations of formulas in a row, chunk after chunk."""
-        slots = [self.layout.formulas[table[0, 1]].slots for table in run]
+        slots = [self.chunks.layout.formulas[table[0, 1]].slots for table in run]
         if not any(slot in _WIDE for one in slots for slot in one):
             return run
-        chunks = self.parts.chunks(self.tokens)
         found = []
-        for chunk in range(int(chunks.max()) + 1):
+        for chunk in range(int(self.chunks.number.max()) + 1):
             for table, of in zip(run, slots, strict=True):
                 column = 4 + of.index("t")
-                lists = np.array([self._list(one, chunk, chunks) for one in table[:, column].tolist()], np.int64)
+                lists = np.array([self.chunks.list_in(one, chunk) for one in table[:, column].tolist()], np.int64)
                 mine = table.copy()
                 mine[:, column] = lists
                 found.append(mine[lists >= 0])
         return [one for one in found if len(one)]
-
-    def _list(self, number: int, chunk: int, chunks: Ints) -> int:
-        """Returns the list of those parts of a list that are in a chunk, -1 if there is none."""
-        if (number, chunk) not in self.cut:
-            parts = self.lists.rows[number]
-            mine = parts[chunks[parts] == chunk]
-            self.cut[number, chunk] = self.lists.number("t", mine) if len(mine) else -1
-        return self.cut[number, chunk]

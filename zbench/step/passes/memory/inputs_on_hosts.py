@@ -1,0 +1,115 @@
+"""Inputs of layers that wait in host memory, from a layer's forward to its backward.
+
+A pass over a built step whose layers keep nothing but their input x (recompute="full"). A forward sends x to its node's
+host memory while it computes, and the GPU has it until it has read it. A backward brings the x of the layer before
+while it computes, so that it is there when that one's begins; the head brings the last layer's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import SEND, Operations, operation_table
+from zbench.step.template import AT_HOME, Items, Step, Template
+
+Rows = list[list[int]]
+INPUT = "x"
+_LAYER_BEFORE = {"backward": -1, "head": -1}  # whose input a template brings, by its name
+
+
+def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster) -> None:
+    """Refuses inputs of layers that are more than a node's host memory. degree: GPUs of a plan's rank; cluster: of
+    GPUs.
+
+    Raises:
+        ValueError: they are, or the cluster's yaml does not say how much there is, or how fast it is.
+    """
+    if cluster.host is None or cluster.host_memory is None:
+        lacks = "host_bandwidth" if cluster.host is None else "host_memory"
+        raise ValueError(f"cluster.{lacks} is not given; memory.offload is inputs, which takes it")
+    node = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node
+    for plan in plans:
+        tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
+        need = tokens * model.num_layers * model.hidden * model.element_bytes
+        if need > cluster.host_memory:
+            raise ValueError(
+                f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload=inputs the inputs "
+                f"of {model.num_layers} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB: use more "
+                "nodes, fewer tokens, or memory.offload=none"
+            )
+
+
+def with_inputs_on_hosts(step: Step, gpus_per_node: int) -> Step:
+    """Returns a step in which the inputs of layers wait in host memory.
+
+    Raises:
+        ValueError: layers are in stages.
+    """
+    if step.is_staged or len(step.pipelines) > 1:
+        raise ValueError("memory.offload is inputs and layers are in stages of a pipeline; with these it takes none")
+    num_hosts = -(-step.num_gpus // gpus_per_node)
+    layouts, templates = [], list(step.templates)
+    for number, layout in enumerate(step.layouts):
+        sizes = {one.name: len(one) for one in layout.indices}
+        of = _Waiting(
+            layout, ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts), step.num_gpus, gpus_per_node
+        )
+        for at, template in enumerate(templates):
+            if template.layout == number:
+                templates[at] = of.changed(template)
+        layouts.append(replace(layout, lists=of.lists.lists()))
+    return replace(step, num_hosts=num_hosts, layouts=tuple(layouts), templates=tuple(templates))
+
+
+class _Waiting:
+    """The inputs of a micro-batch's layers."""
+
+    def __init__(self, layout: StepLayout, lists: ListTable, num_gpus: int, gpus_per_node: int) -> None:
+        self.layout, self.lists, self.tensor = layout, lists, layout.number[INPUT]
+        home = layout.tensors[self.tensor].home
+        self.gpus = np.unique(home)  # that have tokens
+        self.tokens = np.array([lists.number("t", np.flatnonzero(home == gpu)) for gpu in self.gpus], np.int64)
+        self.hosts = num_gpus + self.gpus // gpus_per_node
+
+    def changed(self, template: Template) -> Template:
+        """Returns a template of the micro-batch with what it sends to host memory, or brings from there."""
+        name = template.name.split(".")[0]
+        if name == "forward":
+            leaves = template.leaves
+            kept = (leaves.tensor == self.tensor) & (leaves.layer == 0)
+            rest = leaves.take(np.flatnonzero(~kept)).rows()
+            return self._with(template, self._copies(self.gpus, self.hosts, 0), [], [*rest, *self._at_hosts(0)])
+        if name in _LAYER_BEFORE:
+            layer = _LAYER_BEFORE[name]
+            home = [self.tensor, layer, AT_HOME, self.lists.whole("t"), -1, 0, 0, 0]
+            brought = self._copies(self.hosts, self.gpus, layer)
+            return self._with(template, brought, self._at_hosts(layer), [*template.leaves.rows(), home])
+        return template
+
+    def _with(self, template: Template, copies: Ints, needs: Rows, leaves: Rows) -> Template:
+        """Returns a template with copies before all else, more needs, and what it leaves."""
+        operations = Operations.of_tables([copies, template.operations.table])
+        return replace(
+            template,
+            operations=operations,
+            needs=Items.of([*template.needs.rows(), *needs]),
+            leaves=Items.of(leaves),
+        )
+
+    def _copies(self, src: Ints, dst: Ints, layer: int) -> Ints:
+        """Returns the copies between GPUs and host memories, a message for each GPU."""
+        table = operation_table(SEND, self.tensor, src, [self.tokens], "host")
+        table[:, 3], table[:, 7] = dst, layer
+        return table
+
+    def _at_hosts(self, layer: int) -> Rows:
+        """Returns the entries of all inputs of a layer in host memory."""
+        each = zip(self.hosts.tolist(), self.tokens.tolist(), strict=True)
+        return [[self.tensor, layer, self.lists.number(PLACE, [host]), tokens, -1, 0, 0, 0] for host, tokens in each]
