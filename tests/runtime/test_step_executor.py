@@ -132,9 +132,10 @@ def assert_account_closes(one: StepResult, cost: Cost) -> None:
 
 def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
     """The dense model is told the experts that the step draws. A short sequence leaves a rank without a token. The head
-    has the embedding's table."""
+    has the embedding's table. Tokens go to experts in two chunks."""
     cost = cost_of(model=EXPERTS, sharding="zero1")
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, experts=Experts(skew=1.0))
+    experts = Experts("tutel", 2, 1.0)
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, experts=experts)
     short = Batch(np.array([9]), seed=0, step=1)
     try:
         executor.start()
@@ -143,6 +144,7 @@ def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
         executor.stop()
     assert max(one.checks["exact"] for one in found) < 1e-12
     assert sum(found[0].nic_tx_for["experts"]) > 0
+    assert found[0].expert_chunks == {"forward": 2, "backward": 2, "weights": "chunk", "seconds": {}}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -59,7 +59,7 @@ def test_the_closed_form_s_choice_is_its_own_minimum_and_near_the_clock_s() -> N
     assert profile.seconds(chosen.chunks.forward, chosen.chunks.backward) == min(chosen.seconds.values())
     assert len(chosen.seconds) == len(DEGREES) ** 2
     assert played("fsmoe", "auto")[0] < played("sequential", 1)[0]
-    assert played("fsmoe", "auto")[0] <= 1.05 * played("clock", "auto")[0]
+    assert played("clock", "auto")[0] <= played("fsmoe", "auto")[0] <= 1.05 * played("clock", "auto")[0]
 
 
 def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:

@@ -96,6 +96,20 @@ def test_a_token_goes_once_to_a_gpu() -> None:
     assert int(plans[0].lengths.sum()) == len(routing.chosen)
 
 
+@pytest.mark.parametrize(("degree", "experts"), [(4, 4), (3, 6)])
+def test_no_gpu_has_two_messages_to_come_at_once(degree: int, experts: int) -> None:
+    """Messages are in turns, in each of which every GPU has one to send and one to receive."""
+    model = replace(EXPERTS, num_experts=experts, num_heads=degree * 2, num_kv_heads=degree)
+    plans = [plan_of([900], degree, degree * 2)]
+    step = whole_step(model, plans, 1, "1", 1, "none", ExpertParallel(degree))
+    layout, ops = step.layouts[0], step.templates[1].operations
+    for name in ("i", "v"):
+        mine = np.flatnonzero((ops.kind == SEND) & (ops.what == layout.number[name]))
+        turns = mine.reshape(degree - 1, degree)
+        for ends in (ops.src, ops.dst):
+            assert (np.sort(ends[turns], axis=1) == np.arange(degree)).all()
+
+
 def routed(plan: Plan, how: ExpertParallel) -> Routing:
     found = PlanParts(plan, EXPERTS, 1, how).routing
     assert found is not None

@@ -157,7 +157,8 @@ def _played(
     schedule: ExpertSchedule, steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost
 ) -> ChosenChunks:
     """Returns the fastest of steps that were played: the same number for forward and backward; and for the schedule
-    that chooses more, from there on another number for each of both, and experts' gradients after all chunks."""
+    that chooses more, from there or from the closed form's choice on another number for each of both, and experts'
+    gradients after all chunks."""
     seconds: dict[ExpertChunks, float] = {}
     layouts = plans_of_layouts(plans)
 
@@ -169,6 +170,7 @@ def _played(
 
     best = _least([ExpertChunks(degree, degree) for degree in DEGREES], played)
     if not schedule.same_degree:
+        best = _least([best, ExpertProfile.of(steps, batch, plans, cost).apart().chunks], played)
         best = _least([best, *(replace(best, backward=degree) for degree in DEGREES)], played)
         best = _least([best, *(replace(best, forward=degree) for degree in DEGREES)], played)
         best = _least([best, replace(best, weights=AFTER_CHUNKS)], played)

@@ -7,6 +7,7 @@ sent, a message for each pair of GPUs (the all-to-all of Lepikhin et al. 2021, a
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -80,14 +81,21 @@ class ExpertModules:
     def _messages(self, tensor: str, home: bool) -> list[list[int]]:
         """Returns the sends of a tensor between homes and experts. home: from experts to homes."""
         found = []
-        for gpu in range(self.parts.num_gpus):
-            for other in range(gpu // self.degree * self.degree, gpu // self.degree * self.degree + self.degree):
-                tokens = self._goes(gpu, other % self.degree)
-                if other != gpu and len(tokens):
-                    cells = [self.lists.number("t", tokens), self.lists.number("k", [other % self.degree])]
-                    ends = (other, gpu) if home else (gpu, other)
-                    found.append(operation_row(SEND, self.layout.number[tensor], ends, cells, "experts"))
+        for turn, gpu in product(range(1, self.degree), range(self.parts.num_gpus)):
+            other = self._partner(gpu, turn)
+            sender, receiver = (other, gpu) if home else (gpu, other)
+            tokens = self._goes(gpu, other % self.degree)
+            if len(tokens):
+                cells = [self.lists.number("t", tokens), self.lists.number("k", [other % self.degree])]
+                found.append(operation_row(SEND, self.layout.number[tensor], (sender, receiver), cells, "experts"))
         return found
+
+    def _partner(self, gpu: int, turn: int) -> int:
+        """Returns the GPU that another one of its group exchanges with in a turn, so that in each turn every GPU has
+        one of its own: pairwise where the group is a power of two, which spreads over nodes as well (Thakur et al.
+        2005, doi 10.1177/1094342005051521), else around a ring."""
+        place, degree = gpu % self.degree, self.degree
+        return gpu - place + (place ^ turn if degree & (degree - 1) == 0 else (place + turn) % degree)
 
     def rows(self, number: int) -> list[Ints]:
         """Returns the operations of a formula of experts, on every GPU that has tokens for them.
