@@ -91,20 +91,18 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     if len(several):
         name = queue_a[several].astype(np.int64) * (1 + int(queue_b.max())) + queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
-    offsets, waits, followers = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
-    for one in variants:
-        count, lowered = one.lowered.table.shape[1], one.lowered
-        starts, places = by_row(lowered.producer, count)
-        offsets.append(starts[1:] + offsets[-1][-1])
-        followers.append(lowered.consumer[places])
-        waits.append(np.bincount(lowered.consumer, minlength=count))
+    lowered = [one.lowered for one in variants]
+    edges = [first + one.producer for first, one in zip(begin.tolist(), lowered, strict=False)]
+    edge_offsets, places = by_row(np.concatenate(edges), len(owner))
+    consumers = np.concatenate([one.consumer for one in lowered])
+    waits = [np.bincount(one.consumer, minlength=one.table.shape[1]) for one in lowered]
     trains = [one.lowered.trains for one in variants]
     return StackedVariants(
         begin,
         rows,
         pair,
-        np.concatenate(offsets),
-        np.concatenate(followers).astype(np.int32),
+        edge_offsets,
+        consumers[places].astype(np.int32),
         np.concatenate(waits).astype(np.int32),
         np.cumsum([0, *map(len, trains)]),
         np.concatenate(trains),

@@ -77,6 +77,14 @@ class StepProgram:
         return self.assembled.trains
 
     @cached_property
+    def of_runs(self) -> dict[int, list[int]]:
+        """The instances of each run."""
+        found: dict[int, list[int]] = {}
+        for number, one in enumerate(self.instances):
+            found.setdefault(one.run, []).append(number)
+        return found
+
+    @cached_property
     def table(self) -> Ints:
         """The rows of its hops as in zbench.simulator.steps.expand, with queues of meetings numbered."""
         found = np.concatenate([one.variant.lowered.table for one in self.instances], axis=1)

@@ -60,7 +60,7 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
         asked.append((times.release[hops] == want.release[hops]).all())
         return stops
 
-    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
+    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), [Unless(hops, look)])
     assert asked == [True]
     assert (have is None) == stops
     if have is not None:
