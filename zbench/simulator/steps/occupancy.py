@@ -14,7 +14,6 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.dataflow.implied import by_row
 
 Column = NDArray[np.signedinteger[Any]]
-_MANY = 32  # hops that are sorted one by one
 NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
 
 
@@ -63,7 +62,8 @@ class LinkUse:
         bounds, places = by_row(hops.queue_a[computes] // hops.queues, num_gpus)
         order = computes[places]
         joined, end = _joined(trains, timeline.start, timeline.release)
-        moves = _by_start(np.flatnonzero((hops.link_class >= 0) & ~joined), timeline.start)
+        moves = np.flatnonzero((hops.link_class >= 0) & ~joined)
+        moves = moves[np.argsort(timeline.start[moves], kind="stable")]
         return LinkUse(
             moves,
             moves[hops.link_class[moves] == NIC],
@@ -93,38 +93,6 @@ class _Busy(NamedTuple):
     start: Floats
     release: Floats
     bounds: Ints
-
-
-@nb.njit(cache=True)
-def _by_start(moves, start):  # type: ignore[no-untyped-def]
-    """Sorts hops by when they start: those of a step are spread over it, so that spans of equal length, as many as
-    hops, have few each."""
-    count, last = len(moves), 0.0
-    for hop in moves:
-        last = max(last, start[hop])
-    scale = count / last if last > 0 else 0.0
-    offsets, order = np.zeros(count + 2, np.int64), np.empty(count, np.int64)
-    for hop in moves:
-        offsets[int(start[hop] * scale) + 1] += 1
-    for at in range(count):
-        offsets[at + 1] += offsets[at]
-    for hop in moves:
-        span = int(start[hop] * scale)
-        order[offsets[span]] = hop
-        offsets[span] += 1
-    first = 0
-    for span in range(count + 1):  # the offset of a span is where it ends, as it is full
-        mine = order[first : offsets[span]]
-        if len(mine) > _MANY:
-            mine[:] = mine[np.argsort(start[mine])]
-        for at in range(1, len(mine) if len(mine) <= _MANY else 0):
-            hop, to = mine[at], at
-            while to > 0 and start[mine[to - 1]] > start[hop]:
-                mine[to] = mine[to - 1]
-                to -= 1
-            mine[to] = hop
-        first = offsets[span]
-    return order
 
 
 @nb.njit(cache=True)
