@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
-from zbench.simulator.hop_graph import Followers
 from zbench.simulator.steps.dataflow.implied import by_row
 from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
 from zbench.simulator.steps.variant import Variant
@@ -42,9 +41,19 @@ class ProgramHops(NamedTuple):
     @staticmethod
     def empty(count: int) -> "ProgramHops":
         """Returns columns of so many hops, to be filled."""
-        narrow = [np.empty(count, np.int32) for _ in range(5)]
-        small = [np.empty(count, np.int8) for _ in range(3)]
-        return ProgramHops(*narrow[:4], *small, np.empty(count), np.empty(count), narrow[4])
+        a, b, c, d, owner = (np.empty(count, np.int32) for _ in range(5))
+        link_class, channels, slot = (np.empty(count, np.int8) for _ in range(3))
+        return ProgramHops(a, b, c, d, link_class, channels, slot, np.empty(count), np.empty(count), owner)
+
+
+class NarrowFollowers(NamedTuple):
+    """Hops that come after a hop of a program: as zbench.simulator.hop_graph.Followers."""
+
+    next_a: Narrow
+    next_b: Narrow
+    next_pair: Narrow
+    offsets: Narrow
+    followers: Narrow
 
 
 class StackedVariants(NamedTuple):
@@ -114,7 +123,7 @@ class AssembledHops(NamedTuple):
     trains of its collectives."""
 
     hops: ProgramHops
-    following: Followers
+    following: NarrowFollowers
     waits: Narrow
     trains: Ints
 
@@ -126,11 +135,11 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     count, edges, trains = (
         int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
     )
-    nexts = [np.full(count, -1, np.int32) for _ in range(3)]
+    next_a, next_b, next_pair = (np.full(count, -1, np.int32) for _ in range(3))
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
     found = AssembledHops(
         ProgramHops.empty(count),
-        Followers(*nexts, offsets, followers),
+        NarrowFollowers(next_a, next_b, next_pair, offsets, followers),
         np.empty(count, np.int32),
         np.empty((trains, 3), np.int64),
     )

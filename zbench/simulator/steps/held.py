@@ -59,8 +59,8 @@ class HeldTemplate:
         """Reads a template. model: for its logits."""
         tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
         needs, leaves = (_entries(tables, items.table) for items in contract)
-        rows = _rows_of(template.flow.items, needs, leaves)
-        return HeldTemplate(needs, leaves, *rows, _logits(template, model))
+        before, after = _rows_of(template.flow.items, needs, leaves)
+        return HeldTemplate(needs, leaves, before, after, _logits(template, model))
 
 
 def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:
