@@ -84,7 +84,7 @@ class ListTable:
         if len(row) and (row[0] < 0 or row[-1] >= self.sizes[index]):
             wrong = int(row[0] if row[0] < 0 else row[-1])
             raise ValueError(f"a list names part {wrong} of index {index}, which has {self.sizes[index]}")
-        if (row[1:] == row[:-1]).any():
+        if len(row) > 1 and (row[1:] == row[:-1]).any():
             raise ValueError(f"a list names part {int(row[1:][row[1:] == row[:-1]][0])} of index {index} twice")
         self.rows.append(row)
         self.owners.append(index)

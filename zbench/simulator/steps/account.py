@@ -6,7 +6,7 @@ what is there alike. What each holds meanwhile: zbench.simulator.steps.held. Wor
 not in it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +34,9 @@ def step_memory(parts: StepParts) -> StepMemory:
         name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))
     }
     variants, which = parts.of_step
-    templates = {id(one.of): HeldTemplate.of(one.of, parts.cost.model) for one in variants}
-    held = [_named(one, templates[id(one.of)], names, step.num_places) for one in variants]
+    templates = {id(one.of): one.of for one in variants}
+    lives = {number: HeldTemplate.of(one, parts.cost.model) for number, one in templates.items()}
+    held = [_named(one, lives[id(one.of)], names, step.num_places) for one in variants]
     began = _beginnings(parts, names)
     changes = np.stack([one.after - one.before for one in held])
     totals = changes.sum(axis=1)[which]
@@ -68,7 +69,8 @@ def _named(variant: Variant, of: HeldTemplate, names: Mapping[str, int], places:
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     """Returns the bytes of what there is before a step, int64 [names, places]."""
     step, layout = parts.step, parts.step.layouts[0]
-    sizes = layout.sizes_of_lists
+    sizes, counts = layout.sizes_of_lists, {"layer": step.num_layers, "border": step.num_layers + 1}
+    alike = {layers: _alike_shifts(step, count) for layers, count in counts.items()}
     found = np.zeros((len(names), step.num_places), np.int64)
     for tensor, _, places, list0, list1, *_ in step.begins.rows():
         one = layout.tensors[tensor]
@@ -79,19 +81,17 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
             size[layout.lists[places]] = one.unit * np.prod(
                 [int(sizes[which]) for which in (list0, list1) if which >= 0]
             )
-        count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[one.layers]
         row, there = found[names[one.name]], np.flatnonzero(size)
         if one.layers == "none":
             row[there] += size[there]
             continue
-        for shifts, times in _alike_shifts(step, count):
+        for shifts, times in alike[one.layers]:
             np.add.at(row, there + shifts[there], times * size[there])
     return found
 
 
-def _alike_shifts(step: Step, count: int) -> Iterator[tuple[Ints, int]]:
-    """Yields how far from its first stage's places each place's is for some of the first `count` layers, int64
+def _alike_shifts(step: Step, count: int) -> list[tuple[Ints, int]]:
+    """Returns how far from its first stage's places each place's is for some of the first `count` layers, int64
     [places], and how many layers that is so for."""
     shifts, times = np.unique(step.shifts[:, :count], axis=1, return_counts=True)
-    for one, each in zip(shifts.T, times.tolist(), strict=True):
-        yield one[step.pipeline_of], each
+    return [(one[step.pipeline_of], each) for one, each in zip(shifts.T, times.tolist(), strict=True)]

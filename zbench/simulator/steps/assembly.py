@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
-from zbench.simulator.hop_graph import Followers
 from zbench.simulator.steps.dataflow.implied import by_row
 from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
 from zbench.simulator.steps.variant import Variant
@@ -42,9 +41,19 @@ class ProgramHops(NamedTuple):
     @staticmethod
     def empty(count: int) -> "ProgramHops":
         """Returns columns of so many hops, to be filled."""
-        narrow = [np.empty(count, np.int32) for _ in range(5)]
-        small = [np.empty(count, np.int8) for _ in range(3)]
-        return ProgramHops(*narrow[:4], *small, np.empty(count), np.empty(count), narrow[4])
+        a, b, c, d, owner = (np.empty(count, np.int32) for _ in range(5))
+        link_class, channels, slot = (np.empty(count, np.int8) for _ in range(3))
+        return ProgramHops(a, b, c, d, link_class, channels, slot, np.empty(count), np.empty(count), owner)
+
+
+class NarrowFollowers(NamedTuple):
+    """Hops that come after a hop of a program: as zbench.simulator.hop_graph.Followers."""
+
+    next_a: Narrow
+    next_b: Narrow
+    next_pair: Narrow
+    offsets: Narrow
+    followers: Narrow
 
 
 class StackedVariants(NamedTuple):
@@ -91,22 +100,18 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     if len(several):
         name = queue_a[several].astype(np.int64) * (1 + int(queue_b.max())) + queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
-    offsets, waits, followers = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
-    edges = 0
-    for one in variants:
-        count, lowered = one.lowered.table.shape[1], one.lowered
-        starts, places = by_row(lowered.producer, count)
-        offsets.append(starts[1:] + edges)
-        edges += len(lowered.consumer)
-        followers.append(lowered.consumer[places])
-        waits.append(np.bincount(lowered.consumer, minlength=count))
+    lowered = [one.lowered for one in variants]
+    edges = [first + one.producer for first, one in zip(begin.tolist(), lowered, strict=False)]
+    edge_offsets, places = by_row(np.concatenate(edges), len(owner))
+    consumers = np.concatenate([one.consumer for one in lowered])
+    waits = [np.bincount(one.consumer, minlength=one.table.shape[1]) for one in lowered]
     trains = [one.lowered.trains for one in variants]
     return StackedVariants(
         begin,
         rows,
         pair,
-        np.concatenate(offsets),
-        np.concatenate(followers).astype(np.int32),
+        edge_offsets,
+        consumers[places].astype(np.int32),
         np.concatenate(waits).astype(np.int32),
         np.cumsum([0, *map(len, trains)]),
         np.concatenate(trains),
@@ -118,7 +123,7 @@ class AssembledHops(NamedTuple):
     trains of its collectives."""
 
     hops: ProgramHops
-    following: Followers
+    following: NarrowFollowers
     waits: Narrow
     trains: Ints
 
@@ -130,11 +135,11 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     count, edges, trains = (
         int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
     )
-    nexts = [np.full(count, -1, np.int32) for _ in range(3)]
+    next_a, next_b, next_pair = (np.full(count, -1, np.int32) for _ in range(3))
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
     found = AssembledHops(
         ProgramHops.empty(count),
-        Followers(*nexts, offsets, followers),
+        NarrowFollowers(next_a, next_b, next_pair, offsets, followers),
         np.empty(count, np.int32),
         np.empty((trains, 3), np.int64),
     )

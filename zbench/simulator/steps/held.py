@@ -62,9 +62,9 @@ class HeldTemplate:
         """Reads a template. model: for its logits."""
         tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
         needs, leaves = (_entries(tables, items.table) for items in contract)
-        rows = _rows_of(template.flow.items, needs, leaves)
+        before, after = _rows_of(template.flow.items, needs, leaves)
         others = np.concatenate([_ended(template.flow.ended, tables), _logits(template, model)])
-        return HeldTemplate(needs, leaves, *rows, others)
+        return HeldTemplate(needs, leaves, before, after, others)
 
 
 def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:

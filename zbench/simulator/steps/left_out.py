@@ -59,7 +59,7 @@ class LeftOut:
     def _alike(self, number: int) -> list[int]:
         """Returns the instances of a cut's run that are alike, as those that were left out are."""
         instances = self.program.instances
-        mine = [at for at, one in enumerate(instances) if one.run == instances[number].run]
+        mine = self.program.of_runs[instances[number].run]
         variant = instances[mine[len(mine) // 2]].variant
         return [at for at in mine if instances[at].variant is variant]
 

@@ -63,7 +63,7 @@ class LinkUse:
         order = computes[places]
         joined, end = _joined(trains, timeline.start, timeline.release)
         moves = np.flatnonzero((hops.link_class >= 0) & ~joined)
-        moves = moves[np.argsort(timeline.start[moves])]
+        moves = moves[np.argsort(timeline.start[moves], kind="stable")]
         return LinkUse(
             moves,
             moves[hops.link_class[moves] == NIC],

@@ -7,7 +7,7 @@ what waits for them is later by what they would have added (zbench.simulator.ste
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -131,17 +131,16 @@ def _left_out(count: int, kept: int, turn: int) -> tuple[int, int]:
     return begin, less // turn * turn
 
 
-def _unless(made: StepProgram, skipped: Ints, turn: int) -> Unless | None:
-    """Returns when to stop playing a program, as its first run of layers has not settled."""
-    cuts = np.flatnonzero(skipped).tolist()
-    if not cuts:
-        return None
-
-    def stops(timeline: Timeline) -> bool:
-        return not LeftOut(made, timeline, skipped, turn).agrees(cuts[0])
-
+def _reasons(made: StepProgram, skipped: Ints, turn: int) -> list[Unless]:
+    """Returns when to stop playing a program, as a run of layers has not settled."""
     nothing = np.zeros(0)
-    return Unless(LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn).looked_at(cuts[0]), stops)
+    of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
+    return [Unless(of.looked_at(cut), partial(_differs, of, cut)) for cut in of.cuts]
+
+
+def _differs(of: LeftOut, cut: int, timeline: Timeline) -> bool:
+    """Returns whether the run of a cut has not settled."""
+    return not replace(of, timeline=timeline).agrees(cut)
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,14 @@ class _Played:
 
     @staticmethod
     def settling(parts: StepParts, kept: int, only: bool = True) -> "_Played | None":
-        """Plays a step with at most `kept` layers of each stage; None where the first run of layers, a forward, has not
-        settled. only: whether to stop there."""
+        """Plays a step with at most `kept` layers of each stage; None where a run of layers has not settled. only:
+        whether to stop there."""
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
         free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
-        unless = _unless(made, skipped, turn) if only else None
-        timeline = run_unless(made, cluster.num_ranks, free, unless)
+        reasons = _reasons(made, skipped, turn) if only else []
+        timeline = run_unless(made, cluster.num_ranks, free, reasons)
         if timeline is None:
             return None
         if not np.isfinite(timeline.done).all():

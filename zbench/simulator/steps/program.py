@@ -28,7 +28,7 @@ from zbench.simulator.steps.assembly import (
     stacked_variants,
 )
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
-from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
+from zbench.simulator.steps.expand import QUEUE_A
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
@@ -77,6 +77,14 @@ class StepProgram:
         return self.assembled.trains
 
     @cached_property
+    def of_runs(self) -> dict[int, list[int]]:
+        """The instances of each run."""
+        found: dict[int, list[int]] = {}
+        for number, one in enumerate(self.instances):
+            found.setdefault(one.run, []).append(number)
+        return found
+
+    @cached_property
     def table(self) -> Ints:
         """The rows of its hops as in zbench.simulator.steps.expand, with queues of meetings numbered."""
         found = np.concatenate([one.variant.lowered.table for one in self.instances], axis=1)
@@ -92,9 +100,11 @@ class StepProgram:
     def graph(self) -> HopGraph:
         """Its hops as zbench.simulator.clock plays them, one by one."""
         table, hops, of, none = self.table, self.hops, self.assembled.following, np.zeros(0, np.int64)
-        columns = (table[row] for row in (OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES))
+        op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
         channels, whole = hops.channels.astype(np.int64), hops.slot == hops.channels - 1
-        parts = Hops(*columns, channels, whole, table[AFTER], none, none.astype(bool), self.gpu_queues)
+        ends = queue_a, queue_b, link_a, link_b
+        flags, queues = none.astype(bool), self.gpu_queues
+        parts = Hops(op, rank, *ends, link_class, size, channels, whole, after, none, flags, queues)
         producer = np.repeat(np.arange(len(whole)), np.diff(of.offsets))
         return graph_of(parts, hops.busy, hops.latency, producer, of.followers.astype(np.int64))
 

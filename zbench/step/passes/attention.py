@@ -41,15 +41,10 @@ def kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]
     """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, list of
     blocks, heads)."""
     ops = parts.plan.forward
-    return [
-        (
-            TENSOR_NAMES[int(ops.tensor[at])],
-            int(ops.dst[at]),
-            int(ops.blocks[at]),
-            (int(ops.head_lo[at]), int(ops.head_hi[at])),
-        )
-        for at in np.flatnonzero(ops.keep)
-    ]
+    kept = np.flatnonzero(ops.keep)
+    tensors, ranks, blocks = (column[kept].tolist() for column in (ops.tensor, ops.dst, ops.blocks))
+    heads = zip(ops.head_lo[kept].tolist(), ops.head_hi[kept].tolist(), strict=True)
+    return list(zip([TENSOR_NAMES[one] for one in tensors], ranks, blocks, heads, strict=True))
 
 
 def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> Ints:

@@ -227,7 +227,8 @@ class BatchTemplates:
 
     def _kept(self) -> Rows:
         """Returns the entries of the copies that a plan keeps where it brought them."""
-        found, tokens, cuts = [], dict[int, int](), dict[tuple[str, int, int], list[int]]()  # most are of few lists
+        found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
+        places, degree, numbers = dict[int, int](), self.parts.degree, self.layout.number  # most are of few lists
         for name, rank, blocks, heads in kept_copies(self.parts):
             if name not in self.formulas.saved:
                 continue
@@ -235,9 +236,10 @@ class BatchTemplates:
                 tokens[blocks] = self.lists.number("t", self.parts.of_lists[blocks])
             if (name, *heads) not in cuts:
                 cuts[name, *heads] = self._cuts("h" if name == "q" else "g", heads)
-            for share, cut in enumerate(cuts[name, *heads]):
-                gpu = rank * self.parts.degree + share
-                found.append(self._entry(self.layout.number[name], gpu, tokens[blocks], cut, 0))
+            for gpu, cut in enumerate(cuts[name, *heads], start=rank * degree):
+                if gpu not in places:
+                    places[gpu] = self.lists.number(PLACE, [gpu])
+                found.append([numbers[name], 0, places[gpu], tokens[blocks], cut, 0, 0, 0])
         return found
 
     def _cuts(self, index: str, heads: tuple[int, int]) -> list[int]:

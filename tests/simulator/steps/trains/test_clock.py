@@ -53,15 +53,19 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
     short, instances, _ = with_fewer_layers(parts.step, 6)
     made, ranks = program(parts, instances, short), cost.cluster.num_ranks
     want = run_trains(made, ranks, Free.of(of.cluster, made.queues))
-    hops = np.arange(*made.begin[4:6])  # of the fourth layer's forward
+    early, hops = (np.arange(*made.begin[at : at + 2]) for at in (2, 4))  # of the forward of two layers
     asked = []
 
     def look(times: Timeline) -> bool:
         asked.append((times.release[hops] == want.release[hops]).all())
         return stops
 
-    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), Unless(hops, look))
-    assert asked == [True]
+    def look_before(times: Timeline) -> bool:
+        asked.append((times.release[early] == want.release[early]).all())
+        return False
+
+    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), [Unless(early, look_before), Unless(hops, look)])
+    assert asked == [True, True]
     assert (have is None) == stops
     if have is not None:
         for name in ("start", "release", "done"):

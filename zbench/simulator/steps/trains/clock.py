@@ -9,7 +9,7 @@ run is known as soon as they wait for nothing more. Where messages slow computes
 does so as it begins: there all hops are events, in the other loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numba as nb
@@ -38,25 +38,26 @@ def run_trains(of: StepProgram, num_ranks: int, free: Free) -> Timeline:
     channels of the same queues and of both directions of one port, of which none waits for anything but the one before
     and the first for others. free: changed in place.
     """
-    found = run_unless(of, num_ranks, free, None)
+    found = run_unless(of, num_ranks, free, ())
     assert found is not None
     return found
 
 
-def run_unless(of: StepProgram, num_ranks: int, free: Free, unless: Unless | None) -> Timeline | None:
+def run_unless(of: StepProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> Timeline | None:
     """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
         return run_hops(of.graph, np.zeros(num_ranks), free)
-    rows, following, trains = of.hops, of.assembled.following, of.trains
+    rows, following, trains, inner = of.hops, of.assembled.following, of.trains, _before_last(of.trains)
     waits, watched = of.assembled.waits.copy(), np.zeros(len(rows.owner), bool)
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
     flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
-    if unless is not None:
-        watched[unless.hops] = True
-        watched[_before_last(trains)] = False  # which ends after these, and is the event of all
+    for one in reasons:
+        watched[:] = False
+        watched[one.hops] = ~np.isfinite(timeline.done[one.hops])
+        watched[inner] = False  # which end before their train's last, and are no events
         size = _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
-        if unless.stops(timeline):
+        if one.stops(timeline):
             return None
     _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
     return timeline
@@ -103,7 +104,7 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
 @nb.njit(cache=True)
 def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
     """Returns the train that each hop is the first or last piece of, -1 of others, and the state of `settle_port`."""
-    train_of = np.full(num_hops, -1, np.int64)
+    train_of = np.full(num_hops, -1, np.int32)
     for train in range(len(trains)):
         train_of[trains[train, 0]] = train
         train_of[trains[train, 0] + (trains[train, 2] - 1) * trains[train, 1]] = train
@@ -117,14 +118,16 @@ def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
     """Returns (start, release, done), (when hops are ready, what `_started` returns, and the stack of hops without
     links that wait for nothing), and the heap of the others that do with its size."""
     num_hops, size = len(waits), 0
-    ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
+    ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
     stack = np.zeros(num_hops + 1, np.int64)  # how many there are, and they
     queue_free, queue_a, queue_b, slot = free[0], rows.queue_a, rows.queue_b, rows.slot
+    used = queue_free.max() > 0  # never before a step
     for hop in range(num_hops):
-        ready[hop] = queue_free[queue_a[hop], slot[hop]]
-        if queue_b[hop] >= 0:
-            ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
+        if used:
+            ready[hop] = queue_free[queue_a[hop], slot[hop]]
+            if queue_b[hop] >= 0:
+                ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
         if waits[hop] == 0 and rows.link_a[hop] < 0:
             stack[0] += 1
             stack[stack[0]] = hop

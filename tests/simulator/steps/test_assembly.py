@@ -1,0 +1,49 @@
+"""A program's columns, put together by one loop, are those that the clock of attention makes of the same hops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.simulator.steps.test_play import planned
+from zbench.cost.job import make_cost
+from zbench.simulator.steps.play import with_fewer_layers
+from zbench.simulator.steps.program import StepParts, program
+from zbench.step.passes.build import whole_step
+
+
+@pytest.mark.parametrize(("system", "channels", "zero"), [("zeppelin", 2, "3"), ("flexsp", 1, "1")])
+def test_columns_are_those_of_the_graph_of_the_same_hops(system: str, channels: int, zero: str) -> None:
+    found, cost = planned(system)
+    of = make_cost(replace(cost.cluster, nic_channels=channels), replace(found.model, sharding=f"zero{zero}"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
+    short, order, _ = with_fewer_layers(parts.step, 6)
+    made = program(parts, order, short)
+    graph, hops = made.graph, made.hops
+    assert made.begin[-1] == len(hops.owner) == made.table.shape[1] > 1000
+    assert np.array_equal(hops.owner, np.repeat(np.arange(len(made.instances)), np.diff(made.begin)))
+    for name in ("queue_a", "queue_b", "link_a", "link_b", "channels", "link_class"):
+        assert np.array_equal(getattr(hops, name), getattr(graph.hops, name)), name
+    for name in ("slot", "busy", "latency"):
+        assert np.array_equal(getattr(hops, name), getattr(graph, name)), name
+    for name in ("next_a", "next_b", "next_pair", "offsets", "followers"):
+        assert np.array_equal(getattr(made.assembled.following, name), getattr(graph, name)), name
+    assert np.array_equal(made.assembled.waits, graph.waits)
+    assert (graph.next_pair >= 0).any() == (channels > 1)
+
+
+def test_instances_of_one_template_share_the_queues_in_which_members_meet() -> None:
+    found, cost = planned("zeppelin")
+    of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+    short, order, _ = with_fewer_layers(parts.step, 4)
+    made = program(parts, order, short)
+    every = made.gpu_queues * cost.cluster.num_ranks
+    queues: dict[str, set[int]] = {}
+    for number, one in enumerate(made.instances):
+        mine = made.hops.queue_a[made.begin[number] : made.begin[number + 1]]
+        queues.setdefault(one.variant.of.template.name, set()).update(mine[mine >= every].tolist())
+    met = [found for found in queues.values() if found]
+    assert len(met) > 2
+    assert sum(map(len, met)) == len(set.union(*met)) == made.queues - every
+    assert max(map(max, met)) == made.queues - 1
