@@ -5,7 +5,7 @@ zbench.simulator.simulate is the other one, which plays attention and charges th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -20,6 +20,7 @@ from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
+from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
@@ -37,9 +38,10 @@ from zbench.trace.whole_step import track_names, whole_step_events
 OPERATION_OF_LAYER = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Simulated:
-    """Builds, proves and plays whole steps on the cluster of `cost`.
+    """Builds, proves and plays whole steps on the cluster of `cost`: a step's result is a function of (batch, plans,
+    cost), and of whether its pipelines are those of the step before: what has to be elsewhere is moved ahead of it.
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
@@ -53,6 +55,7 @@ class Simulated:
     expert_parallel: int = 1
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
+    _left: Left | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
@@ -79,7 +82,8 @@ class Simulated:
         return OPERATION_OF_LAYER * layers * self.cost.tp
 
     def start(self) -> Ready:
-        """Needs nothing."""
+        """Begins a run, whose first step finds everything where it wants it."""
+        self._left = None
         return Ready()
 
     def stop(self) -> None:
@@ -103,8 +107,11 @@ class Simulated:
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
         step = self.steps.with_chunks(chosen.chunks).of(batch, plans)
+        before, self._left = self._left, Left.of(step, plans, self._left)
+        moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        return replace(self.result(batch, plans, played, ceiling), expert_chunks=chosen.told)
+        result = replace(self.result(batch, plans, played, ceiling), expert_chunks=chosen.told)
+        return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.
