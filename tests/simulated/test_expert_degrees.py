@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
+from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import DEGREES
@@ -79,3 +80,11 @@ def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:
     flops = 2 * 3 * BATCH.num_tokens * 2 / 8 * cost.model.hidden * cost.model.ffn_hidden
     assert forward.experts.work > flops / cost.cluster.device.matmul_flops
     assert forward.experts.start > 0
+
+
+def test_a_forward_with_short_exchanges_is_not_cut() -> None:
+    """By FSMoE's rule, below a millisecond; what is gained does not count, and a backward is not held to it."""
+    half = LinearSeconds(1e-6, 5e-4)
+    chosen = ExpertProfile([ExpertLayerSeconds(half, half)], [ExpertLayerSeconds(half, half.times(2))], 0.0).apart()
+    assert (chosen.chunks.forward, chosen.chunks.backward) == (1, 8)
+    assert len(chosen.seconds) == len(DEGREES)

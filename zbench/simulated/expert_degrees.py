@@ -109,8 +109,10 @@ class ExpertProfile:
         return ChosenChunks(ExpertChunks(best, best), seconds)
 
     def apart(self) -> ChosenChunks:
-        """Returns the best numbers of a forward and of a backward."""
-        pairs = [(one, two) for one in DEGREES for two in DEGREES]
+        """Returns the best numbers of a forward and of a backward; one for a forward whose exchanges are short, as
+        FSMoE's planner does."""
+        forward = (1,) if all(one.is_short() for one in self.forward) else DEGREES
+        pairs = [(one, two) for one in forward for two in DEGREES]
         seconds = {pair: self.seconds(*pair) for pair in pairs}
         best = min(pairs, key=lambda pair: (seconds[pair], pair))
         return ChosenChunks(ExpertChunks(*best), {f"{one} {two}": found for (one, two), found in seconds.items()})
