@@ -1,0 +1,150 @@
+"""Layers played beside gathers of parameters and reductions of gradients, on the same links: what planners go by.
+
+A whole step (zbench.simulator.steps) has all of a layer's operations; telling one takes too long for who compares plans
+of every batch. Here attention is played, message by message, and the collectives of a layer are one message at each
+port, which keeps it for as long as they do. They begin when the last rank begins the layer, as whole steps with a
+window of one layer have it, and have to be there before the next one begins. So what attention's messages wait for is
+whatever of them the linear modules before attention do not cover.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zbench.cost.collective import Collectives, hop_seconds
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.clock import Free, Timeline, run_table
+from zbench.simulator.hop_graph import Followers, HopGraph, HopRows, HopTable
+from zbench.simulator.hops import num_queues, ports
+from zbench.simulator.layers import finished
+
+
+def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, layers: int) -> float:
+    """Returns the seconds of a layer, forward and backward, as the mean over all, with its share of what gathers and
+    reductions add to a step of one micro-batch.
+
+    parts: the plan's programs, as zbench.simulator.simulate has them. layers: that are played, at least two; the
+    others take as long as these do after the first.
+    """
+    of, total = Collectives.of(cost), 0.0
+    for turns in _passes(plan, parts, cost, of):
+        ends = _ends(turns, cost, layers)
+        total += ends[0] + (cost.layers - 1) * (ends[-1] - ends[0]) / (layers - 1)
+    return (total + of.uncovered) / cost.layers
+
+
+class Turn(NamedTuple):
+    """Linear modules of every rank, then attention; a layer's pass is one or two of these.
+
+    linear: float64 [num_ranks], seconds. begins: float64 [num_ranks], seconds after which a rank begins the layer
+    itself, as what is before that is of the last one. kept: float64 [classes], seconds for which the layer's
+    collectives keep a rank's port to each class of links.
+    """
+
+    attention: HopGraph
+    linear: Floats
+    begins: Floats
+    kept: Floats
+
+
+def _passes(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, of: Collectives) -> tuple[list[Turn], list[Turn]]:
+    """Returns the turns of a layer's forward and of its backward, which with full recomputation begins with a
+    forward."""
+    (ahead, back), tokens, share = parts, plan.tokens_per_rank, projected(cost.model)
+    linear, linear_back = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
+    gather, reduce = (seconds * (of.overlap / of.num_layers) for seconds in (of.gather_ports, of.reduce_ports))
+    forward = [Turn(ahead, linear, (1 - share) * linear, gather * of.every_step)]
+    kept = gather * of.every_micro_batch + reduce
+    projections = 2 * share * linear  # of the layer that was done before, in the backward
+    if cost.model.recompute != "full":
+        return forward, [Turn(back, linear_back, projections, kept)]
+    again = Turn(ahead, projections + share * linear, projections, kept)
+    left = linear_back - projections + (1 - share) * linear
+    return forward, [again, Turn(back, left, np.zeros_like(left), np.zeros_like(kept))]
+
+
+def projected(model: Model) -> float:
+    """Returns the share of a layer's linear modules that is before its attention: q's, k's and v's matmuls of all."""
+    before = model.hidden * model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
+    return before / model.layer_matmul_params
+
+
+def _ends(turns: list[Turn], cost: Cost, layers: int) -> list[float]:
+    """Tells when the last rank ends every layer of a pass: seconds from when the first begins."""
+    cluster, found = cost.cluster, []
+    played = [Beside.of(turn, cluster, hop_seconds(cost)) for turn in turns]
+    queues = num_queues(cluster) * (cluster.num_ranks + 1) + max(one.legs for one in played)
+    free, ready = Free.of(cluster, queues), np.zeros(cluster.num_ranks)
+    for _ in range(layers):
+        complete = 0.0
+        for one in played:
+            ready, until = one.run(ready, free)
+            complete = max(complete, until)
+        ready = np.maximum(ready, complete - turns[0].begins)
+        found.append(float(ready.max()))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A turn that can be run again and again; its collectives are the first `legs` hops of its table, one for every
+    port of every class of links, of a rank that comes after those of the cluster."""
+
+    turn: Turn
+    table: HopTable
+    legs: int
+
+    @staticmethod
+    def of(turn: Turn, cluster: Cluster, latency: float) -> "Beside":
+        """Puts a turn's collectives in front of its attention. latency: seconds in which they arrive."""
+        kept = np.flatnonzero(turn.kept)
+        rows = [np.unique(one) for one in ports(cluster)[kept]]
+        count = [len(one) for one in rows]
+        legs, of = sum(count), turn.attention.table
+        sending = np.concatenate([*rows, np.zeros(0, np.int64)])
+        channels = np.repeat(np.array([one.channels for one in cluster.links])[kept], count)
+        queue = num_queues(cluster) * (cluster.num_ranks + 1) + np.arange(legs)
+        none = np.full(legs, -1)
+        front = HopRows(
+            rank=np.full(legs, cluster.num_ranks),
+            queue_a=queue,
+            queue_b=none,
+            link_a=sending,
+            link_b=sending + 1,
+            channels=channels,
+            slot=channels - 1,
+            busy=np.repeat(turn.kept[kept], count),
+            latency=np.full(legs, latency),
+        )
+        next_a, next_b, next_pair, offsets, followers = of.following
+        following = Followers(
+            _after(none, _moved(next_a, legs)),
+            _after(none, _moved(next_b, legs)),
+            _after(none, _moved(next_pair, legs)),
+            _after(np.zeros(legs), offsets),
+            followers + legs,
+        )
+        joined = HopRows(*(_after(a, b) for a, b in zip(front, of.rows, strict=True)))
+        return Beside(turn, HopTable(joined, following, _after(np.zeros(legs), of.waits), of.queues), legs)
+
+    def run(self, ready: Floats, free: Free) -> tuple[Floats, float]:
+        """Returns when every rank has ended the turn, and when its collectives have. ready: when every rank begins."""
+        turn, begin = self.turn, ready + self.turn.linear
+        played = run_table(self.table, np.append(begin, (ready + turn.begins).max()), free)
+        own = Timeline(*(one[self.legs :] for one in (played.start, played.release, played.done)))
+        return finished(turn.attention, own, begin), float(played.done[: self.legs].max(initial=0.0))
+
+
+def _moved(hops: Ints, legs: int) -> Ints:
+    """Returns numbers of hops behind `legs` others."""
+    return np.where(hops >= 0, hops + legs, -1)
+
+
+def _after(front: Ints | Floats, rest: Ints | Floats) -> Ints | Floats:
+    """Returns both together, as numbers of the second's kind."""
+    return np.concatenate([front.astype(rest.dtype), rest])
