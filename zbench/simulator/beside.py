@@ -103,34 +103,29 @@ class Beside:
     def of(turn: Turn, cluster: Cluster, latency: float) -> "Beside":
         """Puts a turn's collectives in front of its attention. latency: seconds in which they arrive."""
         kept = np.flatnonzero(turn.kept)
-        rows = [np.unique(one) for one in ports(cluster)[kept]]
-        count = [len(one) for one in rows]
+        links = [np.unique(one) for one in ports(cluster)[kept]]
+        count = [len(one) for one in links]
         legs, of = sum(count), turn.attention.table
-        sending = np.concatenate([*rows, np.zeros(0, np.int64)])
+        sending = np.concatenate([*links, np.zeros(0, np.int64)])
         channels = np.repeat(np.array([one.channels for one in cluster.links])[kept], count)
         queue = num_queues(cluster) * (cluster.num_ranks + 1) + np.arange(legs)
         none = np.full(legs, -1)
-        front = HopRows(
-            rank=np.full(legs, cluster.num_ranks),
-            queue_a=queue,
-            queue_b=none,
-            link_a=sending,
-            link_b=sending + 1,
-            channels=channels,
-            slot=channels - 1,
-            busy=np.repeat(turn.kept[kept], count),
-            latency=np.full(legs, latency),
+        rows = HopRows(
+            rank=_after(np.full(legs, cluster.num_ranks), of.rows.rank),
+            queue_a=_after(queue, of.rows.queue_a),
+            queue_b=_after(none, of.rows.queue_b),
+            link_a=_after(sending, of.rows.link_a),
+            link_b=_after(sending + 1, of.rows.link_b),
+            channels=_after(channels, of.rows.channels),
+            slot=_after(channels - 1, of.rows.slot),
+            busy=np.concatenate([np.repeat(turn.kept[kept], count), of.rows.busy]),
+            latency=np.concatenate([np.full(legs, latency), of.rows.latency]),
         )
         next_a, next_b, next_pair, offsets, followers = of.following
-        following = Followers(
-            _after(none, _moved(next_a, legs)),
-            _after(none, _moved(next_b, legs)),
-            _after(none, _moved(next_pair, legs)),
-            _after(np.zeros(legs), offsets),
-            followers + legs,
-        )
-        joined = HopRows(*(_after(a, b) for a, b in zip(front, of.rows, strict=True)))
-        return Beside(turn, HopTable(joined, following, _after(np.zeros(legs), of.waits), of.queues), legs)
+        each = (_after(none, np.where(one >= 0, one + legs, -1)) for one in (next_a, next_b, next_pair))
+        zero = np.zeros(legs, np.int64)
+        following = Followers(*each, _after(zero, offsets), followers + legs)
+        return Beside(turn, HopTable(rows, following, _after(zero, of.waits), of.queues), legs)
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, float]:
         """Returns when every rank has ended the turn, and when its collectives have. ready: when every rank begins."""
@@ -140,11 +135,6 @@ class Beside:
         return finished(turn.attention, own, begin), float(played.done[: self.legs].max(initial=0.0))
 
 
-def _moved(hops: Ints, legs: int) -> Ints:
-    """Returns numbers of hops behind `legs` others."""
-    return np.where(hops >= 0, hops + legs, -1)
-
-
-def _after(front: Ints | Floats, rest: Ints | Floats) -> Ints | Floats:
+def _after(front: Ints, rest: Ints) -> Ints:
     """Returns both together, as numbers of the second's kind."""
     return np.concatenate([front.astype(rest.dtype), rest])
