@@ -9,10 +9,10 @@ candidates, ranked by attention's clock, and played as whole steps on the same b
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from zbench import CONF
 from zbench.cost.cost import Cost
@@ -21,6 +21,7 @@ from zbench.interfaces.study import Sample
 from zbench.plans.plan import Plan
 from zbench.run.chosen import _study
 from zbench.run.parts import Parts, Settings
+from zbench.run.target import from_yaml
 from zbench.simulated.executor import Simulated
 from zbench.simulator.beside import seconds_beside
 from zbench.simulator.simulate import layer_seconds, programs
@@ -57,7 +58,7 @@ def clusters() -> Iterator[list[str]]:
         yield ["cluster=h100_4x8", f"cluster.num_nodes={nodes}", *network]
 
 
-def parts_of(overrides: Sequence[str]) -> tuple[Parts, object]:
+def parts_of(overrides: Sequence[str]) -> tuple[Parts, Any]:
     config = compose("config", [*overrides, "tracker=none"])
     return Parts.of(config, Settings.of(config)), config
 
@@ -99,13 +100,12 @@ def line(name: str, found: list[dict[str, tuple[float, float]]]) -> str:
 
 def static_best() -> None:
     few, kept = ROUNDS[0]
-    print(
-        "| cluster | workload | fit | best's rank by attention | best of those that go on, over the best |\n|---|---|---|---|---|"
-    )
+    words = "cluster", "workload", "fit", "rank of the best by attention", "best of those that go on, over the best"
+    print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
     for cluster in ("a800_4x8", "h800_4x8"):
         for workload in WORKLOADS[:3]:
             parts, config = parts_of([f"cluster={cluster}", f"workload={workload}", "system=static_best"])
-            study = _study(config, parts, lambda of, group: instantiate(of[group], _partial_=True), lambda _: None)  # type: ignore[arg-type, index]
+            study = _study(config, parts, from_yaml, lambda _: None)
             sample = Sample.of(study)
             race = Race(sample.some(few), sample.hard, study.clock)
             timed = [one for model, cost in parallel_layouts(study, ()) for one in grown(model, cost, "balanced", race)]

@@ -122,9 +122,9 @@ class Beside:
             latency=np.concatenate([np.full(legs, latency), of.rows.latency]),
         )
         next_a, next_b, next_pair, offsets, followers = of.following
-        each = (_after(none, np.where(one >= 0, one + legs, -1)) for one in (next_a, next_b, next_pair))
+        a, b, pair = (_after(none, np.where(one >= 0, one + legs, -1)) for one in (next_a, next_b, next_pair))
         zero = np.zeros(legs, np.int64)
-        following = Followers(*each, _after(zero, offsets), followers + legs)
+        following = Followers(a, b, pair, _after(zero, offsets), followers + legs)
         return Beside(turn, HopTable(rows, following, _after(zero, of.waits), of.queues), legs)
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, float]:

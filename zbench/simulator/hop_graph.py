@@ -37,8 +37,8 @@ class Followers(NamedTuple):
 
 
 class HopTable(NamedTuple):
-    """What the clock plays: columns of hops, who comes after whom, edges into each hop (int64 [num_hops]), and how many
-    queues a rank has."""
+    """Holds what the clock plays: columns of hops, who comes after whom, edges into each hop (int64 [num_hops]), and how
+    many queues a rank has."""
 
     rows: HopRows
     following: Followers
@@ -82,7 +82,7 @@ class HopGraph:
 
     @property
     def table(self) -> HopTable:
-        """What the clock plays."""
+        """The columns that the clock plays."""
         return HopTable(self.rows, self.following, self.waits, self.hops.queues)
 
     @property
