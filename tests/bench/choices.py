@@ -1,9 +1,9 @@
 """How planners choose, beside whole steps: `python -m tests.bench.choices [nodewise | static_best]` (simulated).
 
-nodewise: the candidates that it plays for each batch, priced by attention alone and by zbench.simulator.beside, which
-it goes by, and played as whole steps. Regret is what the step of the candidate with the least price takes more than the
-fastest candidate's; spread the standard deviation of whole step over price inside a batch. static_best: its first
-candidates, ranked by attention's clock, and played as whole steps on the same batches.
+nodewise: the candidates that it plays for each batch, priced by attention's clock, with its budget of NIC bytes, and by
+zbench.simulator.beside, which it goes by, and played as whole steps. Regret is what the step of the candidate with the
+least price takes more than the fastest candidate's; spread the standard deviation of whole step over price inside a
+batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same batches.
 """
 
 import sys
@@ -24,7 +24,7 @@ from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml
 from zbench.simulated.executor import Simulated
 from zbench.simulator.beside import seconds_beside
-from zbench.simulator.simulate import layer_seconds, programs
+from zbench.simulator.simulate import SimulatedAttention, programs
 from zbench.systems.nodewise.layout import Layout
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.nodewise.trial import Task, Trial
@@ -33,9 +33,9 @@ from zbench.systems.static_best.search import ROUNDS, Race, grown, parallel_layo
 WORKLOADS, STEPS = ("longtail_128k", "github", "prolong64k", "byted_2m"), 2
 NETWORKS = ((4, 2, 100), (4, 2, 200), (4, 4, 200), (4, 8, 200), (4, 8, 400), (2, 2, 200), (2, 8, 400))
 PLAYED = 6  # candidates beside those that come of the fastest
-PRICES: dict[str, Callable[[Plan, Cost], float]] = {
-    "attention alone": lambda plan, cost: layer_seconds(plan, cost, 3),
-    "beside": lambda plan, cost: seconds_beside(plan, programs(plan, cost), cost, 2),
+PRICES: dict[str, Callable[[Batch, Plan, Cost], float]] = {
+    "attention's clock": lambda batch, plan, cost: SimulatedAttention(cost).step(batch, (plan,)).seconds,
+    "beside": lambda batch, plan, cost: seconds_beside(plan, programs(plan, cost), cost, 2),
 }
 
 
@@ -72,7 +72,7 @@ def batch_choice(batch: Batch, cost: Cost) -> dict[str, tuple[float, float]] | N
     whole = np.array([Simulated(cost).step(batch, (plan,)).seconds for plan in Watched.seen])
     found = {}
     for name, price in PRICES.items():
-        priced = np.array([price(plan, cost) for plan in Watched.seen])
+        priced = np.array([price(batch, plan, cost) for plan in Watched.seen])
         found[name] = float(whole[priced.argmin()] / whole.min() - 1), float(np.log(whole / priced).std())
     return found
 

@@ -38,7 +38,7 @@ def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, lay
     return (total + of.uncovered) / cost.layers
 
 
-class Turn(NamedTuple):
+class LayerTurn(NamedTuple):
     """Linear modules of every rank, then attention; a layer's pass is one or two of these.
 
     linear: float64 [num_ranks], seconds. begins: float64 [num_ranks], seconds after which a rank begins the layer
@@ -52,20 +52,22 @@ class Turn(NamedTuple):
     kept: Floats
 
 
-def _passes(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, of: Collectives) -> tuple[list[Turn], list[Turn]]:
+def _passes(
+    plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, of: Collectives
+) -> tuple[list[LayerTurn], list[LayerTurn]]:
     """Returns the turns of a layer's forward and of its backward, which with full recomputation begins with a
     forward."""
     (ahead, back), tokens, share = parts, plan.tokens_per_rank, projected(cost.model)
     linear, linear_back = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
     gather, reduce = (seconds * (of.overlap / of.num_layers) for seconds in (of.gather_ports, of.reduce_ports))
-    forward = [Turn(ahead, linear, (1 - share) * linear, gather * of.every_step)]
+    forward = [LayerTurn(ahead, linear, (1 - share) * linear, gather * of.every_step)]
     kept = gather * of.every_micro_batch + reduce
     projections = 2 * share * linear  # of the layer that was done before, in the backward
     if cost.model.recompute != "full":
-        return forward, [Turn(back, linear_back, projections, kept)]
-    again = Turn(ahead, projections + share * linear, projections, kept)
+        return forward, [LayerTurn(back, linear_back, projections, kept)]
+    again = LayerTurn(ahead, projections + share * linear, projections, kept)
     left = linear_back - projections + (1 - share) * linear
-    return forward, [again, Turn(back, left, np.zeros_like(left), np.zeros_like(kept))]
+    return forward, [again, LayerTurn(back, left, np.zeros_like(left), np.zeros_like(kept))]
 
 
 def projected(model: Model) -> float:
@@ -74,10 +76,10 @@ def projected(model: Model) -> float:
     return before / model.layer_matmul_params
 
 
-def _ends(turns: list[Turn], cost: Cost, layers: int) -> list[float]:
+def _ends(turns: list[LayerTurn], cost: Cost, layers: int) -> list[float]:
     """Tells when the last rank ends every layer of a pass: seconds from when the first begins."""
     cluster, found = cost.cluster, []
-    played = [Beside.of(turn, cluster, hop_seconds(cost)) for turn in turns]
+    played = [BesideCollectives.of(turn, cluster, hop_seconds(cost)) for turn in turns]
     queues = num_queues(cluster) * (cluster.num_ranks + 1) + max(one.legs for one in played)
     free, ready = Free.of(cluster, queues), np.zeros(cluster.num_ranks)
     for _ in range(layers):
@@ -91,16 +93,16 @@ def _ends(turns: list[Turn], cost: Cost, layers: int) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BesideCollectives:
     """A turn that can be run again and again; its collectives are the first `legs` hops of its table, one for every
     port of every class of links, of a rank that comes after those of the cluster."""
 
-    turn: Turn
+    turn: LayerTurn
     table: HopTable
     legs: int
 
     @staticmethod
-    def of(turn: Turn, cluster: Cluster, latency: float) -> "Beside":
+    def of(turn: LayerTurn, cluster: Cluster, latency: float) -> "BesideCollectives":
         """Puts a turn's collectives in front of its attention. latency: seconds in which they arrive."""
         kept = np.flatnonzero(turn.kept)
         links = [np.unique(one) for one in ports(cluster)[kept]]
@@ -125,7 +127,7 @@ class Beside:
         a, b, pair = (_after(none, np.where(one >= 0, one + legs, -1)) for one in (next_a, next_b, next_pair))
         zero = np.zeros(legs, np.int64)
         following = Followers(a, b, pair, _after(zero, offsets), followers + legs)
-        return Beside(turn, HopTable(rows, following, _after(zero, of.waits), of.queues), legs)
+        return BesideCollectives(turn, HopTable(rows, following, _after(zero, of.waits), of.queues), legs)
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, float]:
         """Returns when every rank has ended the turn, and when its collectives have. ready: when every rank begins."""

@@ -37,8 +37,8 @@ class Followers(NamedTuple):
 
 
 class HopTable(NamedTuple):
-    """Holds what the clock plays: columns of hops, who comes after whom, edges into each hop (int64 [num_hops]), and how
-    many queues a rank has."""
+    """Holds what the clock plays: columns of hops, who comes after whom, edges into each hop (int64 [num_hops]), and
+    how many queues a rank has."""
 
     rows: HopRows
     following: Followers
