@@ -29,11 +29,11 @@ def _forward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     """Local attends, shards' own keys in chunks, groups, then keys of other shards; o of these goes home last."""
     rates, shards = pace.passes[FORWARD], work.shards[FORWARD]
     clock = work.linear * rates.linear
-    begin = sent = clock.max()
+    sent, free = _links_free(clock.max(), rates)
     _attend_locally(clock, work.local[FORWARD], 0.0, pace)
     bounds = shard_bounds(cuts[-1], shards["heads"])
     # Keys leave when the first chunk is exchanged and all nodes of their sequences are ready.
-    across, wide = max(begin, shards["ready"]), shards["away"] * shards["tokens"] * rates.nic_out
+    across, wide = max(free, shards["ready"]), shards["away"] * shards["tokens"] * rates.nic_out
     keys = across + max(bounds[1] * shards["tokens"] * rates.out, wide) + _key_seconds(shards, rates)
     if shards["tokens"] > 0:
         for c in range(len(bounds) - 1):
@@ -56,7 +56,7 @@ def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     """The forward from its end to its begin; gradients of keys travel back to other nodes meanwhile."""
     rates, shards = pace.passes[BACKWARD], work.shards[BACKWARD]
     clock = work.linear * rates.linear
-    sent = clock.max()
+    sent, free = _links_free(clock.max(), rates)
     bounds, keys = shard_bounds(cuts[-1], shards["heads"]), 0.0
     if shards["tokens"] > 0:
         last = 1 - bounds[-2]
@@ -64,7 +64,7 @@ def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
         sent += last * each
         if shards["others"] > 0:
             clock = np.maximum(clock, sent + pace.latency) + shards["others"]
-            ready = max(sent + pace.latency, shards["ready"])
+            ready = max(sent + pace.latency, free, shards["ready"])
             keys = ready + last * shards["last_call"] + _key_seconds(shards, rates)
         sent += (1 - last) * each
     home = _run_groups(clock, sent, work, BACKWARD, rates, order[::-1], cuts, pace)
@@ -78,6 +78,14 @@ def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
             home = max(home, clock.max(), come) + part * shards["tokens"] * each
     _attend_locally(clock, work.local[BACKWARD], rates.start, pace)
     return float(max(clock.max(), home + pace.latency))
+
+
+@nb.njit(cache=True)
+def _links_free(begin: float, rates: PassSeconds) -> tuple[float, float]:
+    """Tells when gathers and reductions leave attention NVLink and NICs: not before `begin`, when linear modules are
+    done."""
+    since = rates.begins * begin
+    return max(begin, since + rates.kept), max(begin, since + rates.kept_nic)
 
 
 @nb.njit(cache=True)

@@ -7,9 +7,11 @@ import numpy as np
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
+from zbench.describe.links import NIC, NVLINK
 from zbench.describe.model import KV, O, Q
 from zbench.plans.area import TILE
 from zbench.plans.plan import Ints
+from zbench.simulator.beside import projected
 from zbench.systems.nodewise.records import Nodes, Pace, PassSeconds, TokenSeconds
 
 
@@ -109,9 +111,21 @@ def _pace(cost: Cost, passes: int, shares: tuple[float, float], sizes: tuple[int
         "nic_home": cost.transfer_seconds(home, far) * nics,
         "join_query": times * 3 * o / copies,
         "join_key": np.array([0, 3 * kv]) / copies,
+        **_beside(cost, passes),
     }
     ahead, back = (PassSeconds(**{name: float(both[way]) for name, both in fields.items()}) for way in (0, 1))
     return Pace((ahead, back), device.call_seconds, cluster.nvlink_latency)
+
+
+def _beside(cost: Cost, passes: int) -> dict[str, Floats]:
+    """Returns begins, kept and kept_nic of PassSeconds, float64 [2] each: what zbench.simulator.beside has beside a
+    layer. With full recomputation a forward that runs again is the forward's, with what runs beside it."""
+    of, share = Collectives.of(cost), projected(cost.model)
+    ahead = of.gather_ports * of.every_step
+    back = of.gather_ports * of.every_micro_batch + of.reduce_ports
+    both = np.stack([ahead, back] if passes == 3 else [ahead + back, 0 * back])
+    kept = both * (of.overlap / of.num_layers)
+    return {"begins": np.array([1 - share, share]), "kept": kept[:, NVLINK], "kept_nic": kept[:, NIC]}
 
 
 def attention_seconds(lengths: Ints, cost: Cost) -> Floats:

@@ -153,7 +153,9 @@ class PassSeconds(NamedTuple):
     linear, attention: its shares of the seconds of linear modules and of attention in both directions. start, join:
     seconds of starting one call, and of starting to join a call's results. out, home: seconds of a token's way to the
     heads and back home, all heads, through one NVLink port; nic_out, nic_home: the same through all NICs of a node.
-    join_query, join_key: seconds of joining a query's and a key's results to earlier ones.
+    join_query, join_key: seconds of joining a query's and a key's results to earlier ones. begins: the share of the
+    linear modules after which gathers and reductions begin, and take a NVLink port for `kept` and NICs for `kept_nic`
+    seconds.
     """
 
     linear: float
@@ -166,6 +168,9 @@ class PassSeconds(NamedTuple):
     nic_home: float
     join_query: float
     join_key: float
+    begins: float
+    kept: float
+    kept_nic: float
 
 
 class Pace(NamedTuple):

@@ -17,17 +17,19 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.simulate import SimulatedAttention, programs
 from zbench.systems.common.mesh_groups import Method
+from zbench.systems.common.micro_batches import need_bytes
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.loongtrain import LoongTrain
 from zbench.systems.mesh import Mesh
+from zbench.systems.nodewise.trial import seconds_of
 from zbench.systems.zeppelin.planner import Zeppelin
 
 Plans = tuple[Plan, ...]
 # Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
-NEAR, FAR = 0.96, 0.86  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
+NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
 SHARING = 0.95  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
 CLEARLY = 0.95  # of own seconds: pipelines that need more are not worth a change of layout now and then (a guess)
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
@@ -52,13 +54,20 @@ class Rivals:
         step = self._step_seconds(own, batch, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(*shares(batch, step, self.cost)))
         found = [plans for plans in asked if plans is not None]
-        executor = SimulatedAttention(self.cost)  # own plans first, so that pipelines come with the change from these
+        return min((own, *found), key=lambda plans: self._judged(plans, own, batch)) if found else own
 
-        def judged(plans: Plans) -> tuple[bool, float]:
-            result = executor.step(batch, plans)
-            return result.out_of_memory, step_seconds(plans, result)
-
-        return min((own, *found), key=judged) if found else own
+    def _judged(self, plans: Plans, own: Plans, batch: Batch) -> tuple[bool, float]:
+        """Whether plans need more memory than there is, and the seconds that count for their step. Pipelines, and all
+        with stages, are played by attention's clock; pipelines with the change from `own`."""
+        if plans[0].pipelines is None and self.cost.pp == 1:
+            need = max(need_bytes(plan, self.cost) for plan in plans)
+            layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
+            return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
+        executor = SimulatedAttention(self.cost)
+        if plans[0].pipelines is not None:
+            executor.step(batch, own)
+        result = executor.step(batch, plans)
+        return result.out_of_memory, step_seconds(plans, result)
 
     def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for

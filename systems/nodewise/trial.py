@@ -7,19 +7,19 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import Programs, programs, steady_seconds
-from zbench.systems.common.layer_seconds import with_collectives
+from zbench.simulator.beside import seconds_beside
+from zbench.simulator.simulate import Programs, programs
 from zbench.systems.nodewise.layout import Layout, make_layout, make_plan
 from zbench.systems.nodewise.placements import Placement
 from zbench.systems.nodewise.rates import Rates
 from zbench.systems.nodewise.records import Nodes, NodeSettings, Sequences
 
+LAYERS = 2  # that are played: with more, what is chosen is hardly better, and playing is most of planning
+
 
 def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
-    """Plays two layers and returns the seconds of one, as the mean over all, with its share of what parameters and
-    gradients add.
-    """
-    return with_collectives(parts, *steady_seconds(plan, cost, parts), cost)
+    """Plays two layers beside their gathers and reductions and returns the seconds of one, as the mean over all."""
+    return seconds_beside(plan, parts, cost, LAYERS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import Programs, pass_seconds, programs
-from zbench.systems.common.layer_seconds import with_collectives
+from zbench.simulator.beside import seconds_beside
+from zbench.simulator.simulate import Programs, programs
 
-LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan, its programs, and the predicted seconds of a layer (zbench.systems.common.layer_seconds)."""
+    """A plan, its programs, and the predicted seconds of a layer (zbench.simulator.beside)."""
 
     plan: Plan
     parts: Programs
@@ -22,5 +22,4 @@ class Timed:
     def of(plan: Plan, cost: Cost, parts: Programs | None = None) -> "Timed":
         """Predicts the seconds of a plan. parts: the plan's programs, where they are at hand."""
         parts = parts or programs(plan, cost)
-        forward, backward = pass_seconds(plan, cost, LAYERS, parts)
-        return Timed(plan, parts, with_collectives(parts, forward, backward, cost))
+        return Timed(plan, parts, seconds_beside(plan, parts, cost, LAYERS))

@@ -19,7 +19,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.links import gathering
+from zbench.describe.links import NIC, gathering
 
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
 
@@ -44,13 +44,20 @@ def everything(cost: Cost) -> Held:
 def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
     """Returns the seconds of an all-gather (or reduce-scatter) of what is `held` of `size` bytes (None: all) over every
     rank."""
-    c = cost.cluster
-    if c.num_ranks == 1:
+    if cost.cluster.num_ranks == 1:
         return 0.0
-    held = held or everything(cost)
-    inside = cost.gather_seconds(np.array([held.rank * size]), c.num_ranks)[0]
-    nic = cost.nic_transfer_seconds(nic_bytes(cost, float(held.node.max()) * size))
-    return float(max(inside, nic) + hop_seconds(cost))
+    return float(port_seconds(cost, size, held or everything(cost)).max() + hop_seconds(cost))
+
+
+def port_seconds(cost: Cost, size: float, held: Held) -> Floats:
+    """Returns the seconds for which an all-gather of what is `held` of `size` bytes keeps a rank's port to every class
+    of links busy, float64 [classes]: the busiest rank's."""
+    c, found = cost.cluster, np.zeros(len(cost.cluster.links))
+    for link, within, _ in gathering(c.levels, c.num_ranks):
+        taken = held.rank * size * (c.num_ranks - within) / c.num_ranks / within
+        found[link] = cost.transfer_seconds(np.array([taken]), link)[0]
+    found[NIC] = cost.nic_transfer_seconds(nic_bytes(cost, float(held.node.max()) * size))
+    return found
 
 
 def hop_seconds(cost: Cost) -> float:
@@ -77,7 +84,8 @@ class Collectives:
     """A step's collectives by kind: one gather of parameters and one reduction of gradients, all layers, and what
     layers beside them do not hide.
 
-    gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
+    gather, reduce: seconds. gather_ports, reduce_ports: float64 [classes], of which a rank's ports are busy for so
+    long. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
     forward and backward of a layer take, but for what selective recomputation adds. every_step: parameters are gathered
     at all, as they are not where every rank keeps its own up to date; then a reduction is an all-reduce.
     every_micro_batch: parameters are gathered in every micro-batch, twice, as with ZeRO-3; else once a step. reduced:
@@ -91,6 +99,8 @@ class Collectives:
     every_micro_batch: bool
     gather: float
     reduce: float
+    gather_ports: Floats
+    reduce_ports: Floats
     gather_bytes: Ints
     reduce_bytes: Ints
     reduced: bool
@@ -113,11 +123,20 @@ class Collectives:
             every_micro_batch=every_micro_batch,
             gather=gather_seconds(cost, parameters, held),
             reduce=halves * gather_seconds(cost, gradients, held),
+            gather_ports=port_seconds(cost, parameters, held),
+            reduce_ports=halves * port_seconds(cost, gradients, held),
             gather_bytes=every_nic(cost, parameters, held),
             reduce_bytes=halves * every_nic(cost, gradients, held),
             reduced=reduced,
             overlap=model.overlap_collectives,
         )
+
+    @property
+    def uncovered(self) -> float:
+        """The seconds of a step of one micro-batch that no layer can hide: of the first layer's parameters and of the
+        gradients of the layer that is done last; without overlap of all."""
+        ends = self.gather * self.every_step + self.reduce
+        return ends / self.num_layers if self.overlap else ends + self.gather * self.every_micro_batch
 
     def forward(self, span: float, nic: float) -> float:
         """Returns the seconds by which a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`,

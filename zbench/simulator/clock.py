@@ -30,7 +30,7 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import LONGEST_WAITING, Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
-from zbench.simulator.hop_graph import HopGraph
+from zbench.simulator.hop_graph import HopGraph, HopTable
 from zbench.simulator.hops import COMPUTE, num_links, num_queues
 
 
@@ -95,16 +95,16 @@ class Slowed(NamedTuple):
     queues: int
 
     @staticmethod
-    def of(graph: HopGraph, num_ranks: int, free: Free) -> "Slowed":
+    def of(table: HopTable, num_ranks: int, free: Free) -> "Slowed":
         """Returns that of hops that have not begun, with the messages of before."""
+        queues, busy = table.queues, table.rows.busy
         if free.slowdown == 1:
             none = np.zeros(0)
-            return Slowed(1.0, none.astype(np.int64), none, none, none, graph.hops.queues)
-        queues = graph.hops.queues
+            return Slowed(1.0, none.astype(np.int64), none, none, none, queues)
         moving = free.queues[: num_ranks * queues].reshape(num_ranks, queues, -1)[:, COMPUTE + 1 :]
         covered = moving.max(axis=(1, 2), initial=0.0)
         nobody = np.full(num_ranks, -1, np.int64)
-        return Slowed(free.slowdown, nobody, covered, np.zeros(len(graph.busy)), graph.busy.copy(), queues)
+        return Slowed(free.slowdown, nobody, covered, np.zeros(len(busy)), busy.copy(), queues)
 
 
 def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
@@ -112,6 +112,11 @@ def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
 
     free: when queues and links are; changed in place to when they are afterwards.
     """
+    return run_table(of.table, rank_ready, free)
+
+
+def run_table(of: HopTable, rank_ready: Floats, free: Free) -> Timeline:
+    """Runs the hops of a table as `run_hops` does those of a graph."""
     slowed = Slowed.of(of, len(rank_ready), free)
     state = free.queues, free.links, free.longest_waiting
     return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, state, slowed))

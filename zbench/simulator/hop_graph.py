@@ -36,6 +36,16 @@ class Followers(NamedTuple):
     followers: Ints
 
 
+class HopTable(NamedTuple):
+    """Holds what the clock plays: columns of hops, who comes after whom, edges into each hop (int64 [num_hops]), and
+    how many queues a rank has."""
+
+    rows: HopRows
+    following: Followers
+    waits: Ints
+    queues: int
+
+
 @dataclass(frozen=True)
 class HopGraph:
     """Hops with their waits, ready to be run again and again from different starting times.
@@ -69,6 +79,11 @@ class HopGraph:
         of = self.hops
         queues, links = (of.queue_a, of.queue_b), (of.link_a, of.link_b)
         return HopRows(of.rank, *queues, *links, of.channels, self.slot, self.busy, self.latency)
+
+    @property
+    def table(self) -> HopTable:
+        """The columns that the clock plays."""
+        return HopTable(self.rows, self.following, self.waits, self.hops.queues)
 
     @property
     def following(self) -> Followers:

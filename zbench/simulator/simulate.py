@@ -95,12 +95,6 @@ def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
     return found
 
 
-def pass_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs) -> tuple[float, float]:
-    """Returns the seconds of one layer forward, and of one backward, as the means over `layers`."""
-    forward, backward = (ends[-1] / layers for ends in _layer_ends(plan, cost, layers, parts))
-    return forward, backward
-
-
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
     """Returns the seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans
     by.
@@ -108,16 +102,6 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
     parts: the plan's programs, where they are at hand.
     """
     return float(sum(ends[-1] for ends in _layer_ends(plan, cost, layers, parts or programs(plan, cost)))) / layers
-
-
-def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, float]:
-    """Returns the seconds of one layer forward, and of one backward, as the means over all layers: two are played, and
-    each further one takes as long as the second."""
-    count = cost.layers
-    forward, backward = (
-        (first + (count - 1) * (second - first)) / count for first, second in _layer_ends(plan, cost, 2, parts)
-    )
-    return forward, backward
 
 
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
