@@ -21,11 +21,13 @@ def leaders(ops: Ints, producer: Ints, consumer: Ints) -> Ints:
     if not len(ops):  # as of what gathers parameters ahead where none are gathered
         return np.zeros(0, np.int64)
     transfer = (ops[:, 0] != COMPUTE) & (ops[:, 0] != DROP)
-    alike = np.where(transfer, (ops[:, 0] * 16 + ops[:, 8]) * 1024 + ops[:, 7] + 512, -1 - np.arange(len(ops)))
+    direct = np.isin(ops[:, 0], (SEND, MOVE))
+    every = np.where(direct, 0, ops[:, 2] + 1)  # of collectives: one level of homes waits for another
+    alike = ((every * 8 + ops[:, 0]) * 16 + ops[:, 8]) * 1024 + ops[:, 7] + 512
+    alike = np.where(transfer, alike, -1 - np.arange(len(ops)))
     run = np.cumsum(np.concatenate([[0], (alike[1:] != alike[:-1]).astype(np.int64)]))
     waits = np.zeros(len(ops), bool)
     waits[consumer[run[producer] == run[consumer]]] = True
-    direct = np.isin(ops[:, 0], (SEND, MOVE))
     ends = np.where(direct[:, None], ops[:, [2, 3, 4, 5, 11]], ops[:, [2, 3, 2, 2, 11]])
     key = np.column_stack([run, ends, ops[:, 9], ops[:, 10], np.where(direct, 0, _times(ops, run))])
     together = transfer & ~waits

@@ -157,6 +157,8 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
             first = t.first_cell[tensor] + cell
             homes = t.homes[t.home_offsets[first] : t.home_offsets[first + 1]]
             members = t.members[t.member_offsets[op[3]] : t.member_offsets[op[3] + 1]]
+            if op[2] > 0:  # each run of so many places has homes of its own
+                homes = np.unique(members[0] // op[2] * op[2] + homes % op[2])
             if kind == GATHER:
                 for home in homes:
                     reads_item(t, where, state, ops, number, (tensor, layer, home, cell))
