@@ -13,9 +13,11 @@ from typing import Any
 
 from zbench.describe.checks import is_whole
 
-WORLD = 0  # in place of a number of ranks: all there are
-_WORDS = ("node", "world")
-FLAT = "flat"
+WORLD, NODE = 0, -1  # in place of a number of ranks: all there are, those of a node
+NESTED = "nested"  # in place of a strategy's name
+FLAT, BY_NODE = "flat", "node"
+NAMES = ("weights", "secondary", "gradients", "optimizer")
+_WORDS = {"node": NODE, "world": WORLD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class ShardDegrees:
     weights: parameters, while a step runs. secondary: what stays of them from a forward for its backward, which is
     gathered among so many. gradients: reduced among so many in every micro-batch, and over the rest once a step.
     optimizer: state, and what of parameters is updated and kept between steps. node: ranks of which the updated
-    parameters reach each run once, and are passed on inside it; WORLD: they reach every rank by itself.
+    parameters reach each run once, and are passed on inside it; WORLD: they come from where they were updated.
     """
 
     weights: int
@@ -34,35 +36,58 @@ class ShardDegrees:
     optimizer: int
     node: int = WORLD
 
-    def check(self, ranks: int) -> None:
-        """Raises ValueError where the degrees do not lie in one another and in so many ranks."""
-        order = [("secondary", self.secondary), ("weights", self.weights)]
-        order += [("gradients", self.gradients), ("optimizer", self.optimizer), ("ranks", WORLD)]
-        for (name, degree), (other, wanted) in pairwise(order):
-            size, above = degree or ranks, wanted or ranks
-            if above % size:
-                what = f"the {ranks} ranks" if wanted == WORLD else f"sharding.degrees.{other}={above}"
-                raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
-        if self.node and (ranks % self.node or (self.optimizer or ranks) % self.node):
-            raise ValueError(
-                f"sharding.degrees.updates is node, which is {self.node} ranks; they have to divide "
-                f"sharding.degrees.optimizer={self.optimizer or ranks}: it takes {FLAT}"
-            )
-
-    def of_ranks(self, ranks: int) -> "ShardDegrees":
-        """Returns the degrees with WORLD for those that are all ranks.
+    @staticmethod
+    def of(given: Any) -> "ShardDegrees":
+        """Reads degrees by name, as a yaml has them.
 
         Raises:
-            ValueError: they do not lie in one another.
+            ValueError: they are something else.
         """
-        self.check(ranks)
-        found = [WORLD if degree == ranks > 1 else degree for degree in (*self.cut, self.node)]
-        return ShardDegrees(*found)
+        if not isinstance(given, Mapping) or set(given) - {*NAMES, "updates"} or set(NAMES) - set(given):
+            wanted = f"{', '.join(NAMES)}, and maybe updates"
+            word = "null" if given is None else repr(given)
+            raise ValueError(f"sharding.degrees is {word}; with sharding.strategy={NESTED} it takes {wanted}")
+        for name in NAMES:
+            if given[name] not in _WORDS and not (is_whole(given[name]) and given[name] >= 1):
+                raise ValueError(
+                    f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node "
+                    "or world"
+                )
+        updates = given.get("updates", FLAT)
+        if updates not in (FLAT, BY_NODE):
+            raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
+        found = [_WORDS[given[name]] if given[name] in _WORDS else int(given[name]) for name in NAMES]
+        return ShardDegrees(*found, NODE if updates == BY_NODE else WORLD)
+
+    def __str__(self) -> str:
+        words = {number: word for word, number in _WORDS.items()}
+        return NESTED + ":" + ",".join(words.get(one, str(one)) for one in self.cut)
 
     @property
     def cut(self) -> tuple[int, int, int, int]:
         """The degrees of weights, secondary weights, gradients and optimizer state."""
         return self.weights, self.secondary, self.gradients, self.optimizer
+
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0) -> "ShardDegrees":
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks.
+
+        Raises:
+            ValueError: they do not lie in one another.
+        """
+        own = [min(ranks_per_node, ranks) if degree == NODE else degree for degree in (*self.cut, self.node)]
+        weights, secondary, gradients, optimizer, node = own
+        order = [("secondary", secondary), ("weights", weights), ("gradients", gradients), ("optimizer", optimizer)]
+        for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
+            size, above = degree or ranks, wanted or ranks
+            if above % size:
+                what = f"sharding.degrees.{other}={above}" if other else f"the {ranks} ranks"
+                raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
+        if node and (node % (weights or ranks) or node == weights or (optimizer or ranks) % node or node == optimizer):
+            raise ValueError(
+                f"sharding.degrees.updates is {BY_NODE}, of {node} ranks; parameters cut over {weights or ranks} ranks "
+                f"that come from {optimizer or ranks} are not passed on inside it, so it takes {FLAT}"
+            )
+        return ShardDegrees(*(WORLD if degree == ranks > 1 else degree for degree in own))
 
 
 BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({
@@ -73,29 +98,6 @@ BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({
 })  # fmt: skip
 
 
-def check_degrees(given: Any) -> None:
-    """Raises ValueError unless `given` says degrees by name, as sharding.degrees has them."""
-    names = ("weights", "secondary", "gradients", "optimizer")
-    if not isinstance(given, Mapping) or set(given) - {*names, "updates"} or set(names) - set(given):
-        wanted = f"{', '.join(names)}, and maybe updates"
-        raise ValueError(f"sharding.degrees is {given!r}; with sharding.strategy=nested it takes {wanted}")
-    for name in names:
-        if given[name] not in _WORDS and not (is_whole(given[name]) and given[name] >= 1):
-            raise ValueError(
-                f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node or "
-                "world"
-            )
-    if given.get("updates", FLAT) not in (FLAT, "node"):
-        raise ValueError(f"sharding.degrees.updates is {given['updates']!r}; it takes {FLAT} or node")
-
-
-def degrees_of(given: Mapping[str, Any], ranks: int, ranks_per_node: int) -> ShardDegrees:
-    """Returns the degrees that `check_degrees` accepts, on so many ranks.
-
-    Raises:
-        ValueError: they do not lie in one another.
-    """
-    sizes = {"node": min(ranks_per_node, ranks), "world": WORLD}
-    numbers = [sizes.get(given[name], given[name]) for name in ("weights", "secondary", "gradients", "optimizer")]
-    node = sizes["node"] if given.get("updates", FLAT) == "node" else WORLD
-    return ShardDegrees(*numbers, node).of_ranks(ranks)
+def degrees_of(sharding: str | ShardDegrees) -> ShardDegrees:
+    """Returns the degrees of a model's sharding, which is a strategy's name or has its own."""
+    return BY_STRATEGY[sharding] if isinstance(sharding, str) else sharding

@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.named import check_name
 
@@ -31,8 +32,8 @@ class Model:
         (every layer's forward does).
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
-        rank, the rest split over all ranks) or "zero3" (parameters, gradients and optimizer state split over all
-        ranks; also FSDP).
+        rank, the rest split over all ranks), "zero3" (parameters, gradients and optimizer state split over all
+        ranks; also FSDP) or degrees, over which each is split.
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.cost.loss).
     overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
@@ -60,7 +61,7 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "full"] = "none"
-    sharding: Literal["none", "zero1", "zero2", "zero3"] = "zero1"
+    sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     loss: Literal["whole", "chunked"] = "whole"
     overlap_collectives: bool = True
@@ -100,7 +101,7 @@ class Model:
             ("kernels", ("fused", "eager")),
             ("loss", ("whole", "chunked")),
         ):
-            if getattr(self, field) not in choices:
+            if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")

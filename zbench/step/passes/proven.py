@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
@@ -23,6 +24,11 @@ from zbench.step.template import Step
 
 # By sharding.strategy: the stage of whole_step.
 ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": "3"}
+
+
+def zero_of(model: Model) -> str | ShardDegrees:
+    """Returns the stage of whole_step for a model's sharding, or its degrees."""
+    return model.sharding if isinstance(model.sharding, ShardDegrees) else ZERO[model.sharding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class ProvenSteps:
     @property
     def parameters(self) -> ShardedParameters:
         """The parameters on the GPUs of a stage."""
-        groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
+        groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
         return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
@@ -92,7 +98,7 @@ class ProvenSteps:
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
         model = self.model
-        zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
+        zero, degree, experts = zero_of(model), self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         prove_step(step)
         return step
