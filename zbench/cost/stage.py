@@ -48,7 +48,8 @@ def _no_slices(tp: int, pp: int, model: Model) -> str:
 
 def in_whole_steps(cost: Cost) -> bool:
     """Returns whether whole steps (zbench.step.passes.side_by_side) have pipelines that a planner chooses: in a job
-    without tensor parallelism, stages and sharding by degrees of its own, of a model without experts. Which ones, `refusal` says."""
+    without tensor parallelism, stages and sharding by degrees of its own, of a model without experts. Which ones,
+    `refusal` says."""
     nested = isinstance(cost.model.sharding, ShardDegrees)
     return cost.model.num_experts == 1 and cost.tp == 1 and cost.pp == 1 and not nested
 

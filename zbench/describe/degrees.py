@@ -82,7 +82,7 @@ class ShardDegrees:
             if above % size:
                 what = f"sharding.degrees.{other}={above}" if other else f"the {ranks} ranks"
                 raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
-        if node and (node % (weights or ranks) or node == weights or (optimizer or ranks) % node or node == optimizer):
+        if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
             raise ValueError(
                 f"sharding.degrees.updates is {BY_NODE}, of {node} ranks; parameters cut over {weights or ranks} ranks "
                 f"that come from {optimizer or ranks} are not passed on inside it, so it takes {FLAT}"

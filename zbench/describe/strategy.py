@@ -37,8 +37,8 @@ class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
 
     strategy: as zbench.describe.model.Model has it, its sharding; "nested": by degrees, by name, as of
-        zbench.describe.degrees.ShardDegrees, updates "flat" or "node" among them. window, gradient_bucket: what of its gathers and
-        reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
+        zbench.describe.degrees.ShardDegrees, updates "flat" or "node" among them. window, gradient_bucket: what of its
+        gathers and reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
     """
 
     strategy: str

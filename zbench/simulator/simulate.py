@@ -20,8 +20,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.cost.memory import peak_bytes
 from zbench.cost.stage import held
-from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.links import NVLINK
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult

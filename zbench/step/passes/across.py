@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
 from zbench.describe.degrees import WORLD
+from zbench.describe.model import Model
 from zbench.step.index import Index
 from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout

@@ -55,10 +55,10 @@ def whole_step(
 ) -> Step:
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
-    degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3", or degrees;
-    window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a level of
-    zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages: of a
-    pipeline, each with all of the plans' GPUs.
+    degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3", or
+    degrees. window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a
+    level of zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages:
+    of a pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
@@ -66,7 +66,8 @@ def whole_step(
     if plans and plans[0].pipelines is not None:
         if isinstance(zero, ShardDegrees):
             raise ValueError(
-                "plans have pipelines, whose parameters stay for the step; sharding is nested, and they take none, zero1, zero2 or zero3"
+                "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
+                "zero2 or zero3 with them"
             )
         return pipelines_step(model, plans, zero, recompute)
     check_plans(model, tuple(plans), degree)

@@ -168,7 +168,10 @@ class BatchTemplates:
         ahead = self._ahead(range(rows.of.window), True)
         gathers, before, after = self._around_layers(TABLE)
         ops: Tables = [gathers, *(self._gathered(rows.of.of_layers, layer) for layer in ahead)]
-        needs, leaves = before + self._weights((), ahead, self._before), after + self._weights(ahead, ()) + self.tokens("x")
+        needs, leaves = (
+            before + self._weights((), ahead, self._before),
+            after + self._weights(ahead, ()) + self.tokens("x"),
+        )
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:

@@ -77,7 +77,11 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
         ("what", compute & ~made[known], "the number of a formula that its template computes"),
         ("what", ~compute & _outside(ops.what, tensors), f"the number of a tensor, below {tensors}"),
         ("src", ~many & _outside(ops.src, places), f"a place, below {places}"),
-        ("src", many & (ops.src != -1) & ~_divides(ops.src, step.num_gpus), "-1 of a collective, or what divides the GPUs"),
+        (
+            "src",
+            many & (ops.src != -1) & ~_divides(ops.src, step.num_gpus),
+            "-1 of a collective, or what divides the GPUs",
+        ),
         ("dst", single & (_outside(ops.dst, places) | (ops.dst == ops.src)), f"another place, below {places}"),
         ("dst", alone & (ops.dst != -1), "-1 of a compute or a drop"),
         ("dst", many & (owners.owner(ops.dst) != owners.place), "a list of places"),

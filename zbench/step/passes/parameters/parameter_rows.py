@@ -67,7 +67,9 @@ class ParameterRows:
             return self._cells(weight, part)
         shards = np.flatnonzero(home.reshape(count, -1)[part % count] % every == part)
         index = self.of.slices(weight)[0]
-        return [self.lists.number(index, [part % count]), self.lists.number(f"z{weight}", shards)] if len(shards) else []
+        return (
+            [self.lists.number(index, [part % count]), self.lists.number(f"z{weight}", shards)] if len(shards) else []
+        )
 
     def held(
         self, tensor: str, weight: str, degree: int, layer: int = 0, version: int = 0, count: int = 0
