@@ -56,8 +56,8 @@ class ShardDegrees:
         updates = given.get("updates", FLAT)
         if updates not in (FLAT, BY_NODE):
             raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
-        found = [_WORDS[given[name]] if given[name] in _WORDS else int(given[name]) for name in NAMES]
-        return ShardDegrees(*found, NODE if updates == BY_NODE else WORLD)
+        weights, secondary, gradients, optimizer = (_WORDS.get(given[name], given[name]) for name in NAMES)
+        return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
 
     def __str__(self) -> str:
         words = {number: word for word, number in _WORDS.items()}

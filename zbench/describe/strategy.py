@@ -166,4 +166,6 @@ def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> d
     for field, value in fields.items():
         group, key = MODEL_FIELDS.get(field, ("model", field))
         made[group][key] = value
+        if field == "sharding":
+            made[group].pop("degrees", None)  # of the strategy that it had
     return made
