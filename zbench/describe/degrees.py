@@ -48,7 +48,8 @@ class ShardDegrees:
             word = "null" if given is None else repr(given)
             raise ValueError(f"sharding.degrees is {word}; with sharding.strategy={NESTED} it takes {wanted}")
         for name in NAMES:
-            if given[name] not in _WORDS and not (is_whole(given[name]) and given[name] >= 1):
+            word, number = given[name] in tuple(_WORDS), is_whole(given[name]) and given[name] >= 1
+            if not (word or number):
                 raise ValueError(
                     f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node "
                     "or world"
