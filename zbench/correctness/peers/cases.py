@@ -70,6 +70,7 @@ PEERS = (
     Peer("deepspeed", "2", (("stage", 2), ("use_multi_rank_bucket_allreduce", False)), 4),
     Peer("deepspeed", "3", (("stage", 3),), 4),
     Peer("deepspeed", "3", (("stage", 3), *RELEASED), 4),
+    Peer("deepspeed", "3, backward in pairs", (("stage", 3), ("zero_hpz_partition_size", PAIR), *RELEASED), 4),
 )
 
 

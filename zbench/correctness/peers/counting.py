@@ -70,4 +70,5 @@ class CountedCollectives(TorchDispatchMode):
 def _group_size(args: tuple[Any, ...], ranks: int) -> int:
     """Returns the processes of a collective's group, all of them where it names none."""
     groups = [one for one in args if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type())]
-    return dist.ProcessGroup.unbox(groups[0]).size() if groups else ranks
+    size = dist.ProcessGroup.unbox(groups[0]).size() if groups else dist.get_world_size()
+    return ranks if size == dist.get_world_size() else size

@@ -42,8 +42,8 @@ def reasons(peer: Peer, model: Model, ranks: int) -> list[Reason]:
     found: list[Reason] = []  # DDP: none
     if peer.family == "fsdp2":
         found = _of_fsdp2(peer, *parameter_shapes(model), ranks)
-    elif peer.family == "deepspeed" and peer.sharding == "3":
-        found = _times(ranks - 1, _of_zero3(peer, *parameter_shapes(model), ranks))
+    elif peer.family == "deepspeed" and peer.told("stage") == 3:
+        found = _of_zero3(peer, *parameter_shapes(model), ranks)
     elif peer.family == "deepspeed":
         found = _times(ranks - 1, _of_zero12(peer, *parameter_shapes(model), ranks))
     return [Reason(one.of, one.bytes * peer.element_bytes, one.why) for one in found if one.bytes]
@@ -92,17 +92,26 @@ def _of_zero12(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[
 
 
 def _of_zero3(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
-    """Lists reasons in elements. Every parameter is cut flat, its last part padded (partition_parameters.py); those
-    under a threshold are gathered once, after the update (stage3.py, persistent_parameters)."""
+    """Lists reasons in elements that are sent. Every parameter is cut flat, its last part padded
+    (partition_parameters.py); those under a threshold are gathered once, after the update (stage3.py,
+    persistent_parameters)."""
+    forward = sent_elements(ranks, ranks)
+    backward = sent_elements(ranks, int(peer.told("zero_hpz_partition_size") or ranks))
     spare = sum(_spare(prod(shape), ranks) for shape in layers + outside)
     padding = "every parameter padded to a multiple of the processes"
     if peer.told("stage3_param_persistence_threshold") is None:
         kept = "parameters under 100,000 elements are gathered once, after the update, and kept (its default)"
-        again = [Reason(PARAMETERS, -_elements(layers), kept), Reason(PARAMETERS, spare, padding)]
+        again = [
+            Reason(PARAMETERS, -_elements(layers) * backward, kept),
+            Reason(PARAMETERS, spare * forward, padding),
+        ]
     else:
         root = "embedding, last norm and head, of the root, are released and gathered for the backward again"
-        again = [Reason(PARAMETERS, _elements(outside), root), Reason(PARAMETERS, 2 * spare, padding)]
-    return [*again, Reason(GRADIENTS, spare, padding)]
+        again = [
+            Reason(PARAMETERS, _elements(outside) * backward, root),
+            Reason(PARAMETERS, spare * (forward + backward), padding),
+        ]
+    return [*again, Reason(GRADIENTS, spare * forward, padding)]
 
 
 def _times(count: int, found: Iterable[Reason]) -> list[Reason]:
