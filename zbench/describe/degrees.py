@@ -48,8 +48,7 @@ class ShardDegrees:
             word = "null" if given is None else repr(given)
             raise ValueError(f"sharding.degrees is {word}; with sharding.strategy={NESTED} it takes {wanted}")
         for name in NAMES:
-            word, number = given[name] in tuple(_WORDS), is_whole(given[name]) and given[name] >= 1
-            if not (word or number):
+            if given[name] not in tuple(_WORDS) and not (is_whole(given[name]) and given[name] >= 1):
                 raise ValueError(
                     f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node "
                     "or world"
@@ -57,7 +56,7 @@ class ShardDegrees:
         updates = given.get("updates", FLAT)
         if updates not in (FLAT, BY_NODE):
             raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
-        weights, secondary, gradients, optimizer = (_WORDS.get(given[name], given[name]) for name in NAMES)
+        weights, secondary, gradients, optimizer = (int(_WORDS.get(given[name], given[name])) for name in NAMES)
         return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
 
     def __str__(self) -> str:
