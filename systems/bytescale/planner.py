@@ -17,6 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
+from zbench.describe.degrees import degrees_of
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -67,7 +68,7 @@ class ByteScale:
     @property
     def _one_by_one(self) -> bool:
         """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
-        meet = self.cost.model.sharding in ("zero2", "zero3")
+        meet = degrees_of(self.cost.model.sharding).gradients != 1
         return bool(self.balance_micro_batches) and (meet or self._by_stages)
 
     @property

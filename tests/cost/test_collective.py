@@ -11,8 +11,11 @@ from tests.helpers.oracles import small
 from tests.helpers.strategies import SHARP, costs
 from zbench.cost.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.passes import reverse
@@ -22,6 +25,13 @@ from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.local_packing import LocalPacking
 
 seconds = st.floats(0, 10)
+MODEL = Model(
+    name="four", num_layers=4, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=128, vocab=256
+)  # fmt: skip
+NODES = Cluster(
+    name="two", num_nodes=2, gpus_per_node=4, nics_per_node=2, nic_bandwidth=1e9, nic_efficiency=0.8, nic_latency=1e-5,
+    nvlink_bandwidth=1e11, nvlink_efficiency=0.8, nvlink_latency=1e-6, device=SHARP,
+)  # fmt: skip
 
 
 def sharded(cost: Cost, sharding: str) -> Collectives:
@@ -167,3 +177,40 @@ def test_a_step_has_no_less_communication_than_nothing_hides() -> None:
     step, of = SimulatedAttention(cost).step(batch, LocalPacking(cost).plan(batch)), Collectives.of(cost)
     assert step.phases["gradients"] > 2 * of.gather + of.reduce
     assert min(step.communication_seconds) == max(step.exposed_seconds) == step.phases["gradients"]
+
+
+def test_degrees_gather_and_reduce_in_their_runs() -> None:
+    """In pairs and nodes nothing of a micro-batch leaves a node; over all ranks it is ZeRO-3; where parameters
+    stay, they are gathered once a step."""
+    of = {
+        name: Collectives.of(make_cost(NODES, replace(MODEL, sharding=degrees)))
+        for name, degrees in (
+            ("levels", ShardDegrees(2, 2, NODE, WORLD)),
+            ("world", ShardDegrees(WORLD, WORLD, WORLD, WORLD)),
+            ("stays", ShardDegrees(1, 1, 4, 8)),
+            ("zero3", "zero3"),
+            ("zero2", "zero2"),
+        )
+    }
+    assert of["levels"].gather_bytes.max() == of["levels"].reduce_bytes.max() == 0
+    assert (of["levels"].every_micro_batch, of["levels"].reduced) == (True, True)
+    assert 0 < of["levels"].gather < of["world"].gather
+    assert of["world"].gather == pytest.approx(of["zero3"].gather)
+    assert of["world"].reduce == pytest.approx(of["zero3"].reduce)
+    assert (of["world"].gather_bytes == of["zero3"].gather_bytes).all()
+    assert (of["stays"].every_micro_batch, of["stays"].reduced) == (False, True)
+    assert of["stays"].gather == pytest.approx(of["zero2"].gather)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "weights", "gradients", "state"),
+    [((2, 2, NODE, WORLD), 2, 4, 8), ((WORLD, 1, WORLD, WORLD), 1, 8, 8), ((1, 1, 1, 2), 1, 1, 2)],
+)
+def test_a_rank_holds_what_its_degrees_say(
+    degrees: tuple[int, int, int, int], weights: int, gradients: int, state: int
+) -> None:
+    """Parameters as they are kept for the backward, and a layer or two that are whole for a while."""
+    model = replace(MODEL, sharding=ShardDegrees(*degrees))
+    held = model.total_params * (model.element_bytes / weights + 4 / gradients + 12 / state)
+    held += 2 * model.layer_params * model.element_bytes * (degrees[0] != 1) + model.layer_params * 4 * (gradients != 1)
+    assert static_bytes(make_cost(NODES, model)) == int(held)

@@ -10,9 +10,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from zbench import CONF
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
 from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
+from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
@@ -54,6 +56,14 @@ OVERLAPS = {
     "megatron_zero1": ("zero1", "all", "end"),
     "megatron_zero1_overlap": ("zero1", 1, "layer"),
 }
+# Degrees by name: of weights, secondary weights, gradients, optimizer state; ranks that updated weights come through.
+DEGREES = {
+    "three_level": ShardDegrees(2, 2, NODE, WORLD, NODE),
+    "hsdp": ShardDegrees(NODE, NODE, NODE, NODE),
+    "mics": ShardDegrees(2, 2, 2, 2),
+    "fsdp2_reshard": ShardDegrees(WORLD, NODE, WORLD, WORLD),
+    "hpz": ShardDegrees(WORLD, NODE, WORLD, WORLD),
+}
 
 
 def composed(*words: str) -> Any:
@@ -71,6 +81,8 @@ def test_every_choice_can_be(path: Path) -> None:
     assert type(made).__name__.lower().endswith(path.parent.name)
     if path.stem in OVERLAPS:
         assert (made.strategy, made.window, made.gradient_bucket) == OVERLAPS[path.stem]
+    elif path.stem in DEGREES:
+        assert (made.strategy, made.of_model, made.overlap) == ("nested", DEGREES[path.stem], USUAL)
     elif path.parent.name in ("sharding", "recompute"):
         assert path.stem in (getattr(made, "strategy", None), getattr(made, "granularity", None))
     elif path.parent.name == "parallel":
@@ -89,7 +101,7 @@ def test_every_choice_can_be(path: Path) -> None:
 
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
-    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS}, set(RECOMPUTE))
+    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
 
 
@@ -139,7 +151,12 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2 or zero3"),
+        (lambda: Sharding("zero4"), "sharding.strategy is 'zero4'; it takes none, zero1, zero2, zero3 or nested"),
+        (
+            lambda: Sharding("nested"),
+            "sharding.degrees is null; with sharding.strategy=nested it takes weights,",
+        ),
+        (lambda: Sharding("zero3", degrees={}), "sharding.degrees is {}; with sharding.strategy=zero3 it takes null"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
         (

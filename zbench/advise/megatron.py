@@ -32,7 +32,7 @@ def megatron() -> Framework:
 
 
 def _options(model: Model) -> Sequence[Option]:
-    zero1: Keys = {"sharding": "zero1"} if model.sharding in ("zero2", "zero3") else {}
+    zero1: Keys = {} if model.sharding in ("none", "zero1") else {"sharding": "zero1"}
     notes = (_NO_FSDP.format(model.sharding),) if zero1 else ()
     return (
         Option(
@@ -119,6 +119,6 @@ def _common(pinned: LaunchSettings, degree: int) -> list[str]:
         f"--tensor-model-parallel-size {model.tensor_parallel}",
         *(["--sequence-parallel"] if model.tensor_parallel > 1 else []),
         f"--pipeline-model-parallel-size {model.pipeline_parallel}",
-        *sharding.get(model.sharding, []),
+        *sharding.get(str(model.sharding), []),
         *_RECOMPUTE.get(model.recompute, []),
     ]

@@ -19,6 +19,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.degrees import WORLD, ShardDegrees, degrees_of
 from zbench.describe.links import NIC, gathering
 
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
@@ -79,6 +80,44 @@ def every_nic(cost: Cost, size: float, held: Held) -> Ints:
     return np.repeat(np.array(each, np.int64), cost.cluster.nics_per_node)
 
 
+def run_seconds(cost: Cost, size: float, degree: int) -> float:
+    """Returns the seconds of an all-gather (or reduce-scatter) of `size` bytes in every run of `degree` ranks (WORLD:
+    of all), of which each has an even share."""
+    c = cost.cluster
+    ranks = degree or c.num_ranks
+    if ranks == 1:
+        return 0.0
+    nodes = -(-ranks // c.gpus_per_node)
+    inside = float(cost.gather_seconds(np.array([size]), ranks)[0])
+    hops = sum(c.links[link].latency * hops for link, _, hops in gathering(c.levels, min(ranks, c.gpus_per_node)))
+    nic = cost.nic_transfer_seconds(_run_nic_bytes(cost, size, degree)) if nodes > 1 else 0.0
+    return float(max(inside, nic) + hops + c.nic_latency * (nodes - 1))
+
+
+def run_port_seconds(cost: Cost, size: float, degree: int) -> Floats:
+    """Returns the seconds for which the gather of `run_seconds` keeps a rank's port to every class of links busy,
+    float64 [classes]."""
+    c, found = cost.cluster, np.zeros(len(cost.cluster.links))
+    ranks = degree or c.num_ranks
+    if ranks == 1:
+        return found
+    for link, within, _ in gathering(c.levels, ranks):
+        found[link] = cost.transfer_seconds(np.array([size * (ranks - within) / ranks / within]), link)[0]
+    found[NIC] = cost.nic_transfer_seconds(_run_nic_bytes(cost, size, degree))
+    return found
+
+
+def _run_nic_bytes(cost: Cost, size: float, degree: int) -> int:
+    """Returns how many bytes each NIC sends in a gather of `size` bytes in every run of `degree` ranks."""
+    c = cost.cluster
+    nodes = max((degree or c.num_ranks) // c.gpus_per_node, 1)
+    return int(size * (nodes - 1) / nodes / c.nics_per_node)
+
+
+def _run_bytes(cost: Cost, size: float, degree: int) -> Ints:
+    return np.full(cost.cluster.num_nics, _run_nic_bytes(cost, size, degree), np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Collectives:
     """A step's collectives by kind: one gather of parameters and one reduction of gradients, all layers, and what
@@ -110,16 +149,18 @@ class Collectives:
     def of(cost: Cost, held: Held | None = None) -> "Collectives":
         """Works out the collectives of a cost model. held: what the layers of pipelines need of the parameters, for the
         whole step; None: ranks need all of them, and with ZeRO-3 let them go again."""
-        model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
-        reduced = cost.model.sharding in ("zero2", "zero3") and held is None
+        model, degrees = cost.model, degrees_of(cost.model.sharding)
+        if isinstance(model.sharding, ShardDegrees):
+            return Collectives._nested(cost, model.sharding)
+        every_micro_batch, reduced = degrees.weights != 1 and held is None, degrees.gradients != 1 and held is None
         held = held or everything(cost)
         of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
         parameters, gradients = (size * of_stage for size in (model.element_bytes, GRADIENT_BYTES))
-        halves = 2 if model.sharding == "none" else 1  # an all-reduce is a reduce-scatter and an all-gather
+        halves = 2 if degrees.optimizer == 1 else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
             num_layers=cost.layers,
             passes=4 if model.recompute == "full" else 3,  # a backward is two
-            every_step=model.sharding != "none",
+            every_step=degrees.optimizer != 1,
             every_micro_batch=every_micro_batch,
             gather=gather_seconds(cost, parameters, held),
             reduce=halves * gather_seconds(cost, gradients, held),
@@ -137,6 +178,32 @@ class Collectives:
         gradients of the layer that is done last; without overlap of all."""
         ends = self.gather * self.every_step + self.reduce
         return ends / self.num_layers if self.overlap else ends + self.gather * self.every_micro_batch
+
+    @staticmethod
+    def _nested(cost: Cost, degrees: ShardDegrees) -> "Collectives":
+        """Works out the collectives of degrees: of a micro-batch, those among the ranks of each run. Both gathers of it
+        count as their mean. What is over the rest, once a step, is not in it, unless nothing is in every micro-batch.
+        """
+        model, cut = cost.model, degrees
+        parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
+        gathers = [cut.weights, cut.secondary] if cut.weights != 1 else [cut.optimizer]
+        reduced = cut.gradients != 1
+        halves = 1 if reduced or cut.optimizer != 1 else 2
+        among = cut.gradients if reduced else WORLD
+        return Collectives(
+            num_layers=cost.layers,
+            passes=4 if model.recompute == "full" else 3,
+            every_step=cut.weights != 1 or cut.optimizer != 1,
+            every_micro_batch=cut.weights != 1,
+            gather=sum(run_seconds(cost, parameters, one) for one in gathers) / len(gathers),
+            reduce=halves * run_seconds(cost, gradients, among),
+            gather_ports=np.mean([run_port_seconds(cost, parameters, one) for one in gathers], axis=0),
+            reduce_ports=halves * run_port_seconds(cost, gradients, among),
+            gather_bytes=np.sum([_run_bytes(cost, parameters, one) for one in gathers], axis=0) // len(gathers),
+            reduce_bytes=halves * _run_bytes(cost, gradients, among),
+            reduced=reduced,
+            overlap=model.overlap_collectives,
+        )
 
     def forward(self, span: float, nic: float) -> float:
         """Returns the seconds by which a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`,

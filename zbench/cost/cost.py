@@ -21,6 +21,7 @@ from zbench.cost.recompute import AGAIN_KERNELS, again_elementwise_bytes, again_
 from zbench.cost.use import Repeats, Use, given
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.links import NIC, NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.plans.area import Work
@@ -258,5 +259,6 @@ class Cost:
 
     def optimizer_seconds(self) -> float:
         """Returns the seconds of Adam on a rank's share of the parameters."""
-        share = self.model.total_params / (self.pp if self.model.sharding == "none" else self.whole.num_ranks)
+        degree = degrees_of(self.model.sharding).optimizer
+        share = self.model.total_params / (self.whole.num_ranks if degree == WORLD else self.pp * degree)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth

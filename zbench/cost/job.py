@@ -1,9 +1,12 @@
 """The cost model of a whole job, as planners see it: of groups of GPUs and of stages, where the model has them."""
 
+from dataclasses import replace
+
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
 
 
@@ -17,6 +20,22 @@ def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slice
     Raises:
         ValueError: the cluster or the model cannot be divided so.
     """
+    model = _with_ranks(cluster, model)
     one = Cost(cluster=cluster, model=model, pipelines=pipelines, even_slices=even_slices)
     cost = grouped(one, model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)
+
+
+def _with_ranks(cluster: Cluster, model: Model) -> Model:
+    """Returns a model whose degrees of sharding, where it has some, are numbers of the cluster's ranks.
+
+    Raises:
+        ValueError: they do not lie in one another, or there are stages beside them.
+    """
+    if not isinstance(model.sharding, ShardDegrees):
+        return model
+    tp, pp = model.tensor_parallel, model.pipeline_parallel
+    if pp > 1:
+        raise ValueError(f"sharding is nested; with parallel.pipeline_parallel={pp} it takes zero1 or none")
+    ranks = cluster.num_ranks // tp
+    return replace(model, sharding=model.sharding.of_ranks(ranks, max(cluster.gpus_per_node // tp, 1)))

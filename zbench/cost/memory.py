@@ -14,6 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
 from zbench.describe.arrays import Floats
+from zbench.describe.degrees import ShardDegrees, degrees_of
 from zbench.describe.model import INPUTS, KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
@@ -25,6 +26,8 @@ ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 def static_bytes(cost: Cost) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on every rank, and of chunks of tokens."""
     model, ranks = cost.model, cost.cluster.num_ranks
+    if isinstance(model.sharding, ShardDegrees):
+        return _nested_bytes(cost, model.sharding)
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
         return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes + _chunks(model)
@@ -34,13 +37,26 @@ def static_bytes(cost: Cost) -> int:
     return pipeline_static_bytes(cost, 1, cost.pp)
 
 
+def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
+    """Returns the bytes of parameters, gradients and optimizer state on every rank, each cut by its degree; between
+    the forward and the backward of all layers what stays of parameters for the backward."""
+    model, ranks = cost.model, cost.cluster.num_ranks
+    weights, gradients, state = (
+        degree or ranks for degree in (degrees.secondary, degrees.gradients, degrees.optimizer)
+    )
+    found = model.total_params * (model.element_bytes / weights + GRADIENT_BYTES / gradients + ADAM_BYTES / state)
+    found += 2 * model.layer_params * model.element_bytes if degrees.weights != 1 else 0  # a layer's, and the next
+    found += model.layer_params * GRADIENT_BYTES if degrees.gradients != 1 else 0  # whole until they are reduced
+    return int(found)
+
+
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on every rank of a pipeline, all tensors evenly on
     its ranks, for the whole step also with ZeRO-2 and 3: other pipelines have other numbers of micro-batches, so none
     could gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
-    state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
+    state = ADAM_BYTES / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
     return int((held + state) * model.total_params + _chunks(model) / tp)
 
 

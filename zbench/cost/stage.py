@@ -14,6 +14,7 @@ from zbench.cost import collective
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
@@ -47,8 +48,10 @@ def _no_slices(tp: int, pp: int, model: Model) -> str:
 
 def in_whole_steps(cost: Cost) -> bool:
     """Returns whether whole steps (zbench.step.passes.side_by_side) have pipelines that a planner chooses: in a job
-    without tensor parallelism and stages of its own, of a model without experts. Which ones, `refusal` says."""
-    return cost.model.num_experts == 1 and cost.tp == 1 and cost.pp == 1
+    without tensor parallelism, stages and sharding by degrees of its own, of a model without experts. Which ones,
+    `refusal` says."""
+    nested = isinstance(cost.model.sharding, ShardDegrees)
+    return cost.model.num_experts == 1 and cost.tp == 1 and cost.pp == 1 and not nested
 
 
 @dataclass(frozen=True, slots=True)

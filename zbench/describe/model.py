@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, check_whole_number, is_whole
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.named import check_name
 
@@ -33,8 +34,8 @@ class Model:
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
-        rank, the rest split over all ranks) or "zero3" (parameters, gradients and optimizer state split over all
-        ranks; also FSDP).
+        rank, the rest split over all ranks), "zero3" (parameters, gradients and optimizer state split over all
+        ranks; also FSDP) or degrees, over which each is split.
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     mlp_chunk_tokens: tokens that the feed-forward is computed for at a time, or "whole".
     loss_chunk_tokens: tokens whose logits there are at a time; "whole": all; "auto": as many as the torch executor has
@@ -66,7 +67,7 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
-    sharding: Literal["none", "zero1", "zero2", "zero3"] = "zero1"
+    sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
@@ -108,7 +109,7 @@ class Model:
             ("kernels", ("fused", "eager")),
             ("offload", OFFLOAD),
         ):
-            if getattr(self, field) not in choices:
+            if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import check_whole_number
+from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
@@ -43,17 +44,29 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
 
-    strategy: as zbench.describe.model.Model has it, its sharding. window, gradient_bucket: what of its gathers and
-        reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
+    strategy: as zbench.describe.model.Model has it, its sharding; "nested": by degrees, by name, as of
+        zbench.describe.degrees.ShardDegrees, updates "flat" or "node" among them. window, gradient_bucket: what of its
+        gathers and reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
     """
 
     strategy: str
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
+    degrees: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("sharding.strategy", self.strategy, SHARDING)
-        _ = self.overlap  # refuses what cannot be
+        _check_choice("sharding.strategy", self.strategy, (*SHARDING, NESTED))
+        if self.degrees is not None and self.strategy != NESTED:
+            raise ValueError(
+                f"sharding.degrees is {dict(self.degrees)}; with sharding.strategy={self.strategy} it takes null, and "
+                f"with {NESTED} degrees"
+            )
+        _ = self.overlap, self.of_model  # refuse what cannot be
+
+    @property
+    def of_model(self) -> str | ShardDegrees:
+        """The sharding that a model has."""
+        return ShardDegrees.of(self.degrees) if self.strategy == NESTED else self.strategy
 
     @property
     def overlap(self) -> StepOverlap:
@@ -195,7 +208,8 @@ class TrainingStrategy:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
-        return {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
+        found = {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
+        return found | {"sharding": self.sharding.of_model}
 
 
 def typed_key(field: str) -> str:
@@ -209,6 +223,8 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
     names, other keys dotted."""
     found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    if found["sharding"] == NESTED:
+        found["sharding"] = str(ShardDegrees.of(config["sharding"].get("degrees")))
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
     usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
@@ -229,4 +245,6 @@ def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> d
     for field, value in fields.items():
         group, key = MODEL_FIELDS.get(field, ("model", field))
         made[group][key] = value
+        if field == "sharding":
+            made[group].pop("degrees", None)  # of the strategy that it had
     return made

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes, wide_bytes
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.interfaces.abilities import PlansPipelines
 from zbench.run.cases import RunCase
 from zbench.run.machine import cores, free_disk, free_memory
@@ -115,10 +116,12 @@ def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1, pipelines: bool
     of_experts = model.num_layers * (elements["ez"] + elements["ed"]) if model.num_experts > 1 else 0
     own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_parallel) / cost.pp
     wide = wide_bytes(model)
-    shard = own if model.sharding == "none" else model.total_params / cost.tp / cost.pp / groups
-    parameters = shard if model.sharding == "zero3" and not pipelines else own
-    gradients = shard if model.sharding in ("zero2", "zero3") and not pipelines else own
-    state = model.element_bytes * parameters + wide * gradients + 3 * wide * shard
+    shard, cut = model.total_params / cost.tp / cost.pp / groups, degrees_of(model.sharding)
+    parameters, gradients, moments = (
+        own if degree == 1 else shard if degree == WORLD else shard * groups / degree
+        for degree in (*((1, 1) if pipelines else (cut.secondary, cut.gradients)), cut.optimizer)
+    )
+    state = model.element_bytes * parameters + wide * gradients + 3 * wide * moments
     activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
     return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))
 

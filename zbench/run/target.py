@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import SEQUENTIAL
@@ -136,7 +137,9 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         degree = parallel.expert_parallel
         ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
         return {**ahead, "expert_parallel": degree, "experts": experts, "exchanges": strategy.overlap}
+    named = "none, zero1, zero2 or zero3" if sharding.strategy == NESTED else sharding.strategy
     for name, value, usual in (
+        ("sharding.strategy", sharding.strategy, named),
         ("sharding.window", sharding.window, 1),
         ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
         ("parallel.expert_parallel", parallel.expert_parallel, 1),

@@ -21,6 +21,7 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.cost.memory import peak_bytes
 from zbench.cost.stage import held
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.links import NVLINK
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
@@ -114,7 +115,7 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
         for _ in range(layers):
             played.one(state)
             found.append(float(state.ready.max()) - begin)
-        if cost.model.sharding == "zero3":
+        if degrees_of(cost.model.sharding).weights == WORLD:
             state.meet()
         begin += found[-1]
         ends.append(found)

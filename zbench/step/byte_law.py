@@ -84,7 +84,10 @@ def _of_template(step: Step, template: Template) -> dict[Moved, int]:
                 continue
             home = int(layout.tensors[what].home[cell])
             ends = [(src, dst)] if kind in (SEND, MOVE) else []
-            for member in layout.lists[dst].tolist() if kind not in (SEND, MOVE) else []:
+            members = layout.lists[dst].tolist() if kind not in (SEND, MOVE) else []
+            if members and src > 0:  # each run of so many places has homes of its own
+                home = members[0] - members[0] % src + home % src
+            for member in members:
                 ends.append((home, member) if kind == GATHER else (member, home))
             for a, b in ends:
                 if a == b or (kind not in (SEND, MOVE, GATHER) and (what, layer, cell, a) not in held):

@@ -22,8 +22,9 @@ class Operations:
     kind: COMPUTE, of a formula on a place; SEND, a copy of complete cells from a place to another; MOVE, a sum's
         contributions so far, which leave one place and are added on another; GATHER, cells from their homes to all
         members; REDUCE, a sum's contributions from all members to the cells' homes; DROP, copies that a place forgets.
-    what: the formula's number (COMPUTE) or the tensor's. src: the place (COMPUTE, DROP) or where from; -1 of a
-    collective. dst: where to; -1 of COMPUTE and DROP; the number of the list of members of a collective.
+    what: the formula's number (COMPUTE) or the tensor's. src: the place (COMPUTE, DROP) or where from; of a collective
+    -1, or after how many places homes repeat (`homes_among`). dst: where to; -1 of COMPUTE and DROP; the number of the
+    list of members of a collective.
     list0, list1, list2: lists of parts, for the formula's slots or the tensor's axes in their order; -1: there is none.
     layer: offset to the layer that the operation's template is played for.
     queue: what serves it in order, an index into QUEUES. version: of state tensors, the update that it has to see,
@@ -73,6 +74,12 @@ class Operations:
 
 
 COLUMN_NAMES = tuple(field.name for field in fields(Operations))
+
+
+def homes_among(home: Ints, members: Ints, every: int) -> Ints:
+    """Returns the homes of cells for a collective: where the tensor has them, or, if every run of `every` places has
+    all cells, at the same places of the members' run."""
+    return home if every < 0 else members[0] // every * every + home % every
 
 
 def operation_row(

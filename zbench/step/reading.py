@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
-from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
+from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
 from zbench.step.reading_layout import LINES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
 from zbench.step.template import ACROSS, AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
@@ -182,9 +182,11 @@ class _Reader:
         src, dst = self._ends(scanner, kind, lists)
         version, encoding, via = 0, -1, -1
         while scanner.has(","):
-            word = scanner.take("version", "encoding", "lanes")
+            word = scanner.take("version", "encoding", "lanes", *(["homes every"] if kind in (GATHER, REDUCE) else []))
             if word == "version":
                 version = scanner.integer()
+            elif word == "homes every":
+                src = scanner.integer()
             elif word == "lanes":
                 via = lists.number(LANE, scanner.spans(MOST_LANES))
             else:

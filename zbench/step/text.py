@@ -113,6 +113,7 @@ def operation_text(step: Step, template: Template, at: int) -> str:
         words += f" {ops.src[at]} -> {ops.dst[at]}"
     elif kind in (GATHER, REDUCE):
         words += f" {'to' if kind == GATHER else 'of'} {span_text(layout.lists[int(ops.dst[at])], step.num_places)}"
+        words += f", homes every {ops.src[at]}" if ops.src[at] >= 0 else ""
     version = f", version {ops.version[at]}" if ops.version[at] else ""
     encoding = f", encoding {step.encodings[int(ops.encoding[at])].name}" if ops.encoding[at] >= 0 else ""
     lanes = f", lanes {span_text(layout.lists[int(ops.via[at])], 0)}" if ops.via[at] >= 0 else ""

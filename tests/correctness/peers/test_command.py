@@ -10,7 +10,7 @@ from zbench.console import extras
 from zbench.console.extras import installed
 from zbench.correctness import __main__
 from zbench.correctness.peers import command
-from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS, PEERS, Peer, Trained, step_of
+from zbench.correctness.peers.cases import DEGREES, GRADIENTS, OTHER, PARAMETERS, PEERS, Peer, Trained, step_of
 from zbench.correctness.peers.command import PeerVerdict, beside_peers, judged_own, judged_peer
 from zbench.correctness.steps.cases import Executed
 from zbench.runtime.processes.fleet import RankFailed
@@ -34,10 +34,20 @@ def test_peers_train_as_one_dense_process_does(
     found = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found if line.startswith("| ")][2:]
     with_deepspeed = installed("deepspeed")
-    peers = [str(peer) for peer in PEERS if with_deepspeed or peer.family != "deepspeed"]
+    alike = [peer for peer in PEERS if peer.sharding not in DEGREES]  # others need more processes than two
+    peers = [str(peer) for peer in alike if with_deepspeed or peer.family != "deepspeed"]
     assert {row[1] for row in rows} == {"zbench", *peers}
     assert [row[0] for row in rows if row[2] == "64" and row[1] == "zbench"] == ["none", "2", "3"]
     assert found[-1] == f"{len(rows)} kinds of training compared, 0 of them FAILED"
+
+
+def test_peers_in_pairs_train_as_one_dense_process_does() -> None:
+    """FSDP2 on a mesh of two dimensions, and with pairs for the backward, beside nested degrees on four processes."""
+    peers = [peer for peer in PEERS if peer.sharding in DEGREES and peer.family == "fsdp2"]
+    found = list(beside_peers(peers, 4, 0))
+    assert [one.fault for one in found] == [""] * 4
+    hsdp = {one.by: one.sent for one in found if one.sharding == "3 in pairs"}
+    assert hsdp["fsdp2 mesh=2"] == {of: hsdp["zbench"][of] for of in (PARAMETERS, GRADIENTS)}
 
 
 def test_a_peer_that_is_not_installed_is_told(

@@ -8,6 +8,7 @@ import numpy as np
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import Model
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -26,8 +27,9 @@ FAMILIES = {"ddp": "torch", "fsdp2": "torch", "deepspeed": "deepspeed"}  # peers
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer with its settings. family: of FAMILIES. sharding: zbench's ZeRO stage that is set beside it. settings:
-    what it is told, by its own names. element_bytes: of parameters and gradients."""
+    """A peer with its settings. family: of FAMILIES. sharding: zbench's ZeRO stage that is set beside it, or one of
+    DEGREES. settings: what it is told, by its own names; mesh: how many processes are in the inner of two dimensions of
+    an FSDP2's. element_bytes: of parameters and gradients."""
 
     family: str
     sharding: str
@@ -51,16 +53,24 @@ RELEASED = (
     ("stage3_max_reuse_distance", 0),
     ("stage3_prefetch_bucket_size", 0),
 )
+PAIR = 2
+DEGREES: Mapping[str, ShardDegrees] = {  # of more than two processes, an even number
+    "3 in pairs": ShardDegrees(PAIR, PAIR, PAIR, PAIR),
+    "3, backward in pairs": ShardDegrees(WORLD, PAIR, WORLD, WORLD),
+}
 PEERS = (
     Peer("ddp", "none", (), 8),
     Peer("fsdp2", "2", (("reshard_after_forward", False),), 8),
     Peer("fsdp2", "3", (), 8),
     Peer("fsdp2", "3", (("reshard_after_forward", True),), 8),
+    Peer("fsdp2", "3 in pairs", (("mesh", PAIR),), 8),
+    Peer("fsdp2", "3, backward in pairs", (("reshard_after_forward", PAIR),), 8),
     Peer("deepspeed", "1", (("stage", 1),), 4),
     Peer("deepspeed", "2", (("stage", 2),), 4),
     Peer("deepspeed", "2", (("stage", 2), ("use_multi_rank_bucket_allreduce", False)), 4),
     Peer("deepspeed", "3", (("stage", 3),), 4),
     Peer("deepspeed", "3", (("stage", 3), *RELEASED), 4),
+    Peer("deepspeed", "3, backward in pairs", (("stage", 3), ("zero_hpz_partition_size", PAIR), *RELEASED), 4),
 )
 
 
@@ -95,7 +105,7 @@ def step_of(sharding: str, element_bytes: int, ranks: int, seed: int) -> StepCas
     builder = Builder(lengths, ranks, model.num_heads, sequences=every)
     ulysses_ring(builder, every, every % ranks, np.arange(ranks).reshape(ranks, 1, 1))
     plan = reverse(builder.build(), "keep")
-    return StepCase.of(whole_step(model, [plan], 1, sharding), model, [plan], 1, seed)
+    return StepCase.of(whole_step(model, [plan], 1, DEGREES.get(sharding, sharding)), model, [plan], 1, seed)
 
 
 def training_of(peer: Peer, ranks: int, seed: int) -> PeerCase:

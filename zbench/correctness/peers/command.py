@@ -18,10 +18,12 @@ from zbench.console.command import Parser
 from zbench.console.extras import EXTRAS, installed, need
 from zbench.console.meter import Meter
 from zbench.correctness.peers.cases import (
+    DEGREES,
     FAMILIES,
     GRADIENTS,
     LIMITS,
     OTHER,
+    PAIR,
     PARAMETERS,
     PEERS,
     Peer,
@@ -94,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
     check_whole_number("--ranks", asked.ranks, 2, MOST_RANKS)
     check_whole_number("--seed", asked.seed, 0)
     families = _families(asked.peers)
-    chosen = [peer for peer in PEERS if peer.family in families]
+    pairs = asked.ranks % 2 == 0 and asked.ranks > PAIR
+    chosen = [peer for peer in PEERS if peer.family in families and (pairs or peer.sharding not in DEGREES)]
     found: list[PeerVerdict] = []
     try:
         own = {(peer.sharding, peer.element_bytes) for peer in chosen}
@@ -200,7 +203,7 @@ def _largest(values: Sequence[float]) -> float:
 
 def _print(found: Sequence[PeerVerdict], markdown: bool, missing: Sequence[str]) -> None:
     """Prints the table, then failures, what is not installed, and a last line that counts."""
-    rows = sorted(found, key=lambda one: (-one.element_bytes, STAGES.index(one.sharding)))
+    rows = sorted(found, key=lambda one: (-one.element_bytes, (*STAGES, *DEGREES).index(one.sharding)))
     if markdown:
         for row in (
             TITLES,

@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zbench.correctness.peers.cases import GRADIENTS, OTHER, PARAMETERS
+from zbench.correctness.peers.differences import sent_elements
 
 # Of the operations that the dispatcher knows: the argument that S is the size of, how often (n - 1) S is sent.
 GATHERS = {"_allgather_base_": (0, 1)}
@@ -60,4 +63,12 @@ class CountedCollectives(TorchDispatchMode):
             of = GRADIENTS if self.backward else OTHER
         elif name in BROADCASTS and not tensors[0].is_floating_point():
             of = OTHER
-        self.sent[of] += times * (self.ranks - 1) * sum(one.numel() * one.element_size() for one in tensors)
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        self.sent[of] += times * sent_elements(self.ranks, _group_size(args, self.ranks)) * size
+
+
+def _group_size(args: tuple[Any, ...], ranks: int) -> int:
+    """Returns the processes of a collective's group, all of them where it names none."""
+    groups = [one for one in args if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type())]
+    size = dist.ProcessGroup.unbox(groups[0]).size() if groups else dist.get_world_size()
+    return ranks if size == dist.get_world_size() else size

@@ -42,30 +42,37 @@ def reasons(peer: Peer, model: Model, ranks: int) -> list[Reason]:
     found: list[Reason] = []  # DDP: none
     if peer.family == "fsdp2":
         found = _of_fsdp2(peer, *parameter_shapes(model), ranks)
-    elif peer.family == "deepspeed" and peer.sharding == "3":
+    elif peer.family == "deepspeed" and peer.told("stage") == 3:
         found = _of_zero3(peer, *parameter_shapes(model), ranks)
     elif peer.family == "deepspeed":
-        found = _of_zero12(peer, *parameter_shapes(model), ranks)
-    each = (ranks - 1) * peer.element_bytes
-    return [Reason(one.of, one.bytes * each, one.why) for one in found if one.bytes]
+        found = _times(ranks - 1, _of_zero12(peer, *parameter_shapes(model), ranks))
+    return [Reason(one.of, one.bytes * peer.element_bytes, one.why) for one in found if one.bytes]
+
+
+def sent_elements(ranks: int, group: int) -> int:
+    """Returns how many elements all processes send for each one that is gathered or reduced in groups of so many."""
+    return ranks // group * (group - 1)
 
 
 def _of_fsdp2(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
-    """Lists reasons in elements. FSDP2 cuts dimension 0 (_fsdp_param.py, _get_dim0_padded_size)."""
-    spare = [
-        sum(-(-shape[0] // ranks) * ranks * prod(shape[1:]) - prod(shape) for shape in of) for of in (layers, outside)
-    ]
+    """Lists reasons in elements that are sent. FSDP2 cuts dimension 0 (_fsdp_param.py, _get_dim0_padded_size)."""
+    cut = int(peer.told("mesh") or ranks)
+    spare = [sum(-(-shape[0] // cut) * cut * prod(shape[1:]) - prod(shape) for shape in of) for of in (layers, outside)]
     again = peer.told("reshard_after_forward")
-    gathered = (1 if again is False else 2, 2 if again else 1)
+    forward = sent_elements(ranks, cut)
+    backward = sent_elements(ranks, int(again)) if type(again) is int else forward
+    root = backward if again else 0
+    layer = 0 if again is False else backward
+    summed = forward + 2 * (ranks // cut - 1)  # and all-reduced among replicas
     padding = "rows padded to a multiple of the processes, parameter by parameter"
     return [
-        Reason(PARAMETERS, sum(a * b for a, b in zip(spare, gathered, strict=True)), padding),
+        Reason(PARAMETERS, spare[0] * (forward + layer) + spare[1] * (forward + root), padding),
         Reason(
             PARAMETERS,
-            _elements(outside) * (gathered[1] - 1),
+            _elements(outside) * root,
             "embedding, last norm and head, of the root, are gathered for the backward again (its default keeps them)",
         ),
-        Reason(GRADIENTS, sum(spare), padding),
+        Reason(GRADIENTS, sum(spare) * summed, padding),
     ]
 
 
@@ -85,17 +92,30 @@ def _of_zero12(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[
 
 
 def _of_zero3(peer: Peer, layers: Shapes, outside: Shapes, ranks: int) -> list[Reason]:
-    """Lists reasons in elements. Every parameter is cut flat, its last part padded (partition_parameters.py); those
-    under a threshold are gathered once, after the update (stage3.py, persistent_parameters)."""
+    """Lists reasons in elements that are sent. Every parameter is cut flat, its last part padded
+    (partition_parameters.py); those under a threshold are gathered once, after the update (stage3.py,
+    persistent_parameters)."""
+    forward = sent_elements(ranks, ranks)
+    backward = sent_elements(ranks, int(peer.told("zero_hpz_partition_size") or ranks))
     spare = sum(_spare(prod(shape), ranks) for shape in layers + outside)
     padding = "every parameter padded to a multiple of the processes"
     if peer.told("stage3_param_persistence_threshold") is None:
         kept = "parameters under 100,000 elements are gathered once, after the update, and kept (its default)"
-        again = [Reason(PARAMETERS, -_elements(layers), kept), Reason(PARAMETERS, spare, padding)]
+        again = [
+            Reason(PARAMETERS, -_elements(layers) * backward, kept),
+            Reason(PARAMETERS, spare * forward, padding),
+        ]
     else:
         root = "embedding, last norm and head, of the root, are released and gathered for the backward again"
-        again = [Reason(PARAMETERS, _elements(outside), root), Reason(PARAMETERS, 2 * spare, padding)]
-    return [*again, Reason(GRADIENTS, spare, padding)]
+        again = [
+            Reason(PARAMETERS, _elements(outside) * backward, root),
+            Reason(PARAMETERS, spare * (forward + backward), padding),
+        ]
+    return [*again, Reason(GRADIENTS, spare * forward, padding)]
+
+
+def _times(count: int, found: Iterable[Reason]) -> list[Reason]:
+    return [Reason(one.of, count * one.bytes, one.why) for one in found]
 
 
 def _elements(shapes: Iterable[tuple[int, ...]]) -> int:

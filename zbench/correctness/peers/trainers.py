@@ -50,7 +50,7 @@ class TorchTrainer:
         if peer.family == "ddp":
             self.module = DistributedDataParallel(network)
             return
-        mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+        mesh = _mesh(peer.told("mesh"))
         for unit in (*network.layers, network):
             fully_shard(unit, mesh=mesh, reshard_after_forward=peer.told("reshard_after_forward"))
 
@@ -70,6 +70,14 @@ class TorchTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         return {name: _whole(p.detach()) for name, p in self.network.named_parameters()}
+
+
+def _mesh(inner: int | None) -> DeviceMesh:
+    """Returns a mesh of all processes; inner: how many are in the inner of two dimensions, over which FSDP2 cuts."""
+    every = torch.arange(dist.get_world_size())
+    if inner is None:
+        return DeviceMesh("cpu", every)
+    return DeviceMesh("cpu", every.view(-1, inner), mesh_dim_names=("replicate", "shard"))
 
 
 class DeepSpeedTrainer:

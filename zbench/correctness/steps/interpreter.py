@@ -137,6 +137,8 @@ class StepInterpreter:
         width = layout.shape(what)[1]
         for cell in product(*(layout.lists[which].tolist() if which >= 0 else [0] for which in lists[:2])):
             home = int(layout.tensors[what].home[cell[0] * width + cell[1]])
+            if members and src > 0:  # each run of so many places has homes of its own
+                home = members[0] // src * src + home % src
             if kind == DROP:
                 self._take(held, key, where[src], cell)
             for a, b in [(src, dst)] if kind in (SEND, MOVE) else [(home, member) for member in members]:

@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
-from zbench.step.operations import MOVE, SEND
+from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import (
     BASE,
@@ -103,7 +103,8 @@ def _placed(step: Step, layout: StepLayout, tables: WalkTables, where: Ints) -> 
 def _moved(rows: Ints, where: Ints) -> Ints:
     """Returns operations whose places are where an instance has them."""
     found, single = rows.copy(), (rows[:, 0] == SEND) | (rows[:, 0] == MOVE)
-    found[:, 2] = np.where(rows[:, 2] < 0, rows[:, 2], where[rows[:, 2]])
+    named = (rows[:, 2] >= 0) & (rows[:, 0] != GATHER) & (rows[:, 0] != REDUCE)
+    found[:, 2] = np.where(named, where[np.where(named, rows[:, 2], 0)], rows[:, 2])
     found[:, 3] = np.where(single, where[np.where(single, rows[:, 3], 0)], rows[:, 3])
     return found
 

@@ -32,7 +32,7 @@ from zbench.runtime.steps.instructions import (
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
 from zbench.step.layout import READ, WHOLE, StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND, homes_among
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
 
 
@@ -71,9 +71,10 @@ class _Compiler:
         """Returns whether the process holds a place that operations name."""
         ops = self.template.operations
         collective = np.isin(ops.kind, (GATHER, REDUCE))
-        places = [ops.src.astype(np.int64), ops.dst[np.isin(ops.kind, (SEND, MOVE))].astype(np.int64)]
+        places = [ops.src[~collective].astype(np.int64), ops.dst[np.isin(ops.kind, (SEND, MOVE))].astype(np.int64)]
         places += [self.layout.lists[members] for members in np.unique(ops.dst[collective]).tolist()]
-        places += [self.layout.tensors[tensor].home for tensor in np.unique(ops.what[collective]).tolist()]
+        for tensor, members, every in np.unique(ops.rows()[collective][:, [1, 3, 2]], axis=0).tolist():
+            places.append(homes_among(self.layout.tensors[tensor].home, self.layout.lists[members], every))
         named = np.unique(np.concatenate(places))
         return any(self._process(place) == self.process for place in named[named >= 0].tolist())
 
@@ -176,7 +177,7 @@ class _Compiler:
         if kind in (SEND, MOVE):
             yield src, dst, cells
             return
-        homes, held = self.layout.tensors[tensor].home[cells], None
+        homes, held = homes_among(self.layout.tensors[tensor].home[cells], self.layout.lists[dst], src), None
         if kind == REDUCE:
             held = self.presence.of_tensor(tensor, layer)
         for home in np.unique(homes).tolist():

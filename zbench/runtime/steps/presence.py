@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.runtime.steps.instructions import Cells
 from zbench.step.layout import ADD, StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND, homes_among
 from zbench.step.template import AT_HOME, Step, Template
 from zbench.step.tensor import NATURES, SUM
 
@@ -67,6 +67,8 @@ class Presence:
             return
         held, cells_ = self.of_tensor(what, layer), pairs_of(self.layout, what, (list0, list1))
         home = self.layout.tensors[what].home[cells_]
+        if kind in (GATHER, REDUCE):
+            home = homes_among(home, self.layout.lists[dst], src)
         if kind == DROP:
             held[src, cells_] = False
         elif kind in (SEND, MOVE):

@@ -78,6 +78,8 @@ def _followed(ops, edges, state, tables, found):  # type: ignore[no-untyped-def]
     for op in range(1, len(ops)):
         one, other = ops[op - 1], ops[op]
         same = _is_transfer(one) and _is_transfer(other) and one[0] == other[0] and one[8] == other[8]
+        if one[0] != SEND and one[0] != MOVE:  # of collectives, one level of homes waits for another
+            same = same and one[2] == other[2]
         run[op] = run[op - 1] + (not (same and one[7] == other[7]))
     for edge in range(len(edges[0])):
         if run[edges[0][edge]] == run[edges[1][edge]]:

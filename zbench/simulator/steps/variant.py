@@ -13,7 +13,7 @@ from zbench.simulator.steps.dataflow.implied import first_of_queues, last_of_que
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
-from zbench.step.operations import COMPUTE, MOVE, SEND
+from zbench.step.operations import COMPUTE, GATHER, MOVE, REDUCE, SEND
 from zbench.step.tensor import STATE
 
 WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
@@ -52,7 +52,8 @@ class Variant:
         rows[:, 4] = where[rows[:, 4]]
         ops = template.ops[here]
         direct = np.isin(ops[:, 0], (SEND, MOVE))
-        ops[:, 2] = np.where(ops[:, 2] >= 0, where[ops[:, 2]], ops[:, 2])
+        named = (ops[:, 2] >= 0) & ~np.isin(ops[:, 0], (GATHER, REDUCE))
+        ops[:, 2] = np.where(named, where[np.where(named, ops[:, 2], 0)], ops[:, 2])
         ops[:, 3] = np.where(direct, where[np.where(direct, ops[:, 3], 0)], ops[:, 3])
         lowered = lower(
             template.step,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD
 from zbench.describe.model import Model
 from zbench.step.index import Index
 from zbench.step.layers import MERGE
@@ -89,7 +90,7 @@ class AcrossPipelines:
                 [line for weight in weights for line in entries(weight, weight)]
                 for entries in (rows.at_home, rows.everywhere)
             )
-            template = self._template(f"gather{name}", rows.gathers(weights), home, there)
+            template = self._template(f"gather{name}", rows.gathers(weights, WORLD), home, there)
             found.append(self._play(template, layer, repeats))
         return found
 

@@ -62,12 +62,12 @@ def reductions(batch: BatchTemplates, begun: Mapping[str, Ints], counted: Mappin
 def gathers_first(batch: BatchTemplates) -> list[Template]:
     """Returns the templates that gather a layer's and the head's parameters before the first forward, [] where they
     are gathered in it."""
-    rows, found = batch.parameters, []
+    rows, degree, found = batch.parameters, batch.parameters.of.degrees.optimizer, list[Template]()
     head = tuple(one for one in rows.of.of_head if one not in TABLE)  # a tied table is the embedding's to gather
     for name, weights in (("gather", rows.of.of_layers), ("gather_head", head)) if rows.of.gathered_first else ():
-        home = [line for weight in weights for line in rows.at_home(weight, weight)]
+        home = [line for weight in weights for line in rows.held(weight, weight, degree)]
         everywhere = [line for weight in weights for line in rows.everywhere(weight, weight)]
-        found.append(batch.template(name, [rows.gathers(weights)], home, everywhere))
+        found.append(batch.template(name, [rows.gathers(weights, degree)], home, everywhere))
     return found
 
 
@@ -90,7 +90,7 @@ def check_room(parameters: ShardedParameters, stage_layers: int, memory_bytes: f
         ValueError: one is; the message names its key.
     """
     of, overlap, size = parameters, parameters.overlap, parameters.model.element_bytes
-    ahead = stage_layers if of.gathered_first else min(1 + of.window, stage_layers) if of.stage != "none" else 0
+    ahead = stage_layers if of.gathered_first else min(1 + of.window, stage_layers) if of.degrees.optimizer != 1 else 0
     together = min(of.bucket_layers, stage_layers) if of.in_buckets else 0
     for key, value, what, layers, each in (
         ("window", overlap.window, "parameters", ahead, size),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
@@ -47,7 +48,7 @@ def whole_step(
     model: Model,
     plans: Sequence[Plan],
     degree: int = 1,
-    zero: str = "3",
+    zero: str | ShardDegrees = "3",
     window: int | StepOverlap = 1,
     recompute: str = "none",
     experts: ExpertParallel = TOGETHER,
@@ -55,19 +56,26 @@ def whole_step(
 ) -> Step:
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
-    degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
-    window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a level of
-    zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages: of a
-    pipeline, each with all of the plans' GPUs.
+    degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3", or
+    degrees. window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a
+    level of zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages:
+    of a pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
     if plans and plans[0].pipelines is not None:
+        if isinstance(zero, ShardDegrees):
+            raise ValueError(
+                "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
+                "zero2 or zero3 with them"
+            )
         return pipelines_step(model, plans, zero, recompute)
     check_plans(model, tuple(plans), degree)
     overlap = StepOverlap.of(window)
     groups = plans[0].num_ranks
+    if isinstance(zero, ShardDegrees) and stages > 1:
+        raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none or zero1")
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, zero, overlap, experts.degree)
@@ -121,7 +129,7 @@ def _fetches(built: _Built, stages: int) -> list[tuple[int, int]]:
     first one's forward has."""
     first, number, of = replace(built.batches[0], count=1), len(built.templates), built.batches[0].parameters.of
     found = [(-1, -1)] * len(built.batches)
-    if stages > 1 and of.stage != "none" and not of.gathered_first:
+    if stages > 1 and of.degrees.optimizer != 1 and not of.gathered_first:
         built.templates.append(first.fetch("fetch", True))
         found[0] = (number, -1)
     if stages > 1 and of.gathered:
@@ -150,8 +158,8 @@ def _resting(rows: GradientRows, version: int, last: int) -> Rows:
     the last stage, which has what is after the layers."""
     found: Rows = []
     for weight in (*rows.of.of_layers, *rows.of.outside):
-        state = rows.everywhere if rows.of.stage == "none" else rows.at_home
-        entries = rows.resting(weight, version) + state(f"s{weight}", weight, version=version)
+        state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
+        entries = rows.resting(weight, version) + state
         after = last and weight in rows.of.of_head
         found += moved_entries(entries, rows.layout, rows.lists, last) if after else entries
     return found

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD
 from zbench.step.layers import MERGE, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
@@ -145,24 +146,45 @@ class BatchTemplates:
         """Whether the forward gathers parameters of layers and of the head, which may be there already."""
         return self._gathers and not self.parameters.of.gathered_first
 
+    @property
+    def _before(self) -> int:
+        """The degree by which parameters are held where the micro-batch's forward finds them: in the first one as they
+        rest between steps."""
+        degrees = self.parameters.of.degrees
+        return degrees.optimizer if self.number == 0 else degrees.weights
+
+    def _gathered(self, weights: tuple[str, ...], layer: int = 0) -> Rows:
+        """Returns what brings parameters to every GPU in a forward: in the first one those that were updated come to
+        where they are held meanwhile before."""
+        rows, of = self.parameters, self.parameters.of
+        if not of.gathered or self._before == of.degrees.weights:
+            return rows.gathers(weights, self._before, layer)
+        return rows.refreshes(weights, layer) + rows.gathers(weights, of.degrees.weights, layer)
+
     def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
         """Returns the gathers of parameters that are of no layer, and their entries before and after them. again: of
         those the ones that the micro-batch has used before; gathered once, they are still there."""
-        rows = self.parameters
+        rows, held = self.parameters, self.parameters.of.degrees.weights
         stays = again if rows.of.gathered_once else ()
         there = [weight for weight in weights if not self._gathers or weight in stays]
-        come = [weight for weight in weights if weight not in there]
-        stayed = [line for weight in there for line in rows.everywhere(weight, weight)]
-        home = [line for weight in come for line in rows.at_home(weight, weight)]
-        everywhere = [line for weight in come for line in rows.everywhere(weight, weight)]
-        return rows.gathers(tuple(come)), stayed + home, stayed + (home if rows.of.gathered else everywhere)
+        come = tuple(weight for weight in weights if weight not in there)
+        gathers = self._gathered(tuple(one for one in come if one not in again))
+        gathers += rows.gathers(tuple(one for one in come if one in again), held)
+        before = [line for one in there for line in rows.everywhere(one, one)]
+        after = before + [line for one in come for line in rows.held(one, one, held)]
+        for one in come:
+            before += rows.held(one, one, held if one in again else self._before)
+        return gathers, before, after
 
     def _embedding(self) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(rows.of.window), True)
         gathers, before, after = self._around_layers(TABLE)
-        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
-        needs, leaves = before + self._weights((), ahead), after + self._weights(ahead, ()) + self.tokens("x")
+        ops: Tables = [gathers, *(self._gathered(rows.of.of_layers, layer) for layer in ahead)]
+        needs, leaves = (
+            before + self._weights((), ahead, self._before),
+            after + self._weights(ahead, ()) + self.tokens("x"),
+        )
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
@@ -170,21 +192,23 @@ class BatchTemplates:
         forward or a backward begins with."""
         window = self.parameters.of.window
         ahead = self._ahead(range(window) if forward else range(1 - window, 1), forward)
-        ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, layer) for layer in ahead]
-        return self.template(name, ops, self._weights((), ahead), self._weights(ahead, ()))
+        degree = self._before if forward else self.parameters.of.degrees.secondary
+        ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, degree, layer) for layer in ahead]
+        return self.template(name, ops, self._weights((), ahead, degree), self._weights(ahead, ()))
 
     def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
         return tuple(layers) if (self._gathers_layers if forward else self.parameters.of.gathered) else ()
 
-    def _weights(self, gathered: Sequence[int], home: Sequence[int]) -> Rows:
-        """Returns the entries of a layer's parameters, by the offsets of layers that are gathered or at home alone."""
+    def _weights(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD) -> Rows:
+        """Returns the entries of a layer's parameters, by the offsets of layers that are gathered, or held by a degree
+        alone."""
         found = []
         for weight in self.parameters.of.of_layers:
             for layer in gathered:
                 found += self.parameters.everywhere(weight, weight, layer)
-            for layer in home:
-                found += self.parameters.at_home(weight, weight, layer)
+            for layer in held:
+                found += self.parameters.held(weight, weight, degree, layer)
         return found
 
     def _around(self, forward: bool) -> tuple[Rows, Rows]:
@@ -193,12 +217,15 @@ class BatchTemplates:
         if not (of.gathered or (self._gathers_layers and forward)):
             return self._weights((0,), ()), self._weights((0,), ())
         offsets = [layer if forward else -layer for layer in range(of.window + 1)]
-        needs = self._weights(offsets[:-1], offsets[-1:])
-        return needs, self._weights(offsets[1:], offsets[:1]) if of.gathered else self._weights(offsets, ())
+        before, after = self._before, of.degrees.secondary
+        if not forward:
+            before, after = after, of.degrees.weights
+        needs = self._weights(offsets[:-1], offsets[-1:], before)
+        return needs, self._weights(offsets[1:], offsets[:1], after) if of.gathered else self._weights(offsets, ())
 
     def _forward(self) -> Template:
         rows = self.parameters
-        gathers = rows.gathers(rows.of.of_layers, rows.of.window) if self._gathers_layers else []
+        gathers = self._gathered(rows.of.of_layers, rows.of.window) if self._gathers_layers else []
         needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved
         ops: Tables = [gathers, *self._computed("forward")]
@@ -253,14 +280,15 @@ class BatchTemplates:
         ahead = self._ahead(range(-rows.of.window, 0), False)
         there = rows.of.of_head if rows.of.gathered_first else TABLE
         gathers, had, has = self._around_layers(rows.of.of_head, there)
-        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        kept = rows.of.degrees.secondary
+        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, kept, layer) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
             every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
             ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
         before, after, reductions = self.contributions.entries("head", gradients)
-        needs = had + self._weights((), ahead) + self.tokens("x") + before
+        needs = had + self._weights((), ahead, kept) + self.tokens("x") + before
         leaves = has + self._weights(ahead, ()) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
         needs += [[*entry, loss, 0, 0]] if loss else []
@@ -270,7 +298,8 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints]) -> Template:
         rows = self.parameters
         again = "~" if "o~" in self.layout.number else ""
-        gathers = rows.gathers(rows.of.of_layers, -rows.of.window) if rows.of.gathered else []
+        kept = rows.of.degrees.secondary
+        gathers = rows.gathers(rows.of.of_layers, kept, -rows.of.window) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed("backward", again)]
         before, after, reductions = self.contributions.entries("backward", gradients)
         needs, leaves = self._around(False)

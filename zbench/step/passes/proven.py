@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import ExpertChunks
 from zbench.describe.model import INPUTS, Model
@@ -26,6 +27,11 @@ from zbench.step.template import Step
 
 # By sharding.strategy: the stage of whole_step.
 ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": "3"}
+
+
+def zero_of(model: Model) -> str | ShardDegrees:
+    """Returns the stage of whole_step for a model's sharding, or its degrees."""
+    return model.sharding if isinstance(model.sharding, ShardDegrees) else ZERO[model.sharding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class ProvenSteps:
     @property
     def parameters(self) -> ShardedParameters:
         """The parameters on the GPUs of a stage."""
-        groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
+        groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
         return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
@@ -114,7 +120,7 @@ class ProvenSteps:
                 "none with them"
             )
         model = self.model
-        zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
+        zero, degree, experts = zero_of(model), self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         if model.offload == INPUTS:
             assert self.cluster is not None, "whoever runs steps says on what"

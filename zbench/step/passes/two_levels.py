@@ -51,7 +51,7 @@ class _Levels:
 
     def rows(self, op: list[int]) -> list[list[int]]:
         """Returns what stands for an operation, itself alone if it is no collective over several nodes."""
-        if op[0] not in (GATHER, REDUCE) or op[8] not in _OF_PARAMETERS:
+        if op[0] not in (GATHER, REDUCE) or op[8] not in _OF_PARAMETERS or op[2] > 0:
             return [op]
         members, homes = self.lists.rows[op[3]], self._homes(op)
         nodes, local = np.unique(members // self.node), np.unique(members % self.node)

@@ -140,8 +140,12 @@ def _named_places(layout: StepLayout, template: Template, looked: Looked) -> Int
     ops, lists = template.operations, layout.lists
     single = (ops.kind == SEND) | (ops.kind == MOVE)
     many = (ops.kind == GATHER) | (ops.kind == REDUCE)
-    found = [ops.src[ops.src >= 0], ops.dst[single], looked.needs.place, looked.leaves.place]
+    found = [ops.src[(ops.src >= 0) & ~many], ops.dst[single], looked.needs.place, looked.leaves.place]
     found += [lists[which] for which in np.unique(ops.dst[many]).tolist()]
-    homes = [layout.tensors[what].home for what in np.unique(ops.what[many]).tolist()]
+    runs = np.flatnonzero(many & (ops.src > 0))
+    found += [
+        lists[which] // every * every + every - 1 for which, every in zip(ops.dst[runs], ops.src[runs], strict=True)
+    ]
+    homes = [layout.tensors[what].home for what in np.unique(ops.what[many & (ops.src < 0)]).tolist()]
     found += [home[home >= 0] for home in homes]
     return np.unique(np.concatenate(found)).astype(np.int64)

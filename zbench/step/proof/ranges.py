@@ -62,7 +62,7 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
     layout, ops, say = step.layouts[template.layout], template.operations.table, Sentence(step, template)
     made = np.zeros(len(layout.formulas), bool)
     made[list(template.formulas)] = True
-    counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), len(step.encodings)
+    counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), len(step.encodings), step.num_gpus
     first = _wrong_numbers(ops, made, counts, (owners.of, owners.place, owners.lane)).tolist()
     tensors, places = len(layout.tensors), step.num_places
     for op, (column, right) in zip(
@@ -72,7 +72,7 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
             ("what", "the number of a formula that its template computes"),
             ("what", f"the number of a tensor, below {tensors}"),
             ("src", f"a place, below {places}"),
-            ("src", "-1 of a collective"),
+            ("src", "-1 of a collective, or what divides the GPUs"),
             ("dst", f"another place, below {places}"),
             ("dst", "-1 of a compute or a drop"),
             ("dst", "a list of places"),
@@ -111,8 +111,9 @@ def _note(first, rule, at, is_broken):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
     """Returns the first operation that breaks each rule of `numbers_fault`, -1 where none does. made: of formulas.
-    counts: kinds, tensors, places, queues and encodings. owners: of, place and lane of Owners."""
-    first, (kinds, tensors, places, queues, encodings), (of, place, lane) = np.full(14, -1, np.int64), counts, owners
+    counts: kinds, tensors, places, queues, encodings and GPUs. owners: of, place and lane of Owners."""
+    first, (of, place, lane) = np.full(14, -1, np.int64), owners
+    kinds, tensors, places, queues, encodings, gpus = counts
     for at in range(len(ops)):
         kind, what, src, dst, layer, encoding, via = (
             ops[at, 0],
@@ -129,7 +130,7 @@ def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
         _note(first, 1, at, compute and (what < 0 or what >= len(made) or not made[what]))
         _note(first, 2, at, not compute and (what < 0 or what >= tensors))
         _note(first, 3, at, not many and (src < 0 or src >= places))
-        _note(first, 4, at, many and src != -1)
+        _note(first, 4, at, many and src != -1 and (src < 1 or gpus % src != 0))
         _note(first, 5, at, single and (dst < 0 or dst >= places or dst == src))
         _note(first, 6, at, alone and dst != -1)
         _note(first, 7, at, many and _owner(of, dst) != place)

@@ -151,6 +151,7 @@ def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-u
     collective = kind in (GATHER, REDUCE)
     first = t.list_offsets[op[3]] if collective else 0
     ends = t.list_offsets[op[3] + 1] - first if collective else 1
+    every = op[2] if collective else -1
     for i in range(count0):
         cell0 = 0 if op[4] < 0 else t.parts[begin0 + i]
         for j in range(count1):
@@ -159,6 +160,8 @@ def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-u
             if collective and home < 0:
                 note_fault(state, NO_HOME, (number, tensor, layer, zero, cell), 0, 0)
                 return
+            if every > 0:
+                home = t.parts[first] // every * every + home % every
             for at in range(ends):
                 one, two = op[2], op[3]
                 if collective:

@@ -172,16 +172,20 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
             first = t.first_cell[tensor] + cell
             homes = t.homes[t.home_offsets[first] : t.home_offsets[first + 1]]
             members = t.members[t.member_offsets[op[3]] : t.member_offsets[op[3] + 1]]
+            every = op[2]  # each run of so many places has homes of its own; -1: there is one run
             if kind == GATHER:
-                for home in homes:
+                for at in homes:
+                    home = at if every < 0 else members[0] // every * every + at % every
                     reads_item(t, where, state, ops, number, (tensor, layer, home, cell))
                 for member in members:
-                    if len(homes) > 1 or member != homes[0]:
+                    home = homes[0] if every < 0 else members[0] // every * every + homes[0] % every
+                    if len(homes) > 1 or member != home:
                         writes_item(t, where, state, ops, number, (tensor, layer, member, cell), True)
             else:
                 for member in members:
                     takes_item(t, where, state, ops, number, (tensor, layer, member, cell))
-                for home in homes:
+                for at in homes:
+                    home = at if every < 0 else members[0] // every * every + at % every
                     adds_item(t, where, state, number, (tensor, layer, home, cell))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import ShardDegrees
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, PortSeconds, StepTraffic
 from zbench.simulator.steps.least.work import StepWork, WorkSeconds, step_work
@@ -24,11 +25,14 @@ _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are fou
 
 def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> float | None:
     """Returns the seconds of a whole step that no plan of `batch` without pipelines of its own can beat; None for
-    models with experts on several GPUs or with tensor parallelism, of which nothing is proven.
+    models with experts on several GPUs or with tensor parallelism, and for sharding by degrees, of which nothing is
+    proven.
 
     of: the parameters of a stage, with their sharding and overlap.
     """
     if cost.gpus.model.num_experts > 1 and (of.experts > 1 or of.degree > 1):
+        return None
+    if isinstance(of.stage, ShardDegrees):
         return None
     stages = {0, cost.pp - 1}
     work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD
 from zbench.step.lists import PLACE
 from zbench.step.operations import GATHER, REDUCE
-from zbench.step.passes.parameters.zero import ParameterRows
+from zbench.step.passes.parameters.parameter_rows import ParameterRows
 from zbench.step.template import AT_HOME, COMPLETE
 
 
@@ -17,20 +18,25 @@ class GradientRows(ParameterRows):
 
     def reduces(self, last: bool) -> bool:
         """Returns whether a micro-batch reduces gradients. last: of all micro-batches."""
-        return last or self.of.stage in ("2", "3")
+        return last or self.of.degrees.gradients != 1
 
     def reductions(self, weights: tuple[str, ...], last: bool) -> list[list[int]]:
-        """Returns the reductions of gradients at the end of a micro-batch's backward. last: of all micro-batches."""
-        if not self.reduces(last):
-            return []
-        found = [line for weight in weights for line in self.collectives(REDUCE, f"d{weight}", weight)]
-        if last and self.of.stage == "none":
-            found += [line for weight in weights for line in self.collectives(GATHER, f"d{weight}", weight)]
-        return found
-
-    def totals(self, weight: str, counts: Ints) -> list[int]:
-        """Returns the contributions of all GPUs to each slice of a gradient. counts: of every GPU, -1: none at all."""
-        return [int(np.maximum(counts[members], 0).sum()) for _, members in self.of.members(weight)]
+        """Returns the reductions of gradients at the end of a micro-batch's backward: among the GPUs that have all of
+        them together, and in the last one over the rest, to where every GPU of those that update gets them. last: of
+        all micro-batches."""
+        degrees, levels = self.of.degrees, list[tuple[int, int, int]]()
+        if degrees.gradients != 1:
+            levels.append((REDUCE, degrees.gradients, 1))
+        if last and degrees.gradients != WORLD:
+            levels.append((REDUCE, WORLD, degrees.gradients))
+        if last and degrees.optimizer != WORLD:
+            levels.append((GATHER, WORLD, degrees.optimizer))
+        return [
+            line
+            for kind, *ends in levels
+            for weight in weights
+            for line in self.collectives(kind, f"d{weight}", weight, (ends[0], ends[1]))
+        ]
 
     def gradients(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
         """Returns the entries of a gradient after some micro-batches, [] if there is nothing of it.
@@ -40,11 +46,13 @@ class GradientRows(ParameterRows):
         """
         if counts.max() < 0:
             return []
-        name, totals = f"d{weight}", self.totals(weight, counts)
-        if last and self.of.stage == "none":
-            alone = len(self.of.members(weight)[0][1]) == 1
-            return self._entries(name, weight, 0, 0, totals if alone else [COMPLETE] * len(totals))
-        if last or self.of.stage in ("2", "3"):
+        name, totals = f"d{weight}", [total for _, _, total in self._sums(weight, WORLD, counts)]
+        degrees = self.of.degrees
+        if last and self.of.every(weight, degrees.optimizer) < self.of.num_gpus:
+            return self.held(name, weight, degrees.optimizer, count=COMPLETE)
+        if last and degrees.optimizer == 1:
+            return self._entries(name, weight, 0, 0, totals)
+        if last or (degrees.gradients != 1 and self.of.every(weight, degrees.gradients) == self.of.num_gpus):
             if len(set(totals)) == 1:
                 return self.at_home(name, weight, count=totals[0])
             number = self.layout.number[name]
@@ -52,10 +60,37 @@ class GradientRows(ParameterRows):
                 [number, 0, AT_HOME, *self._cells(weight, share), count, 0, 0] for share, count in enumerate(totals)
             ]
         found = []
+        if degrees.gradients != 1:
+            every = self.of.every(weight, degrees.gradients)
+            for share, members, total in self._sums(weight, degrees.gradients, counts):
+                if (counts[members] >= 0).any():
+                    parts = {gpu: self._shards(weight, share, gpu % every, every) for gpu in members.tolist()}
+                    found += [self._gradient(weight, gpu, cells, total) for gpu, cells in parts.items() if cells]
+            return found
         for share, members in self.of.members(weight):
             for gpu in members[counts[members] >= 0].tolist():
                 found.append(self._gradient(weight, gpu, self._cells(weight, share), int(counts[gpu])))
         return found
+
+    def _sums(self, weight: str, degree: int, counts: Ints) -> list[tuple[int, Ints, int]]:
+        """Lists (slice, GPUs, contributions of all of them) of a gradient, for every run of GPUs that have all of it
+        together by a degree."""
+        every, found = self.of.every(weight, degree), []
+        for share, members in self.of.members(weight):
+            for run in [members] if degree == WORLD else np.split(members, self.of.num_gpus // every):
+                found.append((share, run, int(np.maximum(counts[run], 0).sum())))
+        return found
+
+    def _shards(self, weight: str, share: int, part: int, every: int, others: bool = False) -> list[int]:
+        """Returns the lists of the cells of a slice that GPU `part` of each run of `every` has, or does not have; [] if
+        there are none."""
+        mine = self.of.home(weight).reshape(self.of.slices(weight)[1], -1)[share] % every == part
+        which = np.flatnonzero(mine != others)
+        if not len(which):
+            return []
+        if share < 0:
+            return [-1, -1]
+        return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.number(f"z{weight}", which)]
 
     def _gradient(self, weight: str, gpu: int, cells: list[int], count: int) -> list[int]:
         """Returns the entry of cells of a gradient on a GPU."""
@@ -64,21 +99,18 @@ class GradientRows(ParameterRows):
     def unreduced(self, weight: str, had: Ints, made: Ints) -> list[list[int]]:
         """Returns the entries of a gradient within a micro-batch before it is reduced: a GPU keeps what it contributed.
         had, made: contributions of every GPU before the micro-batch and in it so far, -1 where it had no part."""
-        if self.of.stage in ("none", "1"):
+        degree = self.of.degrees.gradients
+        if degree == 1:
             return self.gradients(weight, np.where(made < 0, had, np.maximum(had, 0) + made), False)
-        found, home = [], self.of.home(weight).reshape(self.of.slices(weight)[1], -1)
-        for (share, members), total in zip(self.of.members(weight), self.totals(weight, had), strict=True):
-            index, reduced = self.of.slices(weight)[0], bool((had[members] >= 0).any())
+        found, every = [], self.of.every(weight, degree)
+        for share, members, total in self._sums(weight, degree, had):
+            reduced = bool((had[members] >= 0).any())
             for gpu in members.tolist():
                 takes_part, mine = bool(made[gpu] >= 0), int(max(made[gpu], 0))
-                for shards, is_there, count in (
-                    (home[share] == gpu, reduced or takes_part, total + mine),
-                    (home[share] != gpu, takes_part, mine),
+                for others, is_there, count in (
+                    (False, reduced or takes_part, total + mine),
+                    (True, takes_part, mine),
                 ):
-                    if is_there and shards.any():
-                        cells = [-1, -1]
-                        if share >= 0:
-                            which = np.flatnonzero(shards)
-                            cells = [self.lists.number(index, [share]), self.lists.number(f"z{weight}", which)]
-                        found.append(self._gradient(weight, gpu, cells, count))
+                    cells = self._shards(weight, share, gpu % every, every, others) if is_there else []
+                    found += [self._gradient(weight, gpu, cells, count)] if cells else []
         return found

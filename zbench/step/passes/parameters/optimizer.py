@@ -3,6 +3,7 @@
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, Operations, operation_row
@@ -27,26 +28,28 @@ def optimizer_template(
         formula = layout[1].labels.index(weight)
         formulas.append(formula)
         ops += _updates(formula, weight, of, lists)
-        state, everywhere = f"s{weight}", of.stage == "none"
-        rests = rows.everywhere if everywhere else rows.at_home
-        needs += (rows.at_home if of.gathered else rows.everywhere)(weight, weight) + rests(state, weight)
+        state, cut = f"s{weight}", of.degrees
+        needs += rows.held(weight, weight, cut.weights) + rows.held(state, weight, cut.optimizer)
         needs += rows.gradients(weight, totals[weight], True)
-        leaves += rests(state, weight, version=1) + rows.resting(weight, version=1)
+        leaves += rows.held(state, weight, cut.optimizer, version=1) + rows.resting(weight, version=1)
     return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
 
 
 def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
-    """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
+    """Returns the updates of a parameter: of the cells that each GPU has, as its optimizer state is cut."""
+    degree, found = of.degrees.optimizer, []
+    every, home = of.every(weight, degree), of.home(weight)
     if weight in WHOLE:
-        places = (of.members(weight)[0][1] if of.stage == "none" else of.home(weight)).tolist()
+        mine = [place for place in of.members(weight)[0][1].tolist() if degree == 1 or place % every == home[0] % every]
+        places = home.tolist() if degree == WORLD else mine
         return [operation_row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
-    found = []
     index, count = of.slices(weight)
-    home = of.home(weight).reshape(count, -1)
+    table = home.reshape(count, -1)
     for share, members in of.members(weight):
         slices = lists.number(index, [share])
         for place in members.tolist():
-            shards = np.flatnonzero(home[share] == place) if of.stage != "none" else np.arange(home.shape[1])
+            here = table[share] == place if degree == WORLD else table[share] % every == place % every
+            shards = np.flatnonzero(here | (degree == 1))
             if len(shards):
                 cells = [slices, lists.number(f"z{weight}", shards)]
                 found.append(operation_row(COMPUTE, formula, (place, -1), cells, "compute"))

@@ -24,15 +24,13 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.step.index import Index
-from zbench.step.layout import StepLayout
-from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import GATHER, operation_row
-from zbench.step.template import AT_HOME
 
 STAGES = ("none", "1", "2", "3")
+_DEGREES = dict(zip(STAGES, BY_STRATEGY.values(), strict=True))
 LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
@@ -79,19 +77,21 @@ class ShardedParameters:
     model: Model
     groups: int
     degree: int
-    stage: str
+    stage: str | ShardDegrees
     overlap: StepOverlap
     experts: int = 1
 
     def __post_init__(self) -> None:
-        if self.stage not in STAGES:
+        if self.stage not in STAGES and not isinstance(self.stage, ShardDegrees):
             raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
+        degrees = self.degrees
         most = min(self.model.num_layers, 8)
-        if self.stage != "none" and self.window > most:
+        if degrees.optimizer != 1 and self.window > most:
             raise ValueError(f"the prefetch window (sharding.window) is {self.window}; it takes 0 to {most} layers")
-        if self.stage == "3" and self.overlap.gathers_first:
+        if self.gathered and self.overlap.gathers_first:
+            how = "ZeRO-3" if self.stage == "3" else f"parameters cut over {degrees.weights or self.groups} ranks"
             raise ValueError(
-                f"sharding.window is {ALL}; with ZeRO-3 a layer's parameters are gathered for each layer anew, so it "
+                f"sharding.window is {ALL}; with {how} a layer's parameters are gathered for each layer anew, so it "
                 f"takes 0 to {most} layers"
             )
         if self.overlap.gradient_bucket not in (LAYER, END) and self.bucket_layers < 1:
@@ -100,6 +100,26 @@ class ShardedParameters:
                 f"{self.layer_elements} parameters on a GPU, and whole steps reduce no part of a layer: it takes "
                 f"{LAYER}, {END}, or at least that"
             )
+        for degree in (*degrees.cut, degrees.node):
+            size = degree * self.degree
+            if degree != WORLD and size % self.experts and self.experts % size:
+                raise ValueError(
+                    f"parallel.expert_parallel is {self.experts}; parameters cut over {size} GPUs (sharding.degrees) "
+                    "take a degree that divides them, or that they divide"
+                )
+
+    @cached_property
+    def degrees(self) -> ShardDegrees:
+        """The degrees, WORLD where they are all groups."""
+        return _DEGREES[self.stage] if isinstance(self.stage, str) else self.stage.of_ranks(self.groups)
+
+    def every(self, weight: str, degree: int) -> int:
+        """Returns how many GPUs that follow one another have all of a parameter that is cut over `degree` groups; 1 if
+        each has."""
+        if degree == WORLD:
+            return self.num_gpus
+        count = self.slices(weight)[1]
+        return 1 if degree == 1 and count == 1 else max(degree * self.degree, count)
 
     @property
     def window(self) -> int:
@@ -122,13 +142,13 @@ class ShardedParameters:
 
     @property
     def gathered(self) -> bool:
-        """Whether parameters stay at their homes and are gathered wherever a layer needs them."""
-        return self.stage == "3"
+        """Whether parameters stay in parts and are gathered wherever a layer needs them."""
+        return self.degrees.weights != 1
 
     @property
     def gathered_once(self) -> bool:
         """Whether parameters are gathered in a step's first forward and then stay until they are updated."""
-        return self.stage in ("1", "2")
+        return self.degrees.weights == 1 and self.degrees.optimizer != 1
 
     @property
     def gathered_first(self) -> bool:
@@ -208,55 +228,3 @@ class ShardedParameters:
         """Lists (slice, the GPUs that compute with it) of a parameter; slice -1: it is not cut."""
         every, count = np.arange(self.num_gpus), self.slices(weight)[1]
         return [(-1, every)] if weight in WHOLE else [(share, every[share::count]) for share in range(count)]
-
-
-@dataclass(frozen=True)
-class ParameterRows:
-    """Makes the operations and contract entries of parameters in a layout."""
-
-    of: ShardedParameters
-    layout: StepLayout
-    lists: ListTable
-
-    def _cells(self, weight: str, share: int) -> list[int]:
-        if share < 0:
-            return [-1, -1]
-        return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.whole(f"z{weight}")]
-
-    def collectives(self, kind: int, tensor: str, weight: str, layer: int = 0, version: int = 0) -> list[list[int]]:
-        """Returns gathers of a parameter's cells from their homes, or reductions to them, one for each slice."""
-        queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
-        number = self.layout.number[tensor]
-        return [
-            operation_row(
-                kind, number, (-1, self.lists.number(PLACE, members)), self._cells(weight, share), queue, layer, version
-            )
-            for share, members in self.of.members(weight)
-            if len(members) > 1
-        ]
-
-    def everywhere(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
-        """Returns the entries of a parameter that is on all GPUs that compute with it."""
-        return self._entries(tensor, weight, layer, version, [count] * self.of.slices(weight)[1])
-
-    def _entries(self, tensor: str, weight: str, layer: int, version: int, counts: list[int]) -> list[list[int]]:
-        """Returns the entries of slices of a parameter on all GPUs that compute with them, with a count for each."""
-        number = self.layout.number[tensor]
-        return [
-            [number, layer, self.lists.number(PLACE, members), *self._cells(weight, share), count, version, 0]
-            for (share, members), count in zip(self.of.members(weight), counts, strict=True)
-        ]
-
-    def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
-        """Returns the entries of a parameter of which every cell is at its home alone."""
-        axes = self.of.axes(weight)
-        cells = [*(self.lists.whole(axis) for axis in axes), -1, -1][:2]
-        return [[self.layout.number[tensor], layer, AT_HOME, *cells, count, version, 0]]
-
-    def resting(self, weight: str, version: int = 0, layer: int = 0) -> list[list[int]]:
-        """Returns the entries of a parameter between steps."""
-        return (self.everywhere if self.of.stage == "none" else self.at_home)(weight, weight, layer, version)
-
-    def gathers(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
-        """Returns gathers of parameters."""
-        return [line for weight in weights for line in self.collectives(GATHER, weight, weight, layer)]

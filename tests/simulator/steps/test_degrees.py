@@ -1,0 +1,57 @@
+"""Nested degrees on the clock: what leaves a node and how often, and what GPUs hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.simulator.steps.test_play import planned
+from zbench.cost.collective import GRADIENT_BYTES
+from zbench.cost.job import make_cost
+from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.passes.build import whole_step
+from zbench.step.proof.prove import prove_step
+
+LEVELS = ShardDegrees(2, 2, 8, WORLD, 8)  # pairs, nodes, the world
+
+
+def played(degrees: ShardDegrees, micro_batches: int) -> PlayedStep:
+    """A step of few layers whose micro-batches are alike."""
+    found, cost = planned("zeppelin")
+    model, plan = replace(found.model, num_layers=4, sharding=degrees), found.plans[0]
+    numbers = [plan.sequences + at * len(plan.sequences) for at in range(micro_batches)]
+    plans = [plan.with_(sequences=one) for one in numbers]
+    step = whole_step(model, plans, 1, degrees)
+    prove_step(step)
+    return play_step(step, plans, make_cost(cost.cluster, model))
+
+
+def test_what_leaves_a_node_goes_once_a_step() -> None:
+    """Two nodes, of four NICs each: half of all parameters and of all gradients through them, however many
+    micro-batches; with ZeRO-3 both are in each, parameters of layers twice."""
+    model = replace(planned("zeppelin")[0].model, num_layers=4)
+    one, three = (played(LEVELS, count) for count in (1, 3))
+    for name, size in (("parameters", model.element_bytes), ("gradients", GRADIENT_BYTES)):
+        assert three.nic_tx[name] == pytest.approx(np.full(8, model.total_params * size / 2 / 4), rel=1e-3)
+        assert (one.nic_tx[name] == three.nic_tx[name]).all()
+    everywhere = played(ShardDegrees(WORLD, WORLD, WORLD, WORLD), 3)
+    layers = model.total_params - 2 * model.head_params
+    twice = 3 * (model.total_params + layers) * model.element_bytes / 2 / 4
+    assert everywhere.nic_tx["parameters"] == pytest.approx(np.full(8, twice), rel=1e-3)
+    alone = played(ShardDegrees(8, 8, 8, 8), 3)
+    assert not alone.nic_tx["parameters"].any()
+    assert alone.nic_tx["gradients"] == pytest.approx(2 * three.nic_tx["gradients"], rel=1e-3)
+
+
+def test_gpus_hold_what_degrees_say() -> None:
+    """Of 12 bytes a parameter for the optimizer 1/16, of its gradient 1/8 in the second of two micro-batches, of itself
+    1/2; after a forward a half of a layer stays of what was gathered from all, but of the last one, which is whole for
+    its backward at the fullest moment."""
+    model = replace(planned("zeppelin")[0].model, num_layers=4)
+    held = played(LEVELS, 2).memory.held
+    share = model.layer_params * model.num_layers
+    state = sum(size for name, size in held.items() if name in ("swq", "swkv", "swo", "swz", "swd"))
+    assert state == pytest.approx(np.full(16, 12 * share / 16), rel=0.01)
+    kept, world = (played(ShardDegrees(WORLD, degree, WORLD, WORLD), 1).memory.peak for degree in (2, WORLD))
+    assert kept - world == pytest.approx(np.full(16, 3 / 4 * share * 2 * (1 / 2 - 1 / 16)), rel=1e-3)

@@ -1,0 +1,103 @@
+"""Degrees by which parameters, gradients and optimizer state are cut: each over a run of ranks that follow one another.
+
+Ranks are numbered by bandwidth, nearest first, so a degree of 2 is a pair and one of a node's ranks the node. Each
+degree divides the next: what a rank has of a coarser cut is made of whole parts of the finer one, so that to change
+from one to the other is to gather or to reduce, never to move parts about. ZeRO's stages are such degrees.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from zbench.describe.checks import is_whole
+
+WORLD, NODE = 0, -1  # in place of a number of ranks: all there are, those of a node
+NESTED = "nested"  # in place of a strategy's name
+FLAT, BY_NODE = "flat", "node"
+NAMES = ("weights", "secondary", "gradients", "optimizer")
+_WORDS = {"node": NODE, "world": WORLD}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDegrees:
+    """Ranks over which each is cut, WORLD for all of them; every run of so many ranks has all of it.
+
+    weights: parameters, while a step runs. secondary: what stays of them from a forward for its backward, which is
+    gathered among so many. gradients: reduced among so many in every micro-batch, and over the rest once a step.
+    optimizer: state, and what of parameters is updated and kept between steps. node: ranks of which the updated
+    parameters reach each run once, and are passed on inside it; WORLD: they come from where they were updated.
+    """
+
+    weights: int
+    secondary: int
+    gradients: int
+    optimizer: int
+    node: int = WORLD
+
+    @staticmethod
+    def of(given: Any) -> "ShardDegrees":
+        """Reads degrees by name, as a yaml has them.
+
+        Raises:
+            ValueError: they are something else.
+        """
+        if not isinstance(given, Mapping) or set(given) - {*NAMES, "updates"} or set(NAMES) - set(given):
+            wanted = f"{', '.join(NAMES)}, and maybe updates"
+            word = "null" if given is None else repr(given)
+            raise ValueError(f"sharding.degrees is {word}; with sharding.strategy={NESTED} it takes {wanted}")
+        for name in NAMES:
+            if given[name] not in tuple(_WORDS) and not (is_whole(given[name]) and given[name] >= 1):
+                raise ValueError(
+                    f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node "
+                    "or world"
+                )
+        updates = given.get("updates", FLAT)
+        if updates not in (FLAT, BY_NODE):
+            raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
+        weights, secondary, gradients, optimizer = (int(_WORDS.get(given[name], given[name])) for name in NAMES)
+        return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
+
+    def __str__(self) -> str:
+        words = {number: word for word, number in _WORDS.items()}
+        return NESTED + ":" + ",".join(words.get(one, str(one)) for one in self.cut)
+
+    @property
+    def cut(self) -> tuple[int, int, int, int]:
+        """The degrees of weights, secondary weights, gradients and optimizer state."""
+        return self.weights, self.secondary, self.gradients, self.optimizer
+
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0) -> "ShardDegrees":
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks.
+
+        Raises:
+            ValueError: they do not lie in one another.
+        """
+        own = [min(ranks_per_node, ranks) if degree == NODE else degree for degree in (*self.cut, self.node)]
+        weights, secondary, gradients, optimizer, node = own
+        order = [("secondary", secondary), ("weights", weights), ("gradients", gradients), ("optimizer", optimizer)]
+        for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
+            size, above = degree or ranks, wanted or ranks
+            if above % size:
+                what = f"sharding.degrees.{other}={above}" if other else f"the {ranks} ranks"
+                raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
+        if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
+            raise ValueError(
+                f"sharding.degrees.updates is {BY_NODE}, of {node} ranks; parameters cut over {weights or ranks} ranks "
+                f"that come from {optimizer or ranks} are not passed on inside it, so it takes {FLAT}"
+            )
+        return ShardDegrees(*(WORLD if degree == ranks > 1 else degree for degree in own))
+
+
+BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({
+    "none": ShardDegrees(1, 1, 1, 1),
+    "zero1": ShardDegrees(1, 1, 1, WORLD),
+    "zero2": ShardDegrees(1, 1, WORLD, WORLD),
+    "zero3": ShardDegrees(WORLD, WORLD, WORLD, WORLD),
+})  # fmt: skip
+
+
+def degrees_of(sharding: str | ShardDegrees) -> ShardDegrees:
+    """Returns the degrees of a model's sharding, which is a strategy's name or has its own."""
+    return BY_STRATEGY[sharding] if isinstance(sharding, str) else sharding

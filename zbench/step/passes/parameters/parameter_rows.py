@@ -1,0 +1,127 @@
+"""Operations and contract entries of parameters: which GPUs have which parts of them, and gathers and reductions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD
+from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import GATHER, operation_row
+from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
+from zbench.step.template import AT_HOME
+
+
+@dataclass(frozen=True)
+class ParameterRows:
+    """Makes the operations and contract entries of parameters in a layout."""
+
+    of: ShardedParameters
+    layout: StepLayout
+    lists: ListTable
+
+    def _cells(self, weight: str, share: int) -> list[int]:
+        if share < 0:
+            return [-1, -1]
+        return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.whole(f"z{weight}")]
+
+    def collectives(
+        self, kind: int, tensor: str, weight: str, levels: tuple[int, int] = (WORLD, 1), layer: int = 0
+    ) -> list[list[int]]:
+        """Returns gathers of a parameter's cells to GPUs that have them by a degree from those that have them by a
+        finer one, or reductions the other way, one for each run of the finer degree and each part of the other.
+
+        levels: the finer degree, and the other, 1 for all cells.
+        """
+        queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
+        number, found = self.layout.number[tensor], []
+        for every, members, cells in self._meetings(weight, levels):
+            if len(members) > 1:
+                ends = every, self.lists.number(PLACE, members)
+                found.append(operation_row(kind, number, ends, cells, queue, layer))
+        return found
+
+    def _meetings(self, weight: str, levels: tuple[int, int]) -> Iterator[tuple[int, Ints, list[int]]]:
+        """Yields (the runs that have homes of their own, -1: there is one; members; lists of cells) of the collectives
+        between two degrees."""
+        if levels == (WORLD, 1):
+            yield from ((-1, members, self._cells(weight, share)) for share, members in self.of.members(weight))
+            return
+        outer, inner = (self.of.every(weight, degree) for degree in levels)
+        parts = [(part, self._part(weight, part, inner)) for part in range(inner)]
+        for first in range(0, self.of.num_gpus, outer):
+            for part, cells in parts:
+                if cells:
+                    every = outer if outer < self.of.num_gpus else -1
+                    yield every, np.arange(first + part, first + outer, inner), cells
+
+    def _part(self, weight: str, part: int, every: int) -> list[int]:
+        """Returns the lists of the cells that GPU `part` of each run of `every` has of a parameter, [] if none."""
+        count, home = self.of.slices(weight)[1], self.of.home(weight)
+        if weight in WHOLE:
+            return [-1, -1] if every == 1 or home[0] % every == part else []
+        if every == count:
+            return self._cells(weight, part)
+        shards = np.flatnonzero(home.reshape(count, -1)[part % count] % every == part)
+        index = self.of.slices(weight)[0]
+        return (
+            [self.lists.number(index, [part % count]), self.lists.number(f"z{weight}", shards)] if len(shards) else []
+        )
+
+    def held(
+        self, tensor: str, weight: str, degree: int, layer: int = 0, version: int = 0, count: int = 0
+    ) -> list[list[int]]:
+        """Returns the entries of a parameter that every run of `degree` groups has all of, in equal parts."""
+        if degree == WORLD:
+            return self.at_home(tensor, weight, layer, version, count)
+        if degree == 1:
+            return self.everywhere(tensor, weight, layer, version, count)
+        number, every, found = self.layout.number[tensor], self.of.every(weight, degree), []
+        for part in range(every):
+            if cells := self._part(weight, part, every):
+                places = self.lists.number(PLACE, np.arange(part, self.of.num_gpus, every))
+                found.append([number, layer, places, *cells, count, version, 0])
+        return found
+
+    def everywhere(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter that is on all GPUs that compute with it."""
+        return self._entries(tensor, weight, layer, version, [count] * self.of.slices(weight)[1])
+
+    def _entries(self, tensor: str, weight: str, layer: int, version: int, counts: list[int]) -> list[list[int]]:
+        """Returns the entries of slices of a parameter on all GPUs that compute with them, with a count for each."""
+        number = self.layout.number[tensor]
+        return [
+            [number, layer, self.lists.number(PLACE, members), *self._cells(weight, share), count, version, 0]
+            for (share, members), count in zip(self.of.members(weight), counts, strict=True)
+        ]
+
+    def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter of which every cell is at its home alone."""
+        axes = self.of.axes(weight)
+        cells = [*(self.lists.whole(axis) for axis in axes), -1, -1][:2]
+        return [[self.layout.number[tensor], layer, AT_HOME, *cells, count, version, 0]]
+
+    def resting(self, weight: str, version: int = 0, layer: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter between steps."""
+        return self.held(weight, weight, self.of.degrees.optimizer, layer, version)
+
+    def gathers(self, weights: tuple[str, ...], degree: int, layer: int = 0) -> list[list[int]]:
+        """Returns gathers of parameters that are held by a degree, to all GPUs that compute with them."""
+        return self._gathers(weights, (degree, 1), layer)
+
+    def refreshes(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
+        """Returns gathers of parameters that were updated, from where they rest to where they are held in a step; []
+        where that is the same, or every GPU has all."""
+        degrees, found = self.of.degrees, []
+        levels = [degrees.optimizer, degrees.weights]
+        if degrees.node != WORLD and (levels[0] or self.of.groups) > degrees.node > degrees.weights > WORLD:
+            levels.insert(1, degrees.node)
+        for finer, other in pairwise(levels):
+            found += self._gathers(weights, (finer, other), layer) if finer != other else []
+        return found
+
+    def _gathers(self, weights: tuple[str, ...], levels: tuple[int, int], layer: int) -> list[list[int]]:
+        return [line for weight in weights for line in self.collectives(GATHER, weight, weight, levels, layer)]
