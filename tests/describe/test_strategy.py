@@ -24,6 +24,8 @@ from zbench.describe.strategy import (
     typed_key,
     with_model_fields,
 )
+from zbench.describe.sync import CO2, EVERY_STEP, RoundSync
+from zbench.describe.sync import METHODS as SYNC_METHODS
 from zbench.run.target import make_model, make_strategy
 
 YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
@@ -72,6 +74,9 @@ def test_every_choice_can_be(path: Path) -> None:
         assert made.expert_parallel == 1
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
+    elif path.parent.name == "sync":
+        assert made.method == path.stem
+        assert (made.in_rounds, made.age) == (path.stem != EVERY_STEP, int(path.stem == CO2))
     else:
         assert (path.stem, made.skew) == ("even", 0)
 
@@ -79,7 +84,7 @@ def test_every_choice_can_be(path: Path) -> None:
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS}, set(RECOMPUTE))
-    assert names["overlap"] == set(METHODS)
+    assert (names["overlap"], names["sync"]) == (set(METHODS), set(SYNC_METHODS))
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -147,6 +152,14 @@ def test_nothing_is_exchanged_in_groups_of_one() -> None:
         TrainingStrategy(Sharding("none"), Recompute("full"), Parallel(1, 2), exchanges, Experts())
 
 
+@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel"])
+def test_workers_of_rounds_have_no_other_parallelism(key: str) -> None:
+    strategy = Sharding("none"), Recompute("none"), Parallel(**{key: 2}), ExchangeOverlap(), Experts()
+    with pytest.raises(ValueError, match=rf"^parallel\.{key} is 2; with sync=local_sgd .* so it takes 1$"):
+        TrainingStrategy(*strategy, RoundSync("local_sgd", 3))
+    assert not TrainingStrategy(*strategy).sync.in_rounds
+
+
 def test_words_and_fields_are_of_the_groups() -> None:
     config = composed("parallel=tp8", "recompute=full")
     plain = {group: OmegaConf.to_container(config[group], resolve=True) for group in (*STRATEGY_GROUPS, "model")}
@@ -161,6 +174,14 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "overlap.slices": 1,
         "overlap.transfers": "ring",
         "experts.skew": 0,
+        "sync": "every_step",
+        "sync.steps": 1,
+        "sync.worker": "node",
+        "sync.lr": 1.0,
+        "sync.momentum": 0.0,
+        "sync.penalty": "none",
+        "sync.penalty_constant": 1.0,
+        "sync.clip": None,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

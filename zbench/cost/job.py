@@ -1,10 +1,13 @@
 """The cost model of a whole job, as planners see it: of groups of GPUs and of stages, where the model has them."""
 
+from dataclasses import replace
+
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.sync import NODE, RoundSync
 
 
 def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slices: bool = False) -> Cost:
@@ -20,3 +23,12 @@ def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slice
     one = Cost(cluster=cluster, model=model, pipelines=pipelines, even_slices=even_slices)
     cost = grouped(one, model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)
+
+
+def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
+    """Returns the cost model of one worker's GPUs, which are a cluster of its own."""
+    cluster = cost.gpus.cluster
+    gpus = sync.worker_gpus(cluster.gpus_per_node)
+    nics = cluster.nics_per_node if sync.worker == NODE else 1
+    own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
+    return make_cost(own, cost.gpus.model, False, cost.even_slices)

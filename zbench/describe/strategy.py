@@ -1,5 +1,5 @@
 """The strategy by which a model is trained: sharding, recomputation, degrees of parallelism, how exchanges of
-tensor-parallel groups go beside matmuls, and choice of experts.
+tensor-parallel groups go beside matmuls, choice of experts, and the rounds in which workers come together.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -7,7 +7,7 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +15,9 @@ from zbench.describe.checks import check_whole_number
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.model import MOST, RECOMPUTE, SHARDING
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.sync import EVERY, RoundSync
 
-STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "overlap", "experts")
+STRATEGY_GROUPS = ("sharding", "recompute", "parallel", "overlap", "experts", "sync")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
@@ -24,6 +25,8 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
+
+_SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -107,6 +110,7 @@ class TrainingStrategy:
     parallel: Parallel
     overlap: ExchangeOverlap
     experts: Experts
+    sync: RoundSync = EVERY
 
     def __post_init__(self) -> None:
         method = self.overlap.method
@@ -115,6 +119,14 @@ class TrainingStrategy:
                 f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
                 f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
             )
+
+        parallel = self.parallel
+        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel") if self.sync.in_rounds else ():
+            if getattr(parallel, key) > 1:
+                raise ValueError(
+                    f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
+                    "its sequences and shards alone, so it takes 1"
+                )
 
     @property
     def model_fields(self) -> Mapping[str, Any]:
@@ -140,7 +152,13 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     exchanges = config["overlap"]
     found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)
     found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
-    return found | {"experts.skew": config["experts"]["skew"]}
+    found |= {"experts.skew": config["experts"]["skew"]}
+    return found | {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+
+
+def _sync(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keys of a configuration's rounds, those that it leaves out as they usually are."""
+    return asdict(EVERY) | dict(config["sync"])
 
 
 def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from zbench.describe.strategy import (
     TrainingStrategy,
     typed_key,
 )
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.contract import guarded
@@ -34,6 +35,7 @@ _STRATEGY = {
     "parallel": Parallel,
     "overlap": ExchangeOverlap,
     "experts": Experts,
+    "sync": RoundSync,
 }
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
@@ -49,6 +51,7 @@ _SET = {
     "expert_parallel": "parallel.expert_parallel={}",
     "skew": "experts.skew={}",
     "exchanges": "overlap to the name of a method",
+    "sync": "sync to the name of a method",
 }
 
 
@@ -131,13 +134,20 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     if plays:
         degree = parallel.expert_parallel
         ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
-        return {**ahead, "expert_parallel": degree, "skew": experts.skew, "exchanges": strategy.overlap}
+        return {
+            **ahead,
+            "expert_parallel": degree,
+            "skew": experts.skew,
+            "exchanges": strategy.overlap,
+            "sync": strategy.sync,
+        }
     for name, value, usual in (
         ("sharding.window", sharding.window, 1),
         ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
         ("parallel.expert_parallel", parallel.expert_parallel, 1),
         ("experts.skew", experts.skew, 0),
         ("overlap.method", strategy.overlap.method, WHOLE.method),
+        ("sync.method", strategy.sync.method, EVERY.method),
     ):
         if value != usual:
             raise ValueError(

@@ -5,14 +5,15 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
@@ -28,13 +29,16 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.job.step_job import StepJob, StepReport
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.round_driver import RANK as ROUND_RANK
+from zbench.runtime.round_driver import RoundDriver
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
@@ -47,7 +51,7 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, skew, exchanges: of the strategy, as of
+    window, gradient_bucket, expert_parallel, skew, exchanges, sync: of the strategy, as of
     zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
     device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
     ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
@@ -72,6 +76,8 @@ class TorchWholeStep:
     expert_parallel: int = 1
     skew: float = 0.0
     exchanges: ExchangeOverlap = WHOLE
+    sync: RoundSync = EVERY
+    _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
@@ -83,6 +89,13 @@ class TorchWholeStep:
         if self.resume is not None:
             raise ValueError(f"resume is {self.resume}; executor=torch_whole_step has no checkpoints, so it takes null")
         _ = self.steps  # refuses what there are no steps of
+        if self.sync.in_rounds:
+            _ = self.worker_steps
+            for check in (one for one in self.check if one in LIMITS):
+                raise ValueError(
+                    f"check is {check}; with sync={self.sync.method} workers train apart, so that no dense model is "
+                    "what they have to come to, and it takes bytes or null"
+                )
 
     @property
     def overlap(self) -> StepOverlap:
@@ -96,6 +109,14 @@ class TorchWholeStep:
         gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel(self.expert_parallel, skew=self.skew)
         overlap, memory = self.overlap, cost.gpus.cluster.device.memory_bytes
         return ProvenSteps("torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, overlap, experts, memory)
+
+    @property
+    def worker_steps(self) -> WorkerSteps:
+        """The steps that plans become where workers come together in rounds."""
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        memory = cluster.device.memory_bytes
+        return WorkerSteps("torch_whole_step", model, gpus, self.sync, self.overlap, memory)
 
     @property
     def first_step(self) -> int:
@@ -112,8 +133,10 @@ class TorchWholeStep:
         """
         job = self.job()
         check_pickled(job, self.workload)
-        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, RANK, job, self.timeout)
+        rank = ROUND_RANK if self.sync.in_rounds else RANK
+        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
         self._warm, self._left = False, None
+        self._rounds = RoundDriver(self.worker_steps, self._fleet) if self.sync.in_rounds else None
         return Ready(0, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -144,6 +167,8 @@ class TorchWholeStep:
                 "plans pad sequences, as with system.padding=published; executor=torch_whole_step takes plans that do "
                 "not: system.padding=none, also beside variant=published"
             )
+        if self._rounds is not None:
+            return self._step_of_round(self._rounds, batch, plans, trace)
         of = self.steps
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
@@ -168,7 +193,22 @@ class TorchWholeStep:
         """Returns what every rank is told."""
         exact = any(check in LIMITS for check in self.check)
         optimizer = AdamW(**self.optimizer)
-        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device)
+        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync)
+
+    def _step_of_round(
+        self, rounds: RoundDriver, batch: Batch, plans: tuple[Plan, ...], trace: str | None
+    ) -> StepResult:
+        """Runs a step of every worker, and what its round ends with where it is the last one."""
+        for _ in range(0 if self._warm else self.warmup):
+            rounds.warm_up(batch, plans)
+        self._warm = True
+        reports, stated, ended = rounds.step(batch, plans, trace is not None)
+        check_loss(step_loss(reports), batch.step)
+        checked = self._checked_bytes(batch, stated, reports) if "bytes" in self.check else {}
+        if trace is not None:
+            write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
+        found = whole_step_result(batch, self.cost, reports, checked)
+        return replace(found, phases=dict(found.phases) | ({"round_end": ended} if ended else {}))
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -185,11 +225,22 @@ class TorchWholeStep:
             every = stated_bytes(step)
             for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
-                if report.total() != stated:
-                    raise CheckFailed(
-                        f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
-                        f"by queue, and the step says {stated}"
-                    )
-            told["bytes"] = float(sum(sent for one in reports for sent, _ in one.total().values()))
+            told |= self._checked_bytes(batch, every, reports)
         return told
+
+    @staticmethod
+    def _checked_bytes(
+        batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
+    ) -> dict[str, float]:
+        """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
+
+        Raises:
+            zbench.runtime.driver.CheckFailed: a rank has sent or received others.
+        """
+        for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
+            if report.total() != stated:
+                raise CheckFailed(
+                    f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
+                    f"by queue, and the step says {stated}"
+                )
+        return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}

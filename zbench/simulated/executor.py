@@ -5,7 +5,7 @@ zbench.simulator.simulate is the other one, which plays attention and charges th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -15,15 +15,18 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulated.rounds import PlayedRounds
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
@@ -42,7 +45,8 @@ class Simulated:
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; skew: how unevenly tokens choose them
-    (zbench.step.passes.routing.ExpertParallel). exchanges: how those of tensor-parallel groups go beside matmuls.
+    (zbench.step.passes.routing.ExpertParallel). exchanges: how those of tensor-parallel groups go beside matmuls. sync:
+    when workers come together, in every step or in rounds.
     """
 
     cost: Cost
@@ -51,9 +55,15 @@ class Simulated:
     expert_parallel: int = 1
     skew: float = 0.0
     exchanges: ExchangeOverlap = WHOLE
+    sync: RoundSync = EVERY
+    _rounds: list[PlayedRounds] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )  # of a run, or none
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
+        if self.sync.in_rounds:
+            self._rounds.append(self._new_rounds())
 
     @property
     def overlap(self) -> StepOverlap:
@@ -77,8 +87,22 @@ class Simulated:
         return OPERATION_OF_LAYER * layers * self.cost.tp
 
     def start(self) -> Ready:
-        """Needs nothing."""
+        """Begins with the first round, where there are rounds."""
+        if self.sync.in_rounds:
+            self._rounds[:] = [self._new_rounds()]
         return Ready()
+
+    def _new_rounds(self) -> PlayedRounds:
+        """Returns the rounds of a run of which nothing is played."""
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster.device.memory_bytes)
+
+        def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
+            own = replace(self, cost=cost, sync=EVERY)
+            return own.result(batch, plans, played, None)
+
+        return PlayedRounds(steps, self.cost, told)
 
     def stop(self) -> None:
         """Has nothing to end."""
@@ -87,12 +111,19 @@ class Simulated:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: the model cannot be cut for the plans' pipelines.
+            ValueError: the model cannot be cut for the plans' pipelines, or workers train apart.
         """
+        if self.sync.in_rounds:
+            raise ValueError(
+                f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
+                "looks into one step of the whole cluster, takes sync=every_step"
+            )
         return self.steps.of(batch, plans)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
+        if self.sync.in_rounds:
+            return self._rounds[0].step(batch, plans)
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         step = self.built(batch, plans)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.cost.cost import Cost
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.job.job import AdamW
@@ -16,7 +17,7 @@ Sizes = tuple[int, int]  # bytes sent, bytes received
 class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
-    compare each step with the dense model."""
+    compare each step with the dense model. sync: when workers come together."""
 
     cost: Cost
     workload: Workload
@@ -25,6 +26,12 @@ class StepJob:
     optimizer: AdamW
     exact: bool
     device: str = "auto"
+    sync: RoundSync = EVERY
+
+    @property
+    def worker_gpus(self) -> int:
+        """The GPUs of a worker, where workers train apart."""
+        return self.sync.worker_gpus(self.cost.gpus.cluster.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.own_plans import parts_of_layouts
-from zbench.step.passes.parameters.zero import ShardedParameters
+from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -30,7 +30,8 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
-    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit.
+    has some are laid out and chosen. memory_bytes: of a GPU, None if nothing has to fit. workers: that train apart in
+    rounds, of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own.
 
     Raises:
         ValueError: there are no such steps.
@@ -44,6 +45,7 @@ class ProvenSteps:
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     memory_bytes: float | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -66,7 +68,8 @@ class ProvenSteps:
     def parameters(self) -> ShardedParameters:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, ZERO[self.model.sharding]
-        return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
+        degrees = self.tensor_parallel, zero, self.overlap, self.experts.degree
+        return ShardedParameters(self.model, groups, *degrees, self.workers)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
@@ -92,7 +95,8 @@ class ProvenSteps:
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
         model = self.model
-        zero, degree, experts = ZERO[model.sharding], self.tensor_parallel, self.experts.of(batch)
+        zero = ZeroCut(ZERO[model.sharding], self.workers)
+        degree, experts = self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         prove_step(step)
         return step
