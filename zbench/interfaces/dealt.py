@@ -38,8 +38,9 @@ class Dealt:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlans:
-    """A system that plans for every worker by itself: a batch's sequences are dealt to `count` workers by their tokens,
-    the longest first, whole. A worker has none where there are fewer sequences."""
+    """A system that plans for every worker by itself: a batch's sequences are dealt in `count` parts by their tokens,
+    the longest first, whole, and which worker has which part is drawn (by the batch's seed and step), or the longest
+    sequence of every batch would be the same worker's. A worker has none where there are fewer sequences."""
 
     system: System
     count: int
@@ -52,7 +53,9 @@ class WorkerPlans:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of all workers, side by side."""
         every, groups = np.arange(len(batch.lengths), dtype=np.int64), list[tuple[Plan, ...]]()
-        for part in dealt(every, batch.lengths, self.count):
+        parts = dealt(every, batch.lengths, self.count)
+        for at in np.random.default_rng((batch.seed, batch.step)).permutation(self.count).tolist():
+            part = parts[at]
             if not len(part):
                 groups.append(())
                 continue
