@@ -4,6 +4,8 @@ The simulation knows the network, each worker's sequences, AdamW, and the arithm
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,27 @@ def test_one_step_a_round_is_data_parallel_sgd_or_sgd_on_gradients_a_step_old(ag
             weights = {name: value - RATE * gradients[-1 - age][name] for name, value in weights.items()}
     assert simulated(sync, SGD, parts) == pytest.approx(losses, rel=1e-11)
     assert losses[0] != losses[-1]
+
+
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:
+    """The average of the round before is under way, and waits in the checkpoint."""
+    cost, sync = cost_of(2, 1), RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware")
+    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
+
+    def losses(steps: range, **settings: Any) -> list[float | None]:
+        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=ADAMW, **settings)
+        try:
+            assert executor.start().first_step == steps.start
+            batches = [WORKLOAD.batch(step) for step in steps]
+            return [executor.step(one, system.plan(one)).loss for one in batches]
+        finally:
+            executor.stop()
+
+    whole = losses(range(9), checkpoint_every=5, checkpoint=folder)
+    assert losses(range(5, 9), resume=folder) == whole[5:]
+    other = replace(sync, steps=2)
+    with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 2$"):
+        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, resume=folder)
 
 
 def test_what_has_no_dense_model_is_not_checked_against_one() -> None:

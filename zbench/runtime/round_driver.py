@@ -5,14 +5,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number, is_whole
 from zbench.plans.plan import Plan
-from zbench.runtime.job.step_job import Sizes, StepReport
+from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
+from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.round_rank:RoundRank"
+
+
+def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | None) -> None:
+    """Refuses checkpoints that cannot be written, or gone on from.
+
+    Raises:
+        ValueError: the message names the setting.
+    """
+    check_whole_number("executor.checkpoint_every", every, 1, or_null=True)
+    if not job.sync.in_rounds:
+        for name, value in (("resume", resume), ("executor.checkpoint_every", every)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {value}; executor=torch_whole_step has checkpoints of runs in rounds alone (sync), and "
+                    "with sync=every_step it takes null"
+                )
+        return
+    if every is not None:
+        check_free(path)
+        Hold.of(path).end()  # told now, and not when the baseline has run
+    if resume is not None:
+        check_same(resume, job.told())
+        check_files(resume)
 
 
 @dataclass
@@ -26,6 +52,28 @@ class RoundDriver:
     def __post_init__(self) -> None:
         self.tokens = [0] * self.steps.workers
         self.fleet.call("begin", self.steps.ends(0))
+
+    def save(self, path: str, job: StepJob, next_step: int) -> None:
+        """Has all ranks write a checkpoint, which goes on with a step, in the midst of a round, too."""
+        meta = {"next_step": next_step, "run": job.told(), "round_tokens": self.tokens}
+        self.fleet.call("save", path, self._under_way(next_step), meta)
+
+    def load(self, path: str) -> None:
+        """Has all ranks take over a checkpoint.
+
+        Raises:
+            ValueError: it is none of a run in rounds.
+        """
+        told = checkpoint_description(path)
+        tokens = told.get("round_tokens")
+        if not isinstance(tokens, list) or len(tokens) != self.steps.workers or not all(map(is_whole, tokens)):
+            raise ValueError(f"resume is {path!r}; it takes the checkpoint of a run in rounds of as many workers")
+        self.tokens = [int(one) for one in tokens]
+        self.fleet.call("load", path, self._under_way(told["next_step"]))
+
+    def _under_way(self, step: int) -> Step:
+        """Returns what the round ends with that a step is of."""
+        return self.steps.ends(step // self.steps.sync.steps)
 
     def warm_up(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Runs every worker's step without its updates."""

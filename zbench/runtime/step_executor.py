@@ -17,6 +17,7 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
+from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.driver import (
     LIMITS,
     CheckFailed,
@@ -33,7 +34,7 @@ from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
-from zbench.runtime.round_driver import RoundDriver
+from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.byte_law import stated_bytes
@@ -55,7 +56,8 @@ class TorchWholeStep:
     zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
     device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
     ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
-    "exact" (in float64), "float32", "bytes".
+    "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds, as of
+    zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -71,6 +73,8 @@ class TorchWholeStep:
     check: Sequence[str] = ()
     resume: str | None = None
     device: str = "auto"
+    checkpoint_every: int | None = None
+    checkpoint: str = "results/checkpoint"
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
@@ -80,14 +84,13 @@ class TorchWholeStep:
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
+    _hold: Hold | None = field(default=None, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
 
     def __post_init__(self) -> None:
         need("torch", "executor=torch_whole_step")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
-        if self.resume is not None:
-            raise ValueError(f"resume is {self.resume}; executor=torch_whole_step has no checkpoints, so it takes null")
         _ = self.steps  # refuses what there are no steps of
         if self.sync.in_rounds:
             _ = self.worker_steps
@@ -96,6 +99,7 @@ class TorchWholeStep:
                     f"check is {check}; with sync={self.sync.method} workers train apart, so that no dense model is "
                     "what they have to come to, and it takes bytes or null"
                 )
+        check_checkpoints(self.job(), self.checkpoint_every, self.checkpoint, self.resume)
 
     @property
     def overlap(self) -> StepOverlap:
@@ -121,7 +125,7 @@ class TorchWholeStep:
     @property
     def first_step(self) -> int:
         """The first step to run."""
-        return 0
+        return 0 if self.resume is None else int(checkpoint_description(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
@@ -134,10 +138,14 @@ class TorchWholeStep:
         job = self.job()
         check_pickled(job, self.workload)
         rank = ROUND_RANK if self.sync.in_rounds else RANK
+        if self.checkpoint_every is not None:
+            self._hold = Hold.of(self.checkpoint)
         self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
         self._warm, self._left = False, None
         self._rounds = RoundDriver(self.worker_steps, self._fleet) if self.sync.in_rounds else None
-        return Ready(0, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
+        if self._rounds is not None and self.resume is not None:
+            self._rounds.load(self.resume)
+        return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -184,10 +192,15 @@ class TorchWholeStep:
         return whole_step_result(batch, self.cost, reports, checked)
 
     def stop(self) -> None:
-        """Ends the ranks."""
+        """Ends the ranks and gives the checkpoint's folder back."""
         fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            fleet.close()
+        hold, self._hold = self._hold, None
+        try:
+            if fleet is not None:
+                fleet.close()
+        finally:
+            if hold is not None:
+                hold.end()
 
     def job(self) -> StepJob:
         """Returns what every rank is told."""
@@ -205,6 +218,8 @@ class TorchWholeStep:
         reports, stated, ended = rounds.step(batch, plans, trace is not None)
         check_loss(step_loss(reports), batch.step)
         checked = self._checked_bytes(batch, stated, reports) if "bytes" in self.check else {}
+        if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
+            rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         found = whole_step_result(batch, self.cost, reports, checked)

@@ -5,9 +5,10 @@ step of all. The average that is used a round late is left under way: its messag
 and are waited for where the sums are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +25,10 @@ from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import measured_peak_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.rank import Ran, SteppingRank
+from zbench.runtime.stepping.round_state import RoundState
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.passes.rounds.outer_step import SHARE
 from zbench.step.template import Step
@@ -96,8 +99,30 @@ class RoundRank(SteppingRank):
         messages.times.end()
         self._synchronize()
         ran = Ran(began, perf_counter() - began, 0.0, Traffic())
-        self.aside = store.set_aside([one.name for one in parts.layout.tensors if one.name[0] == "d"])
+        self.aside = RoundState(self.rank, prepared, store).set_aside()
         return self._report(messages, None, ran, compiling)
+
+    def save(self, path: str, step: Step, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint between two steps. step: what the round under way ends with; meta: what the checkpoint
+        says of itself."""
+        self.board.wait("a checkpoint, the average under way")
+        kept = self._kept(step)
+        self.outer.stores[self.rank].put_back(self.aside)
+        save_checkpoint(path, kept, meta)
+        self.aside = kept.set_aside()
+        self.board.resume()
+
+    def load(self, path: str, step: Step) -> None:
+        """Takes over a checkpoint. step: what the round under way ends with."""
+        self.board.wait("a checkpoint")
+        kept = self._kept(step)
+        load_checkpoint(path, kept)
+        self.updates, self.aside = kept.updates, kept.set_aside()
+        self.board.resume()
+
+    def _kept(self, step: Step) -> RoundState:
+        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
+        return RoundState(self.rank, prepared, self.outer.stores[self.rank], self.updates)
 
     # -- inside ---------------------------------------------------------------------------------------
     def _update(self, num_tokens: int) -> Update:
