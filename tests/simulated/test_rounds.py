@@ -76,6 +76,8 @@ def test_a_round_takes_as_long_as_its_slowest_worker(tau: int) -> None:
     seconds = np.array([one.seconds for one in found]).reshape(-1, tau)
     assert seconds.sum(axis=1) == pytest.approx(wanted, rel=1e-9)
     assert (seconds > 0).all()
+    waits = [one.phases["wait"] for one in found if "wait" in one.phases]
+    assert waits == pytest.approx(rounds - steps.reshape(-1, tau, 2).sum(axis=1).mean(axis=1), abs=1e-12)
     assert steps.max(axis=1).sum() > rounds.sum() or tau == 1  # waiting evens out
     for first in range(0, 6, tau):  # what the seconds of a round went to sums to them, on every rank
         spent = sum(np.array(list(one.seconds_for.values())).sum(axis=0) for one in found[first : first + tau])

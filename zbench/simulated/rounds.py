@@ -159,7 +159,8 @@ class PlayedRounds:
             exposed_seconds=[one + exposed for one in result.exposed_seconds],
             nic_tx_bytes=(np.array(result.nic_tx_bytes) + sum(own.nic_tx.values())).tolist(),
             nic_rx_bytes=(np.array(result.nic_rx_bytes) + sum(own.nic_rx.values())).tolist(),
-            phases=dict(result.phases) | {"round_end": computing + exposed, "average": moving},
+            phases=dict(result.phases)
+            | {"round_end": computing + exposed, "average": moving, "wait": float(waited.mean())},
             seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
             nic_tx_for=nic_tx_for,
         )
