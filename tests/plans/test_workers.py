@@ -10,7 +10,7 @@ from zbench.describe.sync import RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import COLUMNS, Plan
-from zbench.plans.workers import plans_of_worker, side_by_side
+from zbench.plans.workers import joined_plans, plans_of_worker
 from zbench.proof.verify import verify, verify_step
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
@@ -48,7 +48,7 @@ def test_workers_have_their_own_plans_again(system: type[System], lengths: tuple
             verify(plan, worker_cost(COST, SYNC), memory=False)
             assert plan.num_ranks == 2
             seen += plan.sequences.tolist()
-            (again,) = plans_of_worker(side_by_side([(), (plan,)]), 1, 2)
+            (again,) = plans_of_worker(joined_plans([(), (plan,)]), 1, 2)
             assert operations(again) == operations(plan)
     assert sorted(seen) == list(range(len(lengths)))
 
@@ -68,4 +68,4 @@ def test_a_plan_that_sends_between_workers_is_refused() -> None:
 def test_plans_that_wait_for_other_things_are_not_joined() -> None:
     (plan,) = Ring(worker_cost(COST, SYNC)).plan(batch(8, 8))
     other = plan.with_(in_rounds=not plan.in_rounds)
-    assert [one.in_rounds for one in side_by_side([(plan,), (other,), (plan,)])] == [plan.in_rounds, other.in_rounds]
+    assert [one.in_rounds for one in joined_plans([(plan,), (other,), (plan,)])] == [plan.in_rounds, other.in_rounds]

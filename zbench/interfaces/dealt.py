@@ -9,7 +9,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Ints, Plan
-from zbench.plans.workers import side_by_side
+from zbench.plans.workers import joined_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WorkerPlans:
             documents = None if batch.documents is None else batch.documents[part]
             found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents))
             groups.append(tuple(plan.with_(sequences=part[plan.sequences]) for plan in found))
-        return side_by_side(groups)
+        return joined_plans(groups)
 
 
 def undealt(system: System) -> System:

@@ -15,7 +15,7 @@ from zbench.plans.columns import ATTEND
 from zbench.plans.plan import WAITS, Blocks, Lists, Ops, Plan
 
 
-def side_by_side(groups: Sequence[Sequence[Plan]]) -> tuple[Plan, ...]:
+def joined_plans(groups: Sequence[Sequence[Plan]]) -> tuple[Plan, ...]:
     """Returns the plans of all workers together. groups: of each worker, one plan a micro-batch; a worker may have
     fewer than others, or none. Micro-batches of the same number are one plan, or several where workers' differ in more
     than tokens (in whether ranks wait for more than data)."""

@@ -24,7 +24,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
-from zbench.step.passes.rounds.order import kind_of
+from zbench.step.passes.rounds.order import round_kind
 from zbench.step.passes.rounds.outer_step import NOW, outer_step
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
 
@@ -56,8 +56,8 @@ class PlayedRounds:
 
     @cached_property
     def ends(self) -> dict[str, PlayedStep]:
-        """What a round ends with, played by kind, and all of it one after another (NOW)."""
-        steps = {kind_of(self.steps.sync, round_): self.steps.ends(round_) for round_ in (0, 1)}
+        """The ends of rounds, played, by kind, and one of which all is done one after another (NOW)."""
+        steps = {round_kind(self.steps.sync, round_): self.steps.ends(round_) for round_ in (0, 1)}
         steps.setdefault(NOW, outer_step(self.steps.model, self.steps.parameters, NOW))
         return {kind: play_step(step, (), self.cost.gpus) for kind, step in steps.items()}
 
@@ -71,7 +71,7 @@ class PlayedRounds:
         self.elapsed += [0.0 if one is None else one.seconds for one in found]
         result = self._together(batch, found)
         if sync.is_last(batch.step):
-            result = self._ended(result, kind_of(sync, batch.step // sync.steps))
+            result = self._ended(result, round_kind(sync, batch.step // sync.steps))
         seconds = float(self.elapsed.max()) - self.added
         self.added += seconds
         return replace(result, seconds=result.seconds + seconds)
@@ -127,7 +127,7 @@ class PlayedRounds:
     @cached_property
     def resting(self) -> Any:
         """The bytes of every GPU beside its worker's step: outer parameters and momentum, and the average under way."""
-        held = self.ends[kind_of(self.steps.sync, 1)].memory.held
+        held = self.ends[round_kind(self.steps.sync, 1)].memory.held
         names = "pmd" if self.steps.sync.age else "pm"
         weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
         mine = [value for name, value in held.items() if name[0] in names and name[1:] in weights]

@@ -1,4 +1,4 @@
-"""What a round's average is done with, in one place, for arrays of numpy and of torch alike. Pure.
+"""The outer update, by the average of a round: its arithmetic for all methods, for numpy and torch alike. Pure.
 
 Of every element: x, the parameter that the workers began their round with; mean, the average of theirs at its end,
 weighted by tokens; m, the momentum, which is zero at first. difference = x - mean stands for a gradient.

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.steps import MODEL
 from zbench.describe.sync import CO2, SLOWMO, RoundSync
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations
-from zbench.step.passes.rounds.order import kind_of, prove_ages, rounds_text
+from zbench.step.passes.rounds.order import prove_ages, round_kind, rounds_text
 from zbench.step.passes.rounds.outer_step import FIRST, LATER, NOW, PHASES, OuterParameters, outer_step
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
@@ -74,8 +74,8 @@ def test_workers_go_on_before_the_next_average_is_there() -> None:
     names = [one.name.removesuffix("_ends") for one in made(LATER).templates[::2]]
     assert names == ["update", "contribute", "take", "reduce"]
     assert [one.name for one in made(FIRST).templates[::2]] == ["contribute", "take", "reduce"]
-    assert [kind_of(LATE, at) for at in range(3)] == [FIRST, LATER, LATER]
-    assert {kind_of(IN_TIME, at) for at in range(3)} == {NOW}
+    assert [round_kind(LATE, at) for at in range(3)] == [FIRST, LATER, LATER]
+    assert {round_kind(IN_TIME, at) for at in range(3)} == {NOW}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

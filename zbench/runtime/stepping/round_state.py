@@ -1,4 +1,4 @@
-"""What a rank has in the midst of a round, for checkpoints: parameters and optimizer state of its worker, outer
+"""The state of a rank in the midst of a round, for checkpoints: parameters and optimizer state of its worker, outer
 parameters and momentum, and the average that is under way."""
 
 from collections.abc import Iterator, Mapping

@@ -30,7 +30,7 @@ from zbench.runtime.checkpoints.layout import CheckpointWriter, Planner, Reader
 from zbench.runtime.checkpoints.manifest import FILES, Entry, entries, sealed
 
 
-class Kept(Protocol):
+class KeptState(Protocol):
     """The state that a checkpoint keeps of this rank, or of all."""
 
     def state(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Kept(Protocol):
         """Takes over what `state` has, by the same names."""
 
 
-def save_checkpoint(path: str, parameters: Kept, meta: Mapping[str, Any]) -> None:
+def save_checkpoint(path: str, parameters: KeptState, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.checkpoint_description
     gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
@@ -80,7 +80,7 @@ def _manifest(folder: Path) -> dict[str, Entry]:
     return {name: entry for part in found for name, entry in part.items()}
 
 
-def load_checkpoint(path: str, parameters: Kept) -> None:
+def load_checkpoint(path: str, parameters: KeptState) -> None:
     """Takes over a checkpoint, which the driver has compared with its manifest.
 
     Raises:

@@ -23,7 +23,7 @@ _LAYOUT = """layout
 """
 
 
-def kind_of(sync: RoundSync, round_: int) -> str:
+def round_kind(sync: RoundSync, round_: int) -> str:
     """Returns what a round, counted from 0, ends with."""
     if not sync.age:
         return NOW
@@ -49,7 +49,7 @@ def rounds_text(sync: RoundSync, workers: int, rounds: int = SHOWN) -> str:
         age = -min(sync.age, round_)
         templates += _round(round_, every, workers, age) + _outer(round_, every, workers)
         plays += f"play round{round_} for layer 0, version {round_}\n"
-        if UPDATED in PHASES[kind_of(sync, round_)]:
+        if UPDATED in PHASES[round_kind(sync, round_)]:
             plays += f"play outer{updates} for layer 0, version {updates}\n"
             updates += 1
     for late in range(updates, rounds):  # what is under way when the last round ends

@@ -1,4 +1,4 @@
-"""What a round of local steps ends with, as a step of its own on the GPUs of all workers.
+"""The end of a round of local steps, as a step of its own on the GPUs of all workers.
 
     d += contribute(s, share)       each worker's parameters, weighed by its share of the round's tokens: the snapshot
     d is reduced                    to the GPU of each shard, on the links of the cluster

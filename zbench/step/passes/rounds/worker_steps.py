@@ -11,7 +11,7 @@ from zbench.describe.sync import RoundSync
 from zbench.plans.plan import Plan
 from zbench.plans.workers import plans_of_worker
 from zbench.step.passes.proven import ZERO, ProvenSteps
-from zbench.step.passes.rounds.order import kind_of, prove_ages
+from zbench.step.passes.rounds.order import prove_ages, round_kind
 from zbench.step.passes.rounds.outer_step import OuterParameters, outer_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -85,12 +85,12 @@ class WorkerSteps:
 
     def ends(self, round_: int) -> Step:
         """Returns what a round, counted from 0, ends with."""
-        return self._ends[kind_of(self.sync, round_)]
+        return self._ends[round_kind(self.sync, round_)]
 
     @cached_property
     def _ends(self) -> dict[str, Step]:
         found = {}
-        for kind in {kind_of(self.sync, round_) for round_ in (0, 1)}:
+        for kind in {round_kind(self.sync, round_) for round_ in (0, 1)}:
             found[kind] = outer_step(self.model, self.parameters, kind)
             prove_step(found[kind])
         return found
