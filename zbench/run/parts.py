@@ -288,7 +288,7 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
-    sync: RoundSync = make_part(make, config, "sync")
+    sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
     if sync.in_rounds:
         return _for_workers(config, cost, make, sync)
     system: System = make_part(make, config, "system", cost=cost)
