@@ -28,6 +28,8 @@ from zbench.describe.strategy import (
     typed_key,
     with_model_fields,
 )
+from zbench.describe.sync import CO2, EVERY_STEP, RoundSync
+from zbench.describe.sync import METHODS as SYNC_METHODS
 from zbench.run.target import make_model, make_strategy
 
 MEMORIES = {
@@ -94,6 +96,9 @@ def test_every_choice_can_be(path: Path) -> None:
         assert made == MEMORIES[path.stem]
     elif path.parent.name == "overlap":
         assert made == ExchangeOverlap(path.stem, 4 if path.stem == SLICED else 1, USUAL_TRANSFERS.get(path.stem, RING))
+    elif path.parent.name == "sync":
+        assert made.method == path.stem
+        assert (made.in_rounds, made.age) == (path.stem != EVERY_STEP, int(path.stem == CO2))
     else:
         assert (made.schedule, made.skew) == (path.stem, 0)
         assert made.exchanges.is_open == (path.stem != SEQUENTIAL)
@@ -103,6 +108,7 @@ def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
+    assert names["sync"] == set(SYNC_METHODS)
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -239,6 +245,15 @@ def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
         )
 
 
+@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel"])
+def test_workers_of_rounds_have_no_other_parallelism(key: str) -> None:
+    parallel = Parallel(**{key: 2})
+    strategy = Sharding("none"), Recompute("none"), TrainingMemory(), parallel, ExchangeOverlap(), Experts()
+    with pytest.raises(ValueError, match=rf"^parallel\.{key} is 2; with sync=local_sgd .* so it takes 1$"):
+        TrainingStrategy(*strategy, RoundSync("local_sgd", 3))
+    assert not TrainingStrategy(*strategy).sync.in_rounds
+
+
 def test_words_and_fields_are_of_the_groups() -> None:
     config = composed("parallel=tp8", "recompute=full")
     plain = {group: OmegaConf.to_container(config[group], resolve=True) for group in (*STRATEGY_GROUPS, "model")}
@@ -257,6 +272,14 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,
+        "sync": "every_step",
+        "sync.steps": 1,
+        "sync.worker": "node",
+        "sync.lr": 1.0,
+        "sync.momentum": 0.0,
+        "sync.penalty": "none",
+        "sync.penalty_constant": 1.0,
+        "sync.clip": None,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

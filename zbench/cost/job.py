@@ -8,6 +8,7 @@ from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
+from zbench.describe.sync import NODE, RoundSync
 
 
 def make_cost(cluster: Cluster, model: Model, pipelines: bool = True, even_slices: bool = False) -> Cost:
@@ -39,3 +40,12 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
         raise ValueError(f"sharding is nested; with parallel.pipeline_parallel={pp} it takes zero1 or none")
     ranks = cluster.num_ranks // tp
     return replace(model, sharding=model.sharding.of_ranks(ranks, max(cluster.gpus_per_node // tp, 1)))
+
+
+def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
+    """Returns the cost model of one worker's GPUs, which are a cluster of its own."""
+    cluster = cost.gpus.cluster
+    gpus = sync.worker_gpus(cluster.gpus_per_node)
+    nics = cluster.nics_per_node if sync.worker == NODE else 1
+    own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
+    return make_cost(own, cost.gpus.model, False, cost.even_slices)

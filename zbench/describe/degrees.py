@@ -56,7 +56,9 @@ class ShardDegrees:
         updates = given.get("updates", FLAT)
         if updates not in (FLAT, BY_NODE):
             raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
-        weights, secondary, gradients, optimizer = (int(_WORDS.get(given[name], given[name])) for name in NAMES)
+        weights, secondary, gradients, optimizer = (
+            int(_WORDS[one] if one in _WORDS else one) for one in (given[name] for name in NAMES)
+        )
         return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """The strategy by which a model is trained: sharding, recomputation, chunks of tokens, degrees of parallelism, how
-exchanges of tensor-parallel groups and of experts go beside matmuls, and choice of experts.
+exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, and the rounds in which workers
+come together.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -7,7 +8,7 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +19,9 @@ from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, Expe
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.sync import EVERY, RoundSync
 
-STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts")
+STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
@@ -30,6 +32,8 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
+
+_SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
 
 
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
@@ -172,6 +176,7 @@ class TrainingStrategy:
     parallel: Parallel
     overlap: ExchangeOverlap
     experts: Experts
+    sync: RoundSync = EVERY
 
     def __post_init__(self) -> None:
         method = self.overlap.method
@@ -205,6 +210,24 @@ class TrainingStrategy:
                     f"memory.{name} takes {WHOLE}"
                 )
 
+        parallel = self.parallel
+        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel") if self.sync.in_rounds else ():
+            if getattr(parallel, key) > 1:
+                raise ValueError(
+                    f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
+                    "its sequences and shards alone, so it takes 1"
+                )
+        if self.sync.in_rounds and self.sharding.strategy == NESTED:
+            raise ValueError(
+                f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
+                "none, zero1, zero2 or zero3"
+            )
+        if self.sync.in_rounds and self.memory.offload == INPUTS:
+            raise ValueError(
+                f"memory.offload is {INPUTS}; with sync={self.sync.method} workers share a node's host memory, so it "
+                f"takes {NOWHERE}"
+            )
+
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
@@ -235,7 +258,13 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = config["experts"]
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
-    return found | schedule | {"experts.skew": experts["skew"]} | law
+    found |= schedule | {"experts.skew": experts["skew"]} | law
+    return found | {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+
+
+def _sync(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keys of a configuration's rounds, those that it leaves out as they usually are."""
+    return asdict(EVERY) | dict(config["sync"])
 
 
 def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

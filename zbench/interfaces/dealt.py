@@ -1,4 +1,5 @@
-"""A batch in parts, for systems that do not choose a number of micro-batches themselves."""
+"""A batch in parts: for systems that do not choose a number of micro-batches themselves, and for workers that train
+apart, each with plans of its own."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Ints, Plan
+from zbench.plans.workers import joined_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,38 @@ class Dealt:
         return tuple(plans)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlans:
+    """A system that plans for every worker by itself: a batch's sequences are dealt in `count` parts by their tokens,
+    the longest first, whole, and which worker has which part is drawn (by the batch's seed and step), or the longest
+    sequence of every batch would be the same worker's. A worker has none where there are fewer sequences."""
+
+    system: System
+    count: int
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of `system` (zbench.interfaces.protocols)."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """Returns the plans of all workers, side by side."""
+        every, groups = np.arange(len(batch.lengths), dtype=np.int64), list[tuple[Plan, ...]]()
+        parts = dealt(every, batch.lengths, self.count)
+        for at in np.random.default_rng((batch.seed, batch.step)).permutation(self.count).tolist():
+            part = parts[at]
+            if not len(part):
+                groups.append(())
+                continue
+            documents = None if batch.documents is None else batch.documents[part]
+            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents))
+            groups.append(tuple(plan.with_(sequences=part[plan.sequences]) for plan in found))
+        return joined_plans(groups)
+
+
 def undealt(system: System) -> System:
-    """Returns the system itself, without Dealt around it."""
-    return system.system if isinstance(system, Dealt) else system
+    """Returns the system itself, without what gives it parts of batches around it."""
+    return system.system if isinstance(system, Dealt | WorkerPlans) else system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:

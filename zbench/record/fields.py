@@ -148,6 +148,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "facts.context_limit": _number(1).nullable,
         "facts.tensor_parallel": COUNT.optional,
         "facts.links": TEXT.optional,  # domains and channels that are not the usual ones; without it, none
+        "facts.synchronous": FLAG.optional,  # false where workers come together in rounds; without it, true
         "facts.world": TEXT.optional,  # what is changed of the machine; without it, nothing
     },
     "about": {"run": TEXT},

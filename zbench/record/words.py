@@ -88,4 +88,6 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
         words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
     if facts.get("pipeline_parallel", 1) > 1:
         words += f"; {facts['pipeline_parallel']} pipeline stages"
+    if not facts.get("synchronous", True):
+        words += "; not synchronous: workers train apart in rounds, so tokens/s compare at equal loss alone"
     return words

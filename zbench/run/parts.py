@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
+from zbench.cost.job import make_cost, worker_cost
 from zbench.cost.matmul import check_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
@@ -17,9 +17,10 @@ from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import TrainingStrategy
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
-from zbench.interfaces.dealt import Dealt, undealt
+from zbench.interfaces.dealt import Dealt, WorkerPlans, undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
 from zbench.run.contract import batch_of
@@ -116,6 +117,7 @@ class Parts:
     pipelines: bool
     tokens: int
     free: Sequence[str] = ()
+    sync: RoundSync = EVERY
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
@@ -123,6 +125,7 @@ class Parts:
         target = config["executor"].get("_target_")
         simulated = target in CLOCKS
         strategy = make_strategy(config, make)
+        strategy.sync.check_run(settings.steps)
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
@@ -171,6 +174,7 @@ class Parts:
             pipelines,
             tokens,
             settings.free_groups,
+            strategy.sync,
         )
 
     @property
@@ -190,6 +194,7 @@ class Parts:
         changed = {} if self.world == World() else {"world": self.world.told(self.nominal)}
         return {
             "simulated": self.simulated,
+            **({} if self.sync == EVERY else {"synchronous": False}),
             **changed,
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
@@ -283,6 +288,9 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
+    sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
+    if sync.in_rounds:
+        return _for_workers(config, cost, make, sync)
     system: System = make_part(make, config, "system", cost=cost)
     if isinstance(system, Chooses):
         return system
@@ -290,6 +298,22 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     if cost.pp == 1 or (isinstance(system, PlansStages) and system.plans_stages):
         return system
     return Dealt(system, cost.model.micro_batches)
+
+
+def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:
+    """Returns the system for workers that train apart: it plans for each by itself.
+
+    Raises:
+        ValueError: it chooses before a run, or cannot plan for a worker.
+    """
+    system: System = make_part(make, config, "system", cost=worker_cost(cost, sync))
+    if isinstance(system, Chooses):
+        raise ValueError(
+            f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
+            f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
+        )
+    expect("system", system, "plan")
+    return WorkerPlans(system, cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from zbench.describe.strategy import (
     TrainingStrategy,
     typed_key,
 )
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.contract import guarded
@@ -39,6 +40,7 @@ _STRATEGY = {
     "parallel": Parallel,
     "overlap": ExchangeOverlap,
     "experts": Experts,
+    "sync": RoundSync,
 }
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
@@ -54,6 +56,7 @@ _SET = {
     "expert_parallel": "parallel.expert_parallel={}",
     "experts": "experts to the name of a schedule",
     "exchanges": "overlap to the name of a method",
+    "sync": "sync to the name of a method",
 }
 
 
@@ -136,7 +139,13 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     if plays:
         degree = parallel.expert_parallel
         ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
-        return {**ahead, "expert_parallel": degree, "experts": experts, "exchanges": strategy.overlap}
+        return {
+            **ahead,
+            "expert_parallel": degree,
+            "experts": experts,
+            "exchanges": strategy.overlap,
+            "sync": strategy.sync,
+        }
     named = "none, zero1, zero2 or zero3" if sharding.strategy == NESTED else sharding.strategy
     for name, value, usual in (
         ("sharding.strategy", sharding.strategy, named),
@@ -149,6 +158,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
         ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
         ("memory.offload", strategy.memory.offload, "none"),
+        ("sync.method", strategy.sync.method, EVERY.method),
     ):
         if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
             raise ValueError(

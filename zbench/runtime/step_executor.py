@@ -5,7 +5,7 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zbench.console.extras import need
@@ -14,9 +14,11 @@ from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
+from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.driver import (
     LIMITS,
     CheckFailed,
@@ -29,14 +31,17 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.job.step_job import StepJob, StepReport
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.round_driver import RANK as ROUND_RANK
+from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
@@ -49,11 +54,12 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, experts, exchanges: of the strategy, as of
+    window, gradient_bucket, expert_parallel, experts, exchanges, sync: of the strategy, as of
     zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
     device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
     ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
-    "exact" (in float64), "float32", "bytes".
+    "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds, as of
+    zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -69,22 +75,33 @@ class TorchWholeStep:
     check: Sequence[str] = ()
     resume: str | None = None
     device: str = "auto"
+    checkpoint_every: int | None = None
+    checkpoint: str = "results/checkpoint"
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     expert_parallel: int = 1
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
+    sync: RoundSync = EVERY
+    _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
+    _hold: Hold | None = field(default=None, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
 
     def __post_init__(self) -> None:
         need("torch", "executor=torch_whole_step")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
-        if self.resume is not None:
-            raise ValueError(f"resume is {self.resume}; executor=torch_whole_step has no checkpoints, so it takes null")
         _ = self.steps  # refuses what there are no steps of
+        if self.sync.in_rounds:
+            _ = self.worker_steps
+            for check in (one for one in self.check if one in LIMITS):
+                raise ValueError(
+                    f"check is {check}; with sync={self.sync.method} workers train apart, so that no dense model is "
+                    "what they have to come to, and it takes bytes or null"
+                )
+        check_checkpoints(self.job(), self.checkpoint_every, self.checkpoint, self.resume)
 
     @property
     def overlap(self) -> StepOverlap:
@@ -101,9 +118,16 @@ class TorchWholeStep:
         )
 
     @property
+    def worker_steps(self) -> WorkerSteps:
+        """The steps that plans become where workers come together in rounds."""
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        return WorkerSteps("torch_whole_step", model, gpus, self.sync, self.overlap, cluster)
+
+    @property
     def first_step(self) -> int:
         """The first step to run."""
-        return 0
+        return 0 if self.resume is None else int(checkpoint_description(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
@@ -115,9 +139,15 @@ class TorchWholeStep:
         """
         job = self.job()
         check_pickled(job, self.workload)
-        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, RANK, job, self.timeout)
+        rank = ROUND_RANK if self.sync.in_rounds else RANK
+        if self.checkpoint_every is not None:
+            self._hold = Hold.of(self.checkpoint)
+        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
         self._warm, self._left = False, None
-        return Ready(0, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
+        self._rounds = RoundDriver(self.worker_steps, self._fleet) if self.sync.in_rounds else None
+        if self._rounds is not None and self.resume is not None:
+            self._rounds.load(self.resume)
+        return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -147,6 +177,8 @@ class TorchWholeStep:
                 "plans pad sequences, as with system.padding=published; executor=torch_whole_step takes plans that do "
                 "not: system.padding=none, also beside variant=published"
             )
+        if self._rounds is not None:
+            return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
         of = self.steps.with_chunks(chosen.chunks)
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
@@ -163,16 +195,38 @@ class TorchWholeStep:
         return replace(whole_step_result(batch, self.cost, reports, checked), expert_chunks=chosen.told)
 
     def stop(self) -> None:
-        """Ends the ranks."""
+        """Ends the ranks and gives the checkpoint's folder back."""
         fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            fleet.close()
+        hold, self._hold = self._hold, None
+        try:
+            if fleet is not None:
+                fleet.close()
+        finally:
+            if hold is not None:
+                hold.end()
 
     def job(self) -> StepJob:
         """Returns what every rank is told."""
         exact = any(check in LIMITS for check in self.check)
         optimizer = AdamW(**self.optimizer)
-        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device)
+        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync)
+
+    def _step_of_round(
+        self, rounds: RoundDriver, batch: Batch, plans: tuple[Plan, ...], trace: str | None
+    ) -> StepResult:
+        """Runs a step of every worker, and what its round ends with where it is the last one."""
+        for _ in range(0 if self._warm else self.warmup):
+            rounds.warm_up(batch, plans)
+        self._warm = True
+        reports, stated, ended = rounds.step(batch, plans, trace is not None)
+        check_loss(step_loss(reports), batch.step)
+        checked = self._checked_bytes(batch, stated, reports) if "bytes" in self.check else {}
+        if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
+            rounds.save(self.checkpoint, self.job(), batch.step + 1)
+        if trace is not None:
+            write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
+        found = whole_step_result(batch, self.cost, reports, checked)
+        return replace(found, phases=dict(found.phases) | ({"round_end": ended} if ended else {}))
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -189,11 +243,22 @@ class TorchWholeStep:
             every = stated_bytes(step)
             for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
-                if report.total() != stated:
-                    raise CheckFailed(
-                        f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
-                        f"by queue, and the step says {stated}"
-                    )
-            told["bytes"] = float(sum(sent for one in reports for sent, _ in one.total().values()))
+            told |= self._checked_bytes(batch, every, reports)
         return told
+
+    @staticmethod
+    def _checked_bytes(
+        batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
+    ) -> dict[str, float]:
+        """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
+
+        Raises:
+            zbench.runtime.driver.CheckFailed: a rank has sent or received others.
+        """
+        for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
+            if report.total() != stated:
+                raise CheckFailed(
+                    f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
+                    f"by queue, and the step says {stated}"
+                )
+        return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}

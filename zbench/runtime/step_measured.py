@@ -17,9 +17,8 @@ _WAITS = tuple(name for name in SECONDS_FOR if name.startswith("waiting_"))
 
 
 def step_loss(reports: Sequence[StepReport]) -> float:
-    """Returns the loss of the whole batch, which one rank has."""
-    (loss,) = [one.loss for one in reports if one.loss is not None]
-    return loss
+    """Returns the loss of the whole batch, which one rank has, or one of each worker that trains apart its part of."""
+    return sum(one.loss for one in reports if one.loss is not None)
 
 
 def whole_step_result(

@@ -16,10 +16,12 @@ from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
+from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
@@ -27,6 +29,7 @@ from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_st
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
@@ -46,7 +49,8 @@ class Simulated:
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
-    exchanges: how those of tensor-parallel groups go beside matmuls.
+    exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
+    in rounds.
     """
 
     cost: Cost
@@ -55,10 +59,13 @@ class Simulated:
     expert_parallel: int = 1
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
+    sync: RoundSync = EVERY
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
+    _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
+        self._rounds = self._new_rounds() if self.sync.in_rounds else None
 
     @property
     def overlap(self) -> StepOverlap:
@@ -83,9 +90,22 @@ class Simulated:
         return OPERATION_OF_LAYER * layers * self.cost.tp
 
     def start(self) -> Ready:
-        """Begins a run, whose first step finds everything where it wants it."""
+        """Begins a run, whose first step finds everything where it wants it and begins the first round."""
         self._left = None
+        self._rounds = self._new_rounds() if self.sync.in_rounds else None
         return Ready()
+
+    def _new_rounds(self) -> PlayedRounds:
+        """Returns the rounds of a run of which nothing is played."""
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster)
+
+        def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
+            own = replace(self, cost=cost, sync=EVERY)
+            return own.result(batch, plans, played, None)
+
+        return PlayedRounds(steps, self.cost, told)
 
     def stop(self) -> None:
         """Has nothing to end."""
@@ -94,8 +114,13 @@ class Simulated:
         """Returns the step of a batch's plans, proven.
 
         Raises:
-            ValueError: the model cannot be cut for the plans' pipelines.
+            ValueError: the model cannot be cut for the plans' pipelines, or workers train apart.
         """
+        if self.sync.in_rounds:
+            raise ValueError(
+                f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
+                "looks into one step of the whole cluster, takes sync=every_step"
+            )
         return self.steps.with_chunks(self.chosen(batch, plans).chunks).of(batch, plans)
 
     def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenChunks:
@@ -104,6 +129,8 @@ class Simulated:
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
+        if self._rounds is not None:
+            return self._rounds.step(batch, plans)
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)

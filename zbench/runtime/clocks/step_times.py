@@ -28,8 +28,8 @@ class StepTimes:
 
     def begin(self) -> None:
         """Begins a step."""
-        self._part, self._coming, self._is_on = OTHER, 0, True
-        self._turns, self._under_way = [(OTHER, self.clock.now())], []
+        self._part, self._is_on, now = OTHER, True, self.clock.now()
+        self._turns, self._under_way = [(OTHER, now)], [now] if self._coming else []  # of what began to come before
 
     def end(self) -> None:
         """Ends a step."""

@@ -37,7 +37,7 @@ def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Part
     found = store.read(
         parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second
     )
-    if parts.slices.is_cut(cells.tensor):
+    if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:  # with both axes cells are meant as they lie
         (axis,) = ref.axes
         return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)
     return found
@@ -70,7 +70,7 @@ def _write(
     store, layer = of
     tensor = parts.layout.tensors[cells.tensor]
     key = parts.key(cells.tensor, layer + cells.layer)
-    if parts.slices.is_cut(cells.tensor):
+    if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:
         (axis,) = ref.axes
         name = base_name(tensor.name)
         value = (parts.slices.written(name, value[0], cells.first, slots[axis.slot]),)
@@ -84,14 +84,15 @@ def _write(
 
 
 def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
-    """Updates a parameter and its state, of what was there before."""
+    """Updates a parameter and its state, of what was there before; a state without the parameter itself, as outer
+    momentum is, follows it."""
     weight, state, gradient = (
         (parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second)
         for cells in one.reads
     )
     given: Tensor = store.read(*gradient)[0]
-    after = parts.machine.update(weight[0][0], store.read(*state), given)
-    old = store.read(*weight)[0]
-    for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after), strict=True):
+    old, kept = store.read(*weight)[0], store.read(*state)
+    after = parts.machine.update(weight[0][0], kept if len(kept) > 1 else (old, *kept), given)
+    for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after[-len(kept) :]), strict=True):
         key = parts.key(cells.tensor, layer + cells.layer)
         store.put(key, Slab.of(parts.formats[cells.tensor], cells.first, cells.second, fields), over=True)

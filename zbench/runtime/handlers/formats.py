@@ -31,7 +31,7 @@ WHOLE: Mapping[str, str] = {
 # Fields of tensors of tokens; a capital first: in the dtype of log-sum-exps. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
-    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",),
+    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",), "share": ("Lr",),
 }  # fmt: skip
 # Of tensors of routed tokens; others have hidden activations, too.
 _ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rkf",), "u": ("rf",), "v": ("rc",)}
@@ -45,7 +45,8 @@ def base_name(tensor: str) -> str:
     known = (_FIELDS, _ROUTED, WHOLE)
     if any(name in one for one in known):
         return name
-    return name[1:] if name[:1] in ("d", "s") and any(name[1:] in one for one in known) else name
+    of_rounds = name[:1] in ("p", "m", "c") and name[1:] in WHOLE  # zbench.step.passes.rounds.outer_step
+    return name[1:] if of_rounds or (name[:1] in ("d", "s") and any(name[1:] in one for one in known)) else name
 
 
 def product_axes(tensor: str) -> str:
@@ -126,7 +127,7 @@ class Formats:
         letters = [axis[0] for axis in tensor.axes]
         if name in WHOLE:
             state = tensor.name == f"s{name}"
-            dtype = wide(element) if state or tensor.name == f"d{name}" else element
+            dtype = element if tensor.name == name else wide(element)
             own = ("".join(letters) or WHOLE[name], dtype)
             # Of AdamW: the parameter in the wide dtype and its two moments.
             fields: tuple[tuple[str, torch.dtype], ...] = (own, own, own) if state else (own,)

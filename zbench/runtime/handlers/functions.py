@@ -159,11 +159,16 @@ def _score_d1(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
     return torch.stack([error.T @ rows for rows, error in _errors(at, c[0], wh[0], one[1])]).sum(0)
 
 
+def _contribute(at: Context, state: Fields, share: Fields) -> Tensor:
+    return state[0] * share[0]
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "norm": _norm, "norm_d0": _norm_d0, "norm_d1": _norm_d1, "turn": _turn, "turn_d0": _turn_d0, "turn_d1": _turn_d1,
     "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
     "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
+    "contribute": _contribute,
     **ROUTED_FUNCTIONS,
 })  # fmt: skip
 

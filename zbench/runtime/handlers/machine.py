@@ -21,7 +21,8 @@ from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
 
-UPDATE = "adam"  # the function of an update, which the machine's optimizer does
+# The functions of updates, which the machine's optimizer does: of a step, and of what a round of steps ends with.
+UPDATES = ("adam", "outer", "take")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class BatchParts:
                 f"parts of {sizes}"
             )
         self._check_routed()
-        known = {*FUNCTIONS, UPDATE, ""}
+        known = {*FUNCTIONS, *UPDATES, ""}
         for formula in self.layout.formulas:
             for term in formula.terms:
                 if term.function not in known:
@@ -122,9 +123,11 @@ def _part_of(formula: Formula) -> str:
     function = formula.terms[0].function
     if formula.results[0].tensor.endswith("~"):  # made again (zbench.step.passes.recompute)
         return "recomputation"
-    return {"attend": "attention", "attend_d": "attention", UPDATE: "optimizer"}.get(function, "linear")
+    if function in (*UPDATES, "contribute"):
+        return "optimizer"
+    return "attention" if function in ("attend", "attend_d") else "linear"
 
 
 def is_update(parts: BatchParts, one: Compute) -> bool:
     """Returns whether a compute is an update by the optimizer."""
-    return parts.layout.formulas[one.formula].terms[0].function == UPDATE
+    return parts.layout.formulas[one.formula].terms[0].function in UPDATES

@@ -1,12 +1,15 @@
-"""The optimizer of a step: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), on whatever cells a place updates."""
+"""The updates of a step, on whatever cells a place updates: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), and
+what a round of steps ends with."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from zbench.describe.sync import RoundSync
 from zbench.runtime.handlers.formats import WHOLE, Fields
 from zbench.runtime.job.job import AdamW
+from zbench.step.outer_update import outer_update
 
 
 class Update(Protocol):
@@ -37,6 +40,20 @@ class AdamWUpdate:
         decay = of.weight_decay if len(WHOLE[name]) > 1 else 0.0  # only matrices decay, as the setting says
         rate = of.lr / (1 - of.beta1**self.count)
         return (weight * (1 - of.lr * decay)).addcdiv_(first, size, value=-rate), first, second
+
+
+@dataclass(frozen=True)
+class RoundUpdate:
+    """The updates that a round ends with: of outer parameters and their momentum by the average, and of a worker's own,
+    which go on from an outer parameter; the moments of its optimizer stay (zbench.step.passes.rounds.outer_step)."""
+
+    sync: RoundSync
+
+    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
+        if name in WHOLE:
+            return gradient, *state[1:]
+        outer, momentum = state
+        return outer_update(self.sync, outer, momentum, gradient)
 
 
 @dataclass(frozen=True)

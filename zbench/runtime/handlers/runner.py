@@ -12,7 +12,7 @@ from torch import Tensor
 from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
-from zbench.runtime.handlers.formats import Fields, Format
+from zbench.runtime.handlers.formats import WHOLE, Fields, Format, base_name
 from zbench.runtime.handlers.functions import merge_of
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
 from zbench.runtime.handlers.messages import Arrival
@@ -42,16 +42,20 @@ class StepRunner:
         parts = prepared.batches[0]
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
             one, of = parts.layout.tensors[tensor], parts.formats[tensor]
-            name = one.name.removeprefix("s")
+            name = base_name(one.name)
+            if name not in WHOLE:  # shares of workers, which are told anew for every round
+                continue
             value = parts.slices.cells(name, whole(name, layer), first, second)
             value = value.to(self.machine.device, of.fields[0][1])
+            value = value * 0 if one.name == f"m{name}" else value  # momentum begins with nothing
             fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)
             slab = Slab.of(of, first, second, fields)
             for place in places:
                 self.stores[place].put(parts.key(tensor, layer), slab)
 
-    def run(self, prepared: PreparedStep) -> None:
-        """Runs a step. Collective: every process of its GPUs has to come here."""
+    def run(self, prepared: PreparedStep, settles: bool = True) -> None:
+        """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all
+        messages have arrived, or leaves the last ones under way, to be waited for where they are read."""
         ahead, times = PostedAhead(self.machine.messages, prepared), self.machine.messages.times
         for program, one, layer in prepared.schedule():
             parts = prepared.batches[program.layout]
@@ -66,11 +70,12 @@ class StepRunner:
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
             else:
                 self._exchange(one, parts, layer, ahead.arrivals())
-        for store in self.stores.values():
-            store.settle()
-        self.board.wait()
-        self.machine.messages.settle()
-        self.board.resume()
+        if settles:
+            for store in self.stores.values():
+                store.settle()
+            self.board.wait()
+            self.machine.messages.settle()
+            self.board.resume()
 
     def take(self, prepared: PreparedStep, name: str) -> list[Tensor]:
         """Returns what places of this process have at the end of a step of a tensor of no layer, and forgets it."""

@@ -6,7 +6,7 @@ still be reading them; a sum that something is added to is another slab. What ar
 and joined when it is read. Of a tensor with amounts, cells without a row are not there, and nobody misses them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -91,11 +91,14 @@ class Slab:
         return views
 
 
+Held = dict[Key, dict[Cell, Slab]]  # cells of tensors, by their key
+
+
 class Store:
     """The cells on a place. device: of its memory."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.held: dict[Key, dict[Cell, Slab]] = {}
+        self.held: Held = {}
         self.device = device
 
     def _slab(self, key: Key, cell: Cell) -> Slab:
@@ -189,6 +192,14 @@ class Store:
             del self.held[key][cell]
         if cells and not self.held[key]:
             del self.held[key]
+
+    def set_aside(self, names: Collection[str]) -> Held:
+        """Takes whole tensors out of the store as they are, without waiting for what is on its way to them."""
+        return {key: self.held.pop(key) for key in list(self.held) if key[0] in names}
+
+    def put_back(self, aside: Held) -> None:
+        """Puts back what was set aside."""
+        self.held |= aside
 
     def settle(self) -> None:
         """Waits for all that is on its way here."""

@@ -1,14 +1,16 @@
 """The job of ranks that train by whole steps, and the reports that they answer with. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zbench.cost.cost import Cost
+from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.job.job import AdamW
 
+_FREE = ("name", "lse_bytes", "recompute", "kernels")  # of a model: how it is computed
 Sizes = tuple[int, int]  # bytes sent, bytes received
 
 
@@ -16,7 +18,7 @@ Sizes = tuple[int, int]  # bytes sent, bytes received
 class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
-    compare each step with the dense model."""
+    compare each step with the dense model. sync: when workers come together."""
 
     cost: Cost
     workload: Workload
@@ -25,6 +27,27 @@ class StepJob:
     optimizer: AdamW
     exact: bool
     device: str = "auto"
+    sync: RoundSync = EVERY
+
+    @property
+    def worker_gpus(self) -> int:
+        """The GPUs of a worker, where workers train apart."""
+        return self.sync.worker_gpus(self.cost.gpus.cluster.gpus_per_node)
+
+    def told(self) -> dict[str, Any]:
+        """Returns the facts that a run which goes on from a checkpoint has to have in common with the one that wrote
+        it."""
+        model = self.cost.gpus.model
+        return {
+            **{name: value for name, value in asdict(model).items() if name not in _FREE},
+            "mask": str(model.mask),
+            **asdict(self.optimizer),
+            "seed": self.seed,
+            "workload": repr(self.workload),
+            "GPUs": self.cost.gpus.cluster.num_ranks,
+            "GPUs of a worker": self.worker_gpus,
+            **{f"sync.{name}": value for name, value in asdict(self.sync).items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from zbench.interfaces.result import SWITCH
 from zbench.runtime.clocks.events import Events, Span
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
-from zbench.runtime.handlers.messages import open_messages
+from zbench.runtime.handlers.messages import StepMessages, open_messages
 from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
@@ -48,6 +48,7 @@ class SteppingRank:
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: StepJob) -> None:
         self.rank, self.job, self.board, self.rendezvous = rank, job, rendezvous.board, rendezvous
+        self.process = rank  # among those that run its steps
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open(job.device)
         self.sharing = rendezvous.sharing(self.device)
@@ -109,7 +110,8 @@ class SteppingRank:
             off = [(abs(loss * batch.num_tokens / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients)
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
-        return self._report(losses[0] if losses else None, ran, compiling, worst, noted)
+        messages = self.runner.machine.messages
+        return self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -125,7 +127,7 @@ class SteppingRank:
         words = BatchWords(self.job, batch)
         given = TokenWords(words, BatchTargets(words))
         machine = replace(self.runner.machine, update=update)
-        prepared = PreparedStep.of(step, self.rank, machine, tokens, [given] * len(tokens))
+        prepared = PreparedStep.of(step, self.process, machine, tokens, [given] * len(tokens))
         prepared.make_contexts()
         if not self.runner.stores:
             self.board.say("drawing parameters")
@@ -133,7 +135,7 @@ class SteppingRank:
             self.resting = Resting.before(prepared)
         return prepared
 
-    def _run(self, prepared: PreparedStep, where: str) -> "_Ran":
+    def _run(self, prepared: PreparedStep, where: str) -> "Ran":
         """Runs a step from a barrier on; where its strategy is another one than that of the step before, parameters and
         optimizer state move first."""
         assert self.resting is not None, "parameters are drawn before the first step"
@@ -148,7 +150,7 @@ class SteppingRank:
         messages.times.begin()
         if moving:
             self.board.say(f"{where}, moving parameters and optimizer state")
-            Mover(self.rank, self.runner.stores, messages, self.board).move(moving, self.resting, after)
+            Mover(self.process, self.runner.stores, messages, self.board).move(moving, self.resting, after)
             self._synchronize()
         switching, moved = perf_counter() - began if moving else 0.0, messages.ends[QUEUE].traffic
         messages.ends[QUEUE].traffic = Traffic()
@@ -156,7 +158,7 @@ class SteppingRank:
         messages.times.end()
         self._synchronize()
         self.resting = Resting.after(prepared)
-        return _Ran(began, perf_counter() - began, switching, moved)
+        return Ran(began, perf_counter() - began, switching, moved)
 
     def _synchronize(self) -> None:
         """Returns once the device has done all that it was given."""
@@ -188,13 +190,13 @@ class SteppingRank:
 
     def _report(
         self,
+        messages: StepMessages,
         loss: float | None,
-        ran: "_Ran",
+        ran: "Ran",
         compiling: float,
-        worst: tuple[float, str] | None,
-        noted: bool,
+        worst: tuple[float, str] | None = None,
+        noted: bool = False,
     ) -> StepReport:
-        messages = self.runner.machine.messages
         times, spent = messages.times, messages.times.seconds
         seconds = ran.seconds
         rest = seconds - sum(spent.values())  # of two clocks' readings
@@ -204,36 +206,38 @@ class SteppingRank:
             seconds,
             spent | {"interpreter": max(0.0, spent.get("interpreter", 0.0) + rest)},
             min(times.under_way, seconds),
-            self._bytes("inside") | inside,
-            self._bytes("across") | across,
+            _bytes(messages, "inside") | inside,
+            _bytes(messages, "across") | across,
             measured_peak_bytes(self.device),
             self.capacity_bytes,
             compiling,
             worst,
             ran.began,
-            Events(True, list(self._spans(ran.began))) if noted else None,
+            Events(True, list(_spans(messages, ran.began))) if noted else None,
             switching=ran.switching,
         )
 
-    def _bytes(self, way: str) -> dict[str, Sizes]:
-        """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
-        found: dict[str, Sizes] = {}
-        for name, end in zip(QUEUES, self.runner.machine.messages.ends, strict=True):
-            pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
-            found |= {name: pair} if any(pair) else {}
-        return found
 
-    def _spans(self, began: float) -> Iterator[Span]:
-        """Yields what the rank did; on the host's clock, from the step's begin on."""
-        times, at = self.runner.machine.messages.times, began
-        for part, begin, end in times.spans():
-            seconds = times.clock.between(begin, end)
-            yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
-            at += seconds
+def _bytes(messages: StepMessages, way: str) -> dict[str, Sizes]:
+    """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
+    found: dict[str, Sizes] = {}
+    for name, end in zip(QUEUES, messages.ends, strict=True):
+        pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
+        found |= {name: pair} if any(pair) else {}
+    return found
+
+
+def _spans(messages: StepMessages, began: float) -> Iterator[Span]:
+    """Yields what a rank did; on the host's clock, from the step's begin on."""
+    times, at = messages.times, began
+    for part, begin, end in times.spans():
+        seconds = times.clock.between(begin, end)
+        yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
+        at += seconds
 
 
 @dataclass(frozen=True)
-class _Ran:
+class Ran:
     """When a step began and how long it took. switching: of its seconds, those in which parameters and optimizer state
     moved, 0 where they did not; moved: their bytes."""
 

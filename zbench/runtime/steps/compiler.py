@@ -73,7 +73,7 @@ class _Compiler:
         collective = np.isin(ops.kind, (GATHER, REDUCE))
         places = [ops.src[~collective].astype(np.int64), ops.dst[np.isin(ops.kind, (SEND, MOVE))].astype(np.int64)]
         places += [self.layout.lists[members] for members in np.unique(ops.dst[collective]).tolist()]
-        for tensor, members, every in np.unique(ops.rows()[collective][:, [1, 3, 2]], axis=0).tolist():
+        for tensor, members, every in np.unique(ops.table[collective][:, [1, 3, 2]], axis=0).tolist():
             places.append(homes_among(self.layout.tensors[tensor].home, self.layout.lists[members], every))
         named = np.unique(np.concatenate(places))
         return any(self._process(place) == self.process for place in named[named >= 0].tolist())

@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,10 +28,19 @@ from zbench.runtime.checkpoints.folder import (
 )
 from zbench.runtime.checkpoints.layout import CheckpointWriter, Planner, Reader
 from zbench.runtime.checkpoints.manifest import FILES, Entry, entries, sealed
-from zbench.runtime.training.parameters import Parameters
 
 
-def save_checkpoint(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
+class KeptState(Protocol):
+    """The state that a checkpoint keeps of this rank, or of all."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns it, by name."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` has, by the same names."""
+
+
+def save_checkpoint(path: str, parameters: KeptState, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.checkpoint_description
     gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
@@ -71,7 +80,7 @@ def _manifest(folder: Path) -> dict[str, Entry]:
     return {name: entry for part in found for name, entry in part.items()}
 
 
-def load_checkpoint(path: str, parameters: Parameters) -> None:
+def load_checkpoint(path: str, parameters: KeptState) -> None:
     """Takes over a checkpoint, which the driver has compared with its manifest.
 
     Raises:

@@ -23,7 +23,7 @@ from zbench.step.passes.overlap.expert_chunks import with_expert_chunks
 from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import optimizer_template
-from zbench.step.passes.parameters.zero import ShardedParameters
+from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -48,7 +48,7 @@ def whole_step(
     model: Model,
     plans: Sequence[Plan],
     degree: int = 1,
-    zero: str | ShardDegrees = "3",
+    zero: str | ShardDegrees | ZeroCut = "3",
     window: int | StepOverlap = 1,
     recompute: str = "none",
     experts: ExpertParallel = TOGETHER,
@@ -65,20 +65,20 @@ def whole_step(
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
     if plans and plans[0].pipelines is not None:
-        if isinstance(zero, ShardDegrees):
+        if not isinstance(stage := ZeroCut.of(zero).stage, str):
             raise ValueError(
                 "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
                 "zero2 or zero3 with them"
             )
-        return pipelines_step(model, plans, zero, recompute)
+        return pipelines_step(model, plans, stage, recompute)
     check_plans(model, tuple(plans), degree)
-    overlap = StepOverlap.of(window)
+    overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
     groups = plans[0].num_ranks
-    if isinstance(zero, ShardDegrees) and stages > 1:
+    if isinstance(cut.stage, ShardDegrees) and stages > 1:
         raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none or zero1")
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, zero, overlap, experts.degree)
+    parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
     formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))

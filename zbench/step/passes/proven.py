@@ -18,7 +18,7 @@ from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.inputs_on_hosts import check_host_room, with_inputs_on_hosts
 from zbench.step.passes.own_plans import parts_of_layouts
-from zbench.step.passes.parameters.zero import ShardedParameters
+from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -39,7 +39,8 @@ class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
-    has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit.
+    has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
+    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own.
 
     Raises:
         ValueError: there are no such steps.
@@ -53,6 +54,7 @@ class ProvenSteps:
     overlap: StepOverlap = USUAL
     experts: ExpertParallel = TOGETHER
     cluster: Cluster | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -75,7 +77,8 @@ class ProvenSteps:
     def parameters(self) -> ShardedParameters:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
-        return ShardedParameters(self.model, groups, self.tensor_parallel, zero, self.overlap, self.experts.degree)
+        degrees = self.tensor_parallel, zero, self.overlap, self.experts.degree
+        return ShardedParameters(self.model, groups, *degrees, self.workers)
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
@@ -120,7 +123,7 @@ class ProvenSteps:
                 "none with them"
             )
         model = self.model
-        zero, degree, experts = zero_of(model), self.tensor_parallel, self.experts.of(batch)
+        zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
         if model.offload == INPUTS:
             assert self.cluster is not None, "whoever runs steps says on what"

@@ -72,7 +72,7 @@ def _begun(model: Model, plan: Plan, zero: str, recompute: str) -> BuiltPipeline
         shapes,
         sections(recompute, False, model.tied_embeddings),
         plan.num_ranks,
-        CommonParameters(model, len(shapes), shapes.slices, stage, StepOverlap(0), 1, 1, cut, shapes),
+        CommonParameters(model, len(shapes), shapes.slices, stage, StepOverlap(0), 1, 1, 1, cut, shapes),
         [{name: np.full(tp, -1, np.int64) for name in names} for tp in shapes.tp],
         [0] * len(shapes),
         [list[int]() for _ in shapes.tp],
@@ -83,7 +83,7 @@ def _add(built: BuiltPipelines, pipeline: int, plan: Plan, count: int) -> None:
     """Adds a micro-batch of a pipeline: a layout and templates of its own. count: of the micro-batches of all."""
     tp, slices = built.shapes.tp[pipeline], built.shapes.slices
     parts = PlanParts(plan, built.model, tp, finest=slices)
-    own = OwnParameters(built.model, 1, tp, "none", StepOverlap(0), 1, slices // tp, built.parameters.cut)
+    own = OwnParameters(built.model, 1, tp, "none", StepOverlap(0), 1, 1, slices // tp, built.parameters.cut)
     # Of one more than there are: none is the last, after which gradients would be reduced.
     one = BatchTemplates.of(parts, (len(built.batches), count + 1), own, built.formulas, built.num_gpus)
     made, built.losses[pipeline] = one.templates(built.gradients[pipeline], built.losses[pipeline])

@@ -30,7 +30,7 @@ def tensors_of(
 ) -> tuple[Tensor, ...]:
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added."""
     weights = (*parameters.of_layers, *parameters.outside)
-    found = {name: one for weight in weights for name, one in _parameter(model, weight, parameters).items()}
+    found = {name: one for weight in weights for name, one in parameter_tensors(model, weight, parameters).items()}
     tokens = parts.home
     for formula in formulas:
         for result in formula.results:
@@ -61,7 +61,7 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     return (group[:, None] * parts.degree + share).reshape(-1)
 
 
-def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
+def parameter_tensors(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
     """Returns a parameter, its gradient and its optimizer state."""
     axes, home = parameters.axes(weight), parameters.home(weight)
     layers = "none" if weight in parameters.outside else "layer"

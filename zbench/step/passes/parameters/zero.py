@@ -70,9 +70,24 @@ def weight_elements(model: Model) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True)
+class ZeroCut:
+    """A stage of ZeRO or degrees, and the pieces in which a GPU's share of a slice is cut (1 but for workers of
+    rounds)."""
+
+    stage: str | ShardDegrees
+    pieces: int = 1
+
+    @staticmethod
+    def of(zero: "str | ShardDegrees | ZeroCut") -> "ZeroCut":
+        """Returns a cut itself, or that of a stage alone."""
+        return zero if isinstance(zero, ZeroCut) else ZeroCut(zero)
+
+
+@dataclass(frozen=True)
 class ShardedParameters:
     """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs, and of expert-parallel groups of
-    `experts` GPUs: a parameter is cut in slices, one for each GPU of a group."""
+    `experts` GPUs: a parameter is cut in slices, one for each GPU of a group. pieces: in which a GPU's share of a slice
+    is cut, where so many workers have the same parameters (zbench.step.passes.rounds)."""
 
     model: Model
     groups: int
@@ -80,6 +95,7 @@ class ShardedParameters:
     stage: str | ShardDegrees
     overlap: StepOverlap
     experts: int = 1
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES and not isinstance(self.stage, ShardDegrees):
@@ -200,12 +216,13 @@ class ShardedParameters:
             [name for name in self.outside if name not in WHOLE],
         ):
             sizes = [elements[name] // self.slices(name)[1] for name in names]
-            each = max(-(-sum(sizes) * self.slices(name)[1] // self.num_gpus) for name in names) if names else 1
+            cut = self.num_gpus * self.pieces
+            each = max(-(-sum(sizes) * self.slices(name)[1] // cut) for name in names) if names else 1
             begin = 0
             for name, size in zip(names, sizes, strict=True):
                 edges = np.arange(begin // each, -(-(begin + size) // each) + 1) * each
                 edges = np.clip(edges, begin, begin + size)
-                found[name] = (np.diff(edges), begin // each + np.arange(len(edges) - 1))
+                found[name] = (np.diff(edges), (begin // each + np.arange(len(edges) - 1)) // self.pieces)
                 begin += size
         return found
 

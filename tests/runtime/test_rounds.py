@@ -1,0 +1,196 @@
+"""Training in rounds on processes against one process that plays all workers: losses of every step, and every byte.
+
+The simulation knows the network, each worker's sequences, AdamW, and the arithmetic of outer updates alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runtime.test_conformance import MODEL
+from tests.runtime.test_step_executor import cost_of
+from zbench.cost.cost import Cost
+from zbench.cost.job import worker_cost
+from zbench.describe.sync import CO2, LOCAL_SGD, SLOWMO, RoundSync
+from zbench.interfaces.dealt import WorkerPlans
+from zbench.interfaces.result import StepResult
+from zbench.plans.workers import plans_of_worker
+from zbench.runtime.handlers.optimizer import AdamWUpdate
+from zbench.runtime.job.job import AdamW
+from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.stepping.dense import dense_gradients
+from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
+from zbench.runtime.training.text import sequences
+from zbench.step.outer_update import outer_update
+from zbench.systems.ring import Ring
+from zbench.systems.zeppelin.planner import Zeppelin
+from zbench.workloads.longtail import Longtail
+
+WORKLOAD = Longtail(1, 120, 2.0, 1.0, 0.3, 16, 0.5, 64, 64)
+ADAMW = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+# Of which every step is that of SGD with the learning rate RATE: epsilon is far above every gradient.
+RATE = 0.5
+SGD = {"lr": RATE * 1e15, "beta1": 0.0, "beta2": 0.0, "epsilon": 1e15, "weight_decay": 0.0}
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def begun() -> Weights:
+    draw, found = InitialWeights(MODEL, 3), dict[str, Tensor]()
+    for name in (*OUTSIDE, *layer_names(MODEL)):
+        every = [draw(name, layer) for layer in range(1 if name in OUTSIDE else MODEL.num_layers)]
+        found[name] = (every[0] if name in OUTSIDE else torch.stack(every)).double()
+    return found
+
+
+class Worker:
+    """A worker of the simulation: whole parameters, and its optimizer's moments."""
+
+    def __init__(self, weights: Weights, optimizer: Mapping[str, float]) -> None:
+        self.weights, self.optimizer, self.steps, self.tokens = dict(weights), AdamW(**optimizer), 0, 0
+        self.moments = {name: (value * 0, value * 0) for name, value in weights.items()}
+
+    def step(self, text: Sequence[Any]) -> float:
+        """Trains on sequences; returns the sum of their tokens' losses."""
+        found = dense_gradients(MODEL, self.weights, text, ())
+        self.steps, count = self.steps + 1, sum(map(len, text))
+        update = AdamWUpdate(self.optimizer, self.steps, count)
+        for name, value in self.weights.items():
+            state = update(name, (value, *self.moments[name]), found.gradients[name])
+            self.weights[name], self.moments[name] = state[0], (state[1], state[2])
+        self.tokens += count
+        return found.loss
+
+
+def simulated(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[list[int]]]) -> list[float]:
+    """The losses of all steps. parts: of every step, each worker's sequences."""
+    outer, momentum = begun(), {name: value * 0 for name, value in begun().items()}
+    workers, averages, losses = [Worker(outer, optimizer) for _ in parts[0]], list[Weights](), []
+    for number, step in enumerate(parts):
+        batch, total = WORKLOAD.batch(number), 0.0
+        for worker, mine in zip(workers, step, strict=True):
+            if mine:
+                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab))
+        losses.append(total / batch.num_tokens)
+        if not sync.is_last(number):
+            continue
+        count = sum(worker.tokens for worker in workers)
+        averages.append(
+            {name: sum(one.weights[name] * (one.tokens / count) for one in workers) for name in outer}  # type: ignore[misc]
+        )
+        if len(averages) > sync.age:
+            average = averages[-1 - sync.age]
+            for name in outer:
+                outer[name], momentum[name] = outer_update(sync, outer[name], momentum[name], average[name])
+        for worker in workers:
+            worker.weights, worker.tokens = dict(outer), 0
+    return losses
+
+
+def trained(cost: Cost, sync: RoundSync, optimizer: Mapping[str, float], planner: Any, steps: int) -> Any:
+    """(results, each worker's sequences) of all steps on processes."""
+    gpus, each = cost.cluster.num_ranks, sync.worker_gpus(cost.cluster.gpus_per_node)
+    system = WorkerPlans(planner(worker_cost(cost, sync)), gpus // each)
+    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",), sync=sync, optimizer=dict(optimizer))
+    found, parts = list[StepResult](), list[list[list[int]]]()
+    try:
+        executor.start()
+        for step in range(steps):
+            batch = WORKLOAD.batch(step)
+            plans = system.plan(batch)
+            found.append(executor.step(batch, plans))
+            own = [plans_of_worker(plans, worker, each) for worker in range(gpus // each)]
+            parts.append([[int(n) for plan in one for n in plan.sequences] for one in own])
+    finally:
+        executor.stop()
+    return found, parts
+
+
+CASES = {
+    "slowmo, nodes of two, ZeRO-3, uneven tokens": (
+        cost_of(2, 2, sharding="zero3"),
+        RoundSync(SLOWMO, 3, "node", lr=0.8, momentum=0.5),
+        ADAMW,
+        Zeppelin,
+        6,
+    ),
+    "co2, four ranks": (
+        cost_of(2, 2, sharding="none"),
+        RoundSync(CO2, 2, "rank", momentum=0.4, penalty="gap_aware", clip=0.02),
+        ADAMW,
+        Ring,
+        8,
+    ),
+    "co2 in every step, SGD": (cost_of(2, 1), RoundSync(CO2, 1, "rank", penalty="constant"), SGD, Ring, 4),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
+    cost, sync, optimizer, planner, steps = CASES[case]
+    found, parts = trained(cost, sync, optimizer, planner, steps)
+    assert [one.loss for one in found] == pytest.approx(simulated(sync, optimizer, parts), rel=1e-12)
+    tokens = [len(one) for step in parts for one in step]
+    assert len(set(tokens)) > 1  # workers differ
+    ends = [at for at, one in enumerate(found) if "round_end" in one.phases]
+    assert ends == [at for at in range(steps) if sync.is_last(at)]
+    for at, one in enumerate(found):
+        assert one.checks["bytes"] >= 0
+        assert ("gradients" in one.nic_tx_for) == (at in ends)  # no reduction between nodes but a round's
+
+
+@pytest.mark.parametrize("age", [0, 1])
+def test_one_step_a_round_is_data_parallel_sgd_or_sgd_on_gradients_a_step_old(age: int) -> None:
+    """The averages of x - rate g are x - rate times the mean gradient, by tokens; of the simulation, which processes
+    are held to above."""
+    sync = RoundSync(CO2, 1, "rank", penalty="constant") if age else RoundSync(LOCAL_SGD, 1, "rank")
+    batches, losses = [WORKLOAD.batch(number) for number in range(5)], []
+    parts = [[np.arange(at, len(one.lengths), 3).tolist() for at in range(3)] for one in batches]
+    weights, gradients = begun(), list[Weights]()
+    for batch in batches:
+        text = sequences(WORKLOAD, batch, np.arange(len(batch.lengths)), MODEL.vocab)
+        dense = dense_gradients(MODEL, weights, text, ())
+        losses.append(dense.loss / batch.num_tokens)
+        gradients.append({name: value / batch.num_tokens for name, value in dense.gradients.items()})
+        if len(gradients) > age:
+            weights = {name: value - RATE * gradients[-1 - age][name] for name, value in weights.items()}
+    assert simulated(sync, SGD, parts) == pytest.approx(losses, rel=1e-11)
+    assert losses[0] != losses[-1]
+
+
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:
+    """The average of the round before is under way, and waits in the checkpoint."""
+    cost, sync = cost_of(2, 1), RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware")
+    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
+
+    def losses(steps: range, **settings: Any) -> list[float | None]:
+        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=ADAMW, **settings)
+        try:
+            assert executor.start().first_step == steps.start
+            batches = [WORKLOAD.batch(step) for step in steps]
+            return [executor.step(one, system.plan(one)).loss for one in batches]
+        finally:
+            executor.stop()
+
+    whole = losses(range(9), checkpoint_every=5, checkpoint=folder)
+    assert losses(range(5, 9), resume=folder) == whole[5:]
+    other = replace(sync, steps=2)
+    with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 2$"):
+        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, resume=folder)
+
+
+def test_what_has_no_dense_model_is_not_checked_against_one() -> None:
+    with pytest.raises(ValueError, match=r"^check is exact; with sync=slowmo workers train apart"):
+        TorchWholeStep(cost_of(), WORKLOAD, check=("exact",), sync=RoundSync(SLOWMO, 2, "rank"))
+    with pytest.raises(ValueError, match=r"^sync.worker is node, and the cluster has one; sync=slowmo takes several"):
+        TorchWholeStep(cost_of(1, 2), WORKLOAD, sync=RoundSync(SLOWMO, 2, "node"))

@@ -1,0 +1,132 @@
+"""Rounds on the clock: seconds are those of the worker whose steps took longest together, and what of an average is
+hidden is what the next round is long."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.runtime.test_conformance import DEVICE, MODEL
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost, worker_cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.sync import CO2, LOCAL_SGD, RoundSync
+from zbench.interfaces.dealt import WorkerPlans
+from zbench.interfaces.result import StepResult
+from zbench.simulated.executor import Simulated
+from zbench.simulator.steps.play import play_step
+from zbench.step.passes.rounds.outer_step import NOW, OuterParameters, outer_step
+from zbench.systems.ring import Ring
+
+# Of a batch each worker has one; which one is drawn.
+LENGTHS = ((90, 30), (31, 29), (64, 20), (50, 49), (80, 10), (33, 33))
+
+
+def cost_of(nodes: int = 2, gpus: int = 1, nic: float = 1e9) -> Cost:
+    cluster = Cluster("test", nodes, gpus, 1, nic, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
+    return make_cost(cluster, replace(MODEL, sharding="none"), pipelines=False)
+
+
+def batch(step: int) -> Batch:
+    lengths = LENGTHS[step % len(LENGTHS)]
+    return Batch(np.array(lengths if step % 2 else lengths[::-1], np.int64), 1, step)
+
+
+def played(cost: Cost, sync: RoundSync, steps: int = 6) -> list[StepResult]:
+    each = sync.worker_gpus(cost.cluster.gpus_per_node)
+    system, executor = (
+        WorkerPlans(Ring(worker_cost(cost, sync)), cost.cluster.num_ranks // each),
+        Simulated(cost, sync=sync),
+    )
+    executor.start()
+    return [executor.step(batch(step), system.plan(batch(step))) for step in range(steps)]
+
+
+def alone(cost: Cost) -> np.ndarray:
+    """Seconds of every worker's steps by themselves, [steps, workers]: those of a cluster of one GPU."""
+    sync = RoundSync(LOCAL_SGD, 1, "rank")
+    own = worker_cost(cost, sync)
+    found = []
+    for step in range(6):
+        order = np.argsort(-batch(step).lengths, kind="stable")[np.random.default_rng((1, step)).permutation(2)]
+        row = []
+        for at in order:
+            mine = replace(batch(step), lengths=batch(step).lengths[[at]])
+            row.append(Simulated(own).step(mine, Ring(own).plan(mine)).seconds)
+        found.append(row)
+    return np.array(found)
+
+
+def end_of(cost: Cost) -> tuple[float, float]:
+    """(seconds of computing, of moving) that a round ends with, one after the other."""
+    step = outer_step(cost.model, OuterParameters.of(cost.model, 2, 1, "none"), NOW)
+    whole = play_step(step, (), cost)
+    computing = float(whole.busy["compute"].max())
+    return computing, whole.seconds - computing
+
+
+@pytest.mark.parametrize("tau", [1, 2, 3, 6])
+def test_a_round_takes_as_long_as_its_slowest_worker(tau: int) -> None:
+    cost, sync = cost_of(), RoundSync(LOCAL_SGD, tau, "rank")
+    found, steps = played(cost, sync), alone(cost)
+    computing, moving = end_of(cost)
+    rounds = steps.reshape(-1, tau, 2).sum(axis=1).max(axis=1)
+    wanted = rounds + computing + moving
+    seconds = np.array([one.seconds for one in found]).reshape(-1, tau)
+    assert seconds.sum(axis=1) == pytest.approx(wanted, rel=1e-9)
+    assert (seconds > 0).all()
+    waits = [one.phases["wait"] for one in found if "wait" in one.phases]
+    assert waits == pytest.approx(rounds - steps.reshape(-1, tau, 2).sum(axis=1).mean(axis=1), abs=1e-12)
+    assert steps.max(axis=1).sum() > rounds.sum() or tau == 1  # waiting evens out
+    for first in range(0, 6, tau):  # what the seconds of a round went to sums to them, on every rank
+        spent = sum(np.array(list(one.seconds_for.values())).sum(axis=0) for one in found[first : first + tau])
+        assert spent == pytest.approx(np.full(2, seconds[first // tau].sum()), rel=1e-9)
+
+
+def test_a_late_average_is_exposed_by_what_the_next_round_is_shorter() -> None:
+    steps = alone(cost_of())
+    for nic in (1e9, 2e5):  # of the second one more than a round
+        cost = cost_of(nic=nic)
+        computing, moving = end_of(cost)
+        for tau in (1, 3):
+            found = played(cost, RoundSync(CO2, tau, "rank", penalty="constant"))
+            rounds = steps.reshape(-1, tau, 2).sum(axis=1).max(axis=1)
+            exposed = np.maximum(0, moving - rounds)
+            exposed[0] = 0  # nothing is under way in the first
+            seconds = np.array([one.seconds for one in found]).reshape(-1, tau).sum(axis=1)
+            assert seconds == pytest.approx(rounds + computing + exposed, rel=1e-9)
+            assert (exposed[1:] > 0).all() == (nic < 1e9)
+
+
+def test_bytes_cross_nodes_at_the_end_of_a_round_alone() -> None:
+    found = played(cost_of(2, 2), RoundSync(LOCAL_SGD, 3, "node"))
+    assert [sum(one.nic_tx_bytes) > 0 for one in found] == [False, False, True] * 2
+    parameters = sum(sum(one.nic_tx_for.get("parameters", [])) for one in found)
+    assert parameters > 0
+    assert all(set(one.nic_tx_for) <= {"parameters", "gradients"} for one in found)
+
+
+def test_outer_parameters_take_memory() -> None:
+    cost = cost_of()
+    plain = played(cost, RoundSync(LOCAL_SGD, 1, "rank"))[0]
+    own = worker_cost(cost, RoundSync(LOCAL_SGD, 1, "rank"))
+    for length in batch(0).lengths.tolist():
+        mine = Batch(np.array([length], np.int64), 0, 0)
+        assert max(plain.peak_bytes) > Simulated(own).step(mine, Ring(own).plan(mine)).peak_bytes[0]
+
+
+def test_a_worker_without_sequences_is_idle() -> None:
+    cost, sync = cost_of(), RoundSync(LOCAL_SGD, 1, "rank")
+    system, one = WorkerPlans(Ring(worker_cost(cost, sync)), 2), Batch(np.array([20], np.int64), 0, 0)
+    found = Simulated(cost, sync=sync).step(one, system.plan(one))
+    idle = found.attention_seconds.index(0)
+    assert found.linear_seconds[idle] == 0
+    assert found.seconds_for["waiting_rank"][idle] > 0 == found.seconds_for["waiting_rank"][1 - idle]
+
+
+def test_what_looks_into_one_step_is_refused() -> None:
+    cost, sync = cost_of(), RoundSync(LOCAL_SGD, 1, "rank")
+    plans = WorkerPlans(Ring(worker_cost(cost, sync)), 2).plan(batch(0))
+    with pytest.raises(ValueError, match=r"^sync is local_sgd, with which each worker has a step of its own"):
+        Simulated(cost, sync=sync).built(batch(0), plans)

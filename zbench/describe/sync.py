@@ -1,0 +1,112 @@
+"""The rounds in which workers train apart, as a run chooses them: of how many steps, and what is done with the average.
+
+Pure data: conf/sync sets it, zbench.step.passes.rounds builds what a round ends with, zbench.step.outer_update has its
+arithmetic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zbench.describe.checks import check_whole_number
+
+EVERY_STEP, LOCAL_SGD, SLOWMO, CO2, DILOCO = METHODS = ("every_step", "local_sgd", "slowmo", "co2", "diloco")
+RANK, NODE = WORKERS = ("rank", "node")
+NO_PENALTY, CONSTANT, GAP_AWARE = PENALTIES = ("none", "constant", "gap_aware")
+MOST_STEPS = 10_000  # of a round: published ones have up to 1,000 or so
+# By method, what its keys take where it leaves no choice.
+_FIXED: Mapping[str, Mapping[str, Any]] = {
+    EVERY_STEP: {"steps": 1, "lr": 1.0, "momentum": 0.0, "penalty": NO_PENALTY, "clip": None},
+    LOCAL_SGD: {"lr": 1.0, "momentum": 0.0, "penalty": NO_PENALTY, "clip": None},
+    SLOWMO: {"penalty": NO_PENALTY, "clip": None},
+    DILOCO: {"penalty": NO_PENALTY, "clip": None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSync:
+    """The way in which workers come together: in every step, or after rounds of local steps.
+
+    method: every_step, gradients are reduced in each; local_sgd, parameters are averaged after a round; slowmo, the
+        average's difference goes through a momentum; co2, so does that of the round before, while the average of this
+        one is under way; diloco, through Nesterov's momentum.
+    steps: of a round. worker: whose parameters are one model, a rank or a node; plans, gradients and shards are inside.
+    lr, momentum: of the outer update. penalty: what co2 divides a difference by that is a round old: `constant`, by
+        penalty_constant, or `gap_aware`, by how far the model has moved since. clip: the most that an element of co2's
+        momentum may be, or null.
+
+    Raises:
+        ValueError: one of them cannot be; the message names its key.
+    """
+
+    method: str = EVERY_STEP
+    steps: int = 1
+    worker: str = NODE
+    lr: float = 1.0
+    momentum: float = 0.0
+    penalty: str = NO_PENALTY
+    clip: float | None = None
+    penalty_constant: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("method", METHODS), ("worker", WORKERS), ("penalty", PENALTIES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"sync.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+        check_whole_number("sync.steps", self.steps, 1, MOST_STEPS)
+        for name, value, least, most in (
+            ("lr", self.lr, 0.0, 10.0),
+            ("momentum", self.momentum, 0.0, 1.0),
+            ("penalty_constant", self.penalty_constant, 1.0, 1e6),
+        ):
+            known = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not known or not least <= value < most or (name == "lr" and value == 0):
+                least_word = "above 0" if name == "lr" else f"of at least {least:g}"
+                raise ValueError(f"sync.{name} is {value!r}; it takes a number {least_word} and below {most:g}")
+        clip = self.clip
+        if clip is not None and not (isinstance(clip, (int, float)) and not isinstance(clip, bool) and clip > 0):
+            raise ValueError(f"sync.clip is {clip!r}; it takes a number above 0, or null")
+        if self.method == CO2 and self.penalty == NO_PENALTY:
+            raise ValueError(f"sync.penalty is {self.penalty}; sync=co2 takes {CONSTANT} or {GAP_AWARE}")
+        if self.penalty_constant != 1 and self.penalty != CONSTANT:
+            raise ValueError(
+                f"sync.penalty_constant is {self.penalty_constant}; with sync.penalty={self.penalty} it takes 1"
+            )
+        for name, fixed in _FIXED.get(self.method, {}).items():
+            if getattr(self, name) != fixed:
+                told = "null" if fixed is None else fixed
+                raise ValueError(f"sync.{name} is {getattr(self, name)}; sync={self.method} takes {told}")
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether workers train apart in rounds."""
+        return self.method != EVERY_STEP
+
+    @property
+    def age(self) -> int:
+        """The rounds by which an average is old when it is used."""
+        return 1 if self.method == CO2 else 0
+
+    def worker_gpus(self, gpus_per_node: int) -> int:
+        """Returns the GPUs of a worker."""
+        return gpus_per_node if self.worker == NODE else 1
+
+    def is_last(self, step: int) -> bool:
+        """Returns whether a step, counted from 0, is the last one of its round."""
+        return (step + 1) % self.steps == 0
+
+    def check_run(self, steps: int) -> None:
+        """Refuses a run that ends within a round, whose seconds and loss would be those of no whole round.
+
+        Raises:
+            ValueError: it does.
+        """
+        if self.in_rounds and steps % self.steps:
+            told = "is longer than the run" if self.steps > steps else "does not divide it"
+            raise ValueError(
+                f"sync.steps is {self.steps}, a round that {told}; with steps={steps} it takes a number that divides "
+                f"{steps}"
+            )
+
+
+EVERY = RoundSync()

@@ -1,0 +1,135 @@
+"""The driver's side of training in rounds: workers' steps are sent to the ranks of each, and after a round what it ends
+with to all. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number, is_whole
+from zbench.plans.plan import Plan
+from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.steps.tokens import tokens_of
+from zbench.step.byte_law import stated_bytes
+from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
+from zbench.step.template import Step
+
+RANK = "zbench.runtime.stepping.round_rank:RoundRank"
+
+
+def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | None) -> None:
+    """Refuses checkpoints that cannot be written, or gone on from.
+
+    Raises:
+        ValueError: the message names the setting.
+    """
+    check_whole_number("executor.checkpoint_every", every, 1, or_null=True)
+    if not job.sync.in_rounds:
+        for name, value in (("resume", resume), ("executor.checkpoint_every", every)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is {value}; executor=torch_whole_step has checkpoints of runs in rounds alone (sync), and "
+                    "with sync=every_step it takes null"
+                )
+        return
+    if every is not None:
+        check_free(path)
+        Hold.of(path).end()  # told now, and not when the baseline has run
+    if resume is not None:
+        check_same(resume, job.told())
+        check_files(resume)
+
+
+@dataclass
+class RoundDriver:
+    """The rounds of a run. tokens: of each worker in the round under way."""
+
+    steps: WorkerSteps
+    fleet: Fleet
+    tokens: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = [0] * self.steps.workers
+        self.fleet.call("begin", self.steps.ends(0))
+
+    def save(self, path: str, job: StepJob, next_step: int) -> None:
+        """Has all ranks write a checkpoint, which goes on with a step, in the midst of a round, too."""
+        meta = {"next_step": next_step, "run": job.told(), "round_tokens": self.tokens}
+        self.fleet.call("save", path, self._under_way(next_step), meta)
+
+    def load(self, path: str) -> None:
+        """Has all ranks take over a checkpoint.
+
+        Raises:
+            ValueError: it is none of a run in rounds.
+        """
+        told = checkpoint_description(path)
+        tokens = told.get("round_tokens")
+        if not isinstance(tokens, list) or len(tokens) != self.steps.workers or not all(map(is_whole, tokens)):
+            raise ValueError(f"resume is {path!r}; it takes the checkpoint of a run in rounds of as many workers")
+        self.tokens = [int(one) for one in tokens]
+        self.fleet.call("load", path, self._under_way(told["next_step"]))
+
+    def _under_way(self, step: int) -> Step:
+        """Returns what the round ends with that a step is of."""
+        return self.steps.ends(step // self.steps.sync.steps)
+
+    def warm_up(self, batch: Batch, plans: Sequence[Plan]) -> None:
+        """Runs every worker's step without its updates."""
+        self._local(batch, self.steps.of(batch, plans), False, False)
+
+    def step(
+        self, batch: Batch, plans: Sequence[Plan], noted: bool
+    ) -> tuple[list[StepReport], list[dict[str, Sizes]], float]:
+        """Runs a step of every worker, and the round's end where it is the last of its round; returns what ranks
+        measured, the bytes (sent, received) by queue that the steps say of each, and the seconds of the round's end.
+        noted: whether ranks tell part by part what they did."""
+        found = self.steps.of(batch, plans)
+        reports, ended = self._local(batch, found, True, noted), 0.0
+        stated = [dict(one) for worker in found for one in self._stated(worker)]
+        for worker, one in enumerate(found):
+            self.tokens[worker] += 0 if one is None else one.tokens
+        if self.steps.sync.is_last(batch.step):
+            step = self.steps.ends(batch.step // self.steps.sync.steps)
+            shares = [count / sum(self.tokens) for count in self.tokens]
+            ends: list[StepReport] = self.fleet.call("end_round", step, shares, bool(self.steps.sync.age))
+            reports = [_together(one, end) for one, end in zip(reports, ends, strict=True)]
+            for mine, more in zip(stated, stated_bytes(step), strict=True):
+                mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in more.items()}
+            self.tokens, ended = [0] * self.steps.workers, max(end.seconds for end in ends)
+        return reports, stated, ended
+
+    def _local(self, batch: Batch, found: Sequence[WorkerStep | None], train: bool, noted: bool) -> list[StepReport]:
+        each = self.steps.gpus[1]
+        own = [None if one is None else (one.step, tokens_of(self.steps.own.parts(batch, one.plans))) for one in found]
+        per_rank = [one for one in own for _ in range(each)]
+        reports: list[StepReport] = self.fleet.call("local_step", batch, train, noted, per_rank=per_rank)
+        return reports
+
+    def _stated(self, worker: WorkerStep | None) -> list[dict[str, Sizes]]:
+        """Returns the bytes of a worker's GPUs, by queue."""
+        return [{}] * self.steps.gpus[1] if worker is None else stated_bytes(worker.step)
+
+
+def _sum(one: Sizes, other: Sizes) -> Sizes:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _together(one: StepReport, end: StepReport) -> StepReport:
+    """Returns what a rank measured of a step and of the round's end that followed it."""
+    spent = {name: one.spent.get(name, 0.0) + end.spent.get(name, 0.0) for name in one.spent.keys() | end.spent.keys()}
+    inside, across = (
+        {name: _sum(mine.get(name, (0, 0)), more.get(name, (0, 0))) for name in mine.keys() | more.keys()}
+        for mine, more in ((one.inside, end.inside), (one.across, end.across))
+    )
+    return replace(
+        one,
+        seconds=one.seconds + end.seconds,
+        spent=spent,
+        under_way=one.under_way + end.under_way,
+        inside=inside,
+        across=across,
+        peak_bytes=max(one.peak_bytes, end.peak_bytes),
+        compiling=one.compiling + end.compiling,
+    )

@@ -1,0 +1,135 @@
+"""One rank of a run in rounds: it trains with the other ranks of its worker, and after a round with all.
+
+A worker's step is a step of its own processes, whose messages go through a group of theirs. What a round ends with is a
+step of all. The average that is used a round late is left under way: its messages go beside those of the next round,
+and are waited for where the sums are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zbench.describe.batch import Batch
+from zbench.runtime.handlers.messages import open_messages
+from zbench.runtime.handlers.optimizer import AdamWUpdate, RoundUpdate, Update
+from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.resting import Resting
+from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.handlers.store import Held, Slab
+from zbench.runtime.job.step_job import StepJob, StepReport
+from zbench.runtime.kernels.memory import DTYPES
+from zbench.runtime.processes.host import measured_peak_bytes
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.stepping.rank import Ran, SteppingRank
+from zbench.runtime.stepping.round_state import RoundState
+from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.steps.tokens import TokenParts
+from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from zbench.runtime.transport.transport import Traffic
+from zbench.step.passes.rounds.outer_step import SHARE
+from zbench.step.template import Step
+
+
+class RoundRank(SteppingRank):
+    """A rank of a worker. The outer parameters and their momentum that it is home of are in the store of its own."""
+
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: StepJob) -> None:
+        super().__init__(rank, num_ranks, rendezvous, job)
+        self.worker, self.process = divmod(rank, job.worker_gpus)
+        self.outer = StepRunner(replace(self.runner.machine, update=RoundUpdate(job.sync)), self.board)
+        node_of, each = job.cost.gpus.cluster.node_of, job.worker_gpus
+        for first in range(0, num_ranks, each):  # every rank makes every group, as torch asks of all
+            members = list(range(first, first + each))
+            group = dist.new_group(members)
+            if rank in members:
+                self.runner.machine = replace(
+                    self.runner.machine, messages=open_messages(group, node_of[members], self.device)
+                )
+        self.tokens = 0  # of the worker in the step under way
+        self.aside: Held = {}  # the average under way
+
+    def begin(self, step: Step) -> None:
+        """Puts parameters, those that workers begin with and the outer ones, where a round's end finds them."""
+        self.board.say("drawing parameters")
+        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
+        self.outer.begin(prepared, InitialWeights(self.model, self.job.seed))
+        self.runner.stores = {self.process: self.outer.stores[self.rank]}
+
+    def local_step(
+        self, batch: Batch, train: bool, noted: bool, own: tuple[Step, tuple[TokenParts, ...]] | None
+    ) -> StepReport:
+        """Runs this rank's part of its worker's step. own: that step and its tokens, None where the worker has none."""
+        if own is None:
+            self.board.wait(f"step {batch.step}, barrier before it")
+            dist.barrier()
+            self.board.resume()
+            return StepReport(None, 0.0, {}, 0.0, {}, {}, measured_peak_bytes(self.device), self.capacity_bytes, 0.0)
+        self.tokens = sum(int(one.sizes.sum()) for one in own[1])
+        return self.step(batch, *own, train, noted)
+
+    def end_round(self, step: Step, shares: Sequence[float], late: bool) -> StepReport:
+        """Runs what a round ends with. shares: of each worker, of the round's tokens. late: the average is left under
+        way."""
+        where = "the end of a round"
+        self.board.say(f"{where}, making instructions")
+        asked = perf_counter()
+        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
+        compiling = perf_counter() - asked
+        store = self.outer.stores[self.rank]
+        store.put_back(self.aside)
+        parts = prepared.batches[0]
+        number = parts.layout.number[SHARE]
+        share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
+        store.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
+        messages = self.outer.machine.messages
+        for end in messages.ends:
+            end.traffic = Traffic()
+        self.outer.where = f"{where}, "
+        self.board.wait(f"{where}, barrier before it")
+        dist.barrier()
+        self.board.resume()
+        self._synchronize()
+        began = perf_counter()
+        messages.times.begin()
+        self.outer.run(prepared, settles=not late)
+        messages.times.end()
+        self._synchronize()
+        ran = Ran(began, perf_counter() - began, 0.0, Traffic())
+        self.aside = RoundState(self.rank, prepared, store).set_aside()
+        return self._report(messages, None, ran, compiling)
+
+    def save(self, path: str, step: Step, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint between two steps. step: what the round under way ends with; meta: what the checkpoint
+        says of itself."""
+        self.board.wait("a checkpoint, the average under way")
+        kept = self._kept(step)
+        self.outer.stores[self.rank].put_back(self.aside)
+        save_checkpoint(path, kept, meta)
+        self.aside = kept.set_aside()
+        self.board.resume()
+
+    def load(self, path: str, step: Step) -> None:
+        """Takes over a checkpoint. step: what the round under way ends with."""
+        self.board.wait("a checkpoint")
+        kept = self._kept(step)
+        load_checkpoint(path, kept)
+        self.updates, self.aside = kept.updates, kept.set_aside()
+        self.board.resume()
+
+    def _kept(self, step: Step) -> RoundState:
+        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
+        return RoundState(self.rank, prepared, self.outer.stores[self.rank], self.updates)
+
+    # -- inside ---------------------------------------------------------------------------------------
+    def _update(self, num_tokens: int) -> Update:
+        self.updates += 1
+        return AdamWUpdate(self.job.optimizer, self.updates, self.tokens)
+
+    def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
+        found = super()._prepared(batch, step, tokens, update)
+        self.resting = self.resting or Resting.before(found)
+        return found

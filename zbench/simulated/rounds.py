@@ -1,0 +1,166 @@
+"""Steps of workers that train apart, played: each worker's on its own GPUs' clock, and what a round ends with on that
+of the cluster.
+
+Workers wait for each other at the end of a round alone. So the seconds of a round are those of the worker whose steps
+took longest together, not the sum of the slowest worker's in each step; a step of a record has what it added to that.
+Nothing of a worker's step goes to another one, so the average that is used a round late has the links between workers
+to itself: what of its seconds is exposed is what the next round is shorter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.cost.job import worker_cost
+from zbench.describe.arrays import Floats
+from zbench.describe.batch import Batch
+from zbench.describe.sync import NODE
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.least.bound import step_bound_seconds
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.rounds.order import round_kind
+from zbench.step.passes.rounds.outer_step import NOW, outer_step
+from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
+
+Told = Callable[[Batch, tuple[Plan, ...], PlayedStep, Cost], StepResult]  # what a record has of one worker's step
+
+
+@dataclass
+class PlayedRounds:
+    """The rounds of a run on the cluster of `cost`. told: makes a record's result of one worker's step.
+
+    elapsed: of each worker, the seconds of the round under way. added: of these, what its steps were told to take.
+    late: seconds of the average under way that is used at the end of this round.
+    """
+
+    steps: WorkerSteps
+    cost: Cost
+    told: Told
+    elapsed: Floats = field(init=False)
+    added: float = 0.0
+    late: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.elapsed = np.zeros(self.steps.workers)
+
+    @cached_property
+    def own_cost(self) -> Cost:
+        """The cost model of one worker's GPUs."""
+        return worker_cost(self.cost, self.steps.sync)
+
+    @cached_property
+    def ends(self) -> dict[str, PlayedStep]:
+        """The ends of rounds, played, by kind, and one of which all is done one after another (NOW)."""
+        steps = {round_kind(self.steps.sync, round_): self.steps.ends(round_) for round_ in (0, 1)}
+        steps.setdefault(NOW, outer_step(self.steps.model, self.steps.parameters, NOW))
+        return {kind: play_step(step, (), self.cost.gpus) for kind, step in steps.items()}
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Plays a step of every worker, and what its round ends with where it is the last one. A step that does not
+        follow the one before begins a round of its own."""
+        sync = self.steps.sync
+        if batch.step % sync.steps == 0:
+            self.elapsed, self.added = np.zeros(self.steps.workers), 0.0
+        found = [None if one is None else self._own(batch, one) for one in self.steps.of(batch, plans)]
+        self.elapsed += [0.0 if one is None else one.seconds for one in found]
+        result = self._together(batch, found)
+        if sync.is_last(batch.step):
+            result = self._ended(result, round_kind(sync, batch.step // sync.steps))
+        seconds = float(self.elapsed.max()) - self.added
+        self.added += seconds
+        return replace(result, seconds=result.seconds + seconds)
+
+    def _own(self, batch: Batch, one: WorkerStep) -> StepResult:
+        which = np.concatenate([plan.sequences for plan in one.plans])
+        documents = None if batch.documents is None else batch.documents[which]
+        own = replace(batch, lengths=batch.lengths[which], documents=documents)
+        cost = self.own_cost
+        return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
+
+    def _together(self, batch: Batch, found: Sequence[StepResult | None]) -> StepResult:
+        """Returns the result of all workers' steps, its seconds still 0. Those without tokens are idle."""
+        ranks, some = self.steps.gpus[1], next(one for one in found if one is not None)
+        resting = [int(value) for value in self.resting.reshape(len(found), ranks).max(axis=0)]
+        nothing = [0.0] * ranks
+
+        def joined(values: Callable[[StepResult], Any], idle: Any = nothing) -> list[Any]:
+            return [value for one in found for value in (idle if one is None else values(one))]
+
+        names = {name for one in found if one is not None for name in one.seconds_for}
+        queues = {name for one in found if one is not None for name in one.nic_tx_for}
+        if self.steps.sync.worker == NODE:
+            none = [0] * len(some.nic_tx_bytes)
+            nic_tx, nic_rx = joined(lambda one: one.nic_tx_bytes, none), joined(lambda one: one.nic_rx_bytes, none)
+            nic_tx_for = {name: joined(lambda one, name=name: one.nic_tx_for.get(name, none), none) for name in queues}  # type: ignore[misc]
+        else:
+            nic_tx, nic_rx, nic_tx_for = *([0] * self.cost.gpus.cluster.num_nics for _ in range(2)), {}
+        peak = joined(lambda one: one.peak_bytes, [0] * ranks)
+        peak = [own + more for own, more in zip(peak, resting * len(found), strict=True)]
+        return replace(
+            some,
+            seconds=0.0,
+            bound_seconds=step_bound_seconds(batch, self.cost),
+            attention_seconds=joined(lambda one: one.attention_seconds),
+            linear_seconds=joined(lambda one: one.linear_seconds),
+            communication_seconds=joined(lambda one: one.communication_seconds),
+            exposed_seconds=joined(lambda one: one.exposed_seconds),
+            exposed_nic_seconds=joined(lambda one: one.exposed_nic_seconds),
+            nic_tx_bytes=nic_tx,
+            nic_rx_bytes=nic_rx,
+            nvlink_bytes=sum(one.nvlink_bytes for one in found if one is not None),
+            peak_bytes=peak,
+            out_of_memory=max(peak) > some.capacity_bytes,
+            phases={name: max(one.phases[name] for one in found if one is not None) for name in some.phases},
+            seconds_for={
+                name: joined(lambda one, name=name: one.seconds_for.get(name, nothing))  # type: ignore[misc]
+                for name in sorted(names)
+            },
+            nic_tx_for={name: sizes for name, sizes in nic_tx_for.items() if any(sizes)},
+        )
+
+    @cached_property
+    def resting(self) -> Any:
+        """The bytes of every GPU beside its worker's step: outer parameters and momentum, and the average under way."""
+        held = self.ends[round_kind(self.steps.sync, 1)].memory.held
+        names = "pmd" if self.steps.sync.age else "pm"
+        weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
+        mine = [value for name, value in held.items() if name[0] in names and name[1:] in weights]
+        return np.sum(mine, axis=0)
+
+    def _ended(self, result: StepResult, kind: str) -> StepResult:
+        """Returns a step's result with what its round ends with; seconds are those of the end alone."""
+        every, own = self.ends[NOW], self.ends[kind]
+        computing = float(every.busy["compute"].max())
+        moving, slowest = every.seconds - computing, float(self.elapsed.max())
+        exposed = moving
+        if self.steps.sync.age:
+            exposed, self.late = max(0.0, self.late - slowest), moving
+        ranks = self.steps.gpus[1]
+        waited = np.repeat(slowest - self.elapsed, ranks)
+        spent = {name: np.array(values) for name, values in result.seconds_for.items()}
+        for name, more in (("optimizer", computing), ("waiting_gradients", exposed), ("waiting_rank", waited)):
+            spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
+        sent = {name: sizes for name, sizes in own.nic_tx.items() if sizes.any()}
+        names = dict.fromkeys((*result.nic_tx_for, *sent))
+        none = np.zeros(len(result.nic_tx_bytes), np.int64)
+        nic_tx_for = {
+            name: (np.array(result.nic_tx_for.get(name, none)) + sent.get(name, none)).tolist() for name in names
+        }
+        return replace(
+            result,
+            seconds=computing + exposed,
+            communication_seconds=[one + moving for one in result.communication_seconds],
+            exposed_seconds=[one + exposed for one in result.exposed_seconds],
+            nic_tx_bytes=(np.array(result.nic_tx_bytes) + sum(own.nic_tx.values())).tolist(),
+            nic_rx_bytes=(np.array(result.nic_rx_bytes) + sum(own.nic_rx.values())).tolist(),
+            phases=dict(result.phases)
+            | {"round_end": computing + exposed, "average": moving, "wait": float(waited.mean())},
+            seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
+            nic_tx_for=nic_tx_for,
+        )

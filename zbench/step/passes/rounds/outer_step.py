@@ -1,0 +1,269 @@
+"""The end of a round of local steps, as a step of its own on the GPUs of all workers.
+
+    d += contribute(s, share)       each worker's parameters, weighed by its share of the round's tokens: the snapshot
+    d is reduced                    to the GPU of each shard, on the links of the cluster
+    p, m := outer(p, m, d)          the outer parameters and their momentum, each shard on one GPU of one worker
+    c = p, which is gathered
+    w, s := take(w, s, c)           every worker goes on from there; the moments of its own optimizer stay
+
+A snapshot is a sum's contribution, so the proof sees that each worker's counts once, is taken whole, and that nothing
+is added to it afterwards. Where the average is used a round late, a round ends with the update by the average of the
+round before, and with the next reduction under way.
+
+Shards are those of ZeRO over all GPUs. A worker's GPU number g has those of which number g of every worker has a share,
+so that a shard's values come from one GPU of each worker, as collectives in two levels have it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.degrees import ShardDegrees
+from zbench.describe.model import Model
+from zbench.describe.overlap import StepOverlap
+from zbench.step.formula import parse_formula
+from zbench.step.index import Index
+from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operation_row
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, axes_of, weight_elements
+from zbench.step.passes.tensors import parameter_tensors
+from zbench.step.template import AT_HOME, Instance, Items, Step, Template
+from zbench.step.tensor import Tensor
+
+CONTRIBUTE, REDUCED, UPDATED, TAKEN = "contribute", "reduce", "update", "take"
+# What a round ends with: with its own average; the first one whose average is used late; and every other one of these.
+NOW, FIRST, LATER = "now", "first", "later"
+PHASES = {
+    NOW: (CONTRIBUTE, REDUCED, UPDATED, TAKEN),
+    FIRST: (CONTRIBUTE, TAKEN, REDUCED),
+    LATER: (UPDATED, CONTRIBUTE, TAKEN, REDUCED),
+}
+SHARE = "share"  # of a round's tokens that each worker had
+Rows = list[list[int]]
+
+
+@dataclass(frozen=True)
+class OuterParameters(ShardedParameters):
+    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are all GPUs."""
+
+    worker_gpus: int = 1
+
+    @staticmethod
+    def of(model: Model, num_gpus: int, worker_gpus: int, stage: str | ShardDegrees) -> "OuterParameters":
+        """Returns the parameters of workers whose own shards are of a stage."""
+        return OuterParameters(model, num_gpus, 1, stage, StepOverlap(0), worker_gpus=worker_gpus)
+
+    @property
+    def workers(self) -> int:
+        """The workers."""
+        return self.num_gpus // self.worker_gpus
+
+    def inside(self, weight: str) -> Ints:
+        """Returns the number that the GPU of every cell has inside each worker."""
+        if weight in WHOLE:
+            return np.full(1, WHOLE.index(weight) % self.worker_gpus, np.int64)
+        return np.asarray(self.shards[weight][1] // self.workers, np.int64)
+
+    def home(self, weight: str) -> Ints:
+        """Returns the place of every cell's outer parameter."""
+        worker = WHOLE.index(weight) if weight in WHOLE else self.shards[weight][1]
+        return np.asarray(worker % self.workers * self.worker_gpus + self.inside(weight), np.int64)
+
+
+def outer_step(model: Model, parameters: OuterParameters, kind: str) -> Step:
+    """Returns what a round ends with. kind: NOW, FIRST or LATER."""
+    return _Outer(model, parameters).step(kind)
+
+
+@dataclass
+class _Outer:
+    """A step while it is built. versions: of outer and of workers' parameters so far."""
+
+    model: Model
+    of: OuterParameters
+    templates: list[Template] = field(default_factory=list)
+    versions: list[int] = field(default_factory=lambda: [0, 0])
+
+    def __post_init__(self) -> None:
+        of = self.of
+        slices = {of.slices(weight)[0] for weight in self._weights} - {""}
+        ones = [Index(name, np.ones(1, np.int64)) for name in sorted(slices)]
+        indices = (*ones, *of.indices(), Index("r", np.ones(of.workers, np.int64)))
+        self.lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: of.num_gpus})
+        formulas = tuple(parse_formula(text) for weight in self._weights for text in _texts(weight))
+        share = Tensor(SHARE, ("r",), "copy", "", "none", self.model.lse_bytes, np.full(of.workers, -1, np.int64))
+        tensors = (*(one for weight in self._weights for one in self._tensors(weight)), share)
+        self.layout = StepLayout(indices, (), (), (), tensors, formulas, self.lists.lists())
+        self.formula = {(one.results[0].tensor, one.terms[0].function): at for at, one in enumerate(formulas)}
+
+    @property
+    def _weights(self) -> tuple[str, ...]:
+        return (*self.of.of_layers, *self.of.outside)
+
+    def _tensors(self, weight: str) -> Iterator[Tensor]:
+        """Yields a parameter with its state and sum, and its outer parameter, momentum, and copy of that."""
+        known, size = parameter_tensors(self.model, weight, self.of), max(GRADIENT_BYTES, self.model.element_bytes)
+        yield from known.values()
+        one, unit = known[weight], size * (weight_elements(self.model)[weight] if weight in WHOLE else 1)
+        for name, nature in (("p", "state"), ("m", "state"), ("c", "copy")):
+            yield Tensor(f"{name}{weight}", one.axes, nature, "", one.layers, unit, one.home)
+
+    def step(self, kind: str) -> Step:
+        """Returns the step of a kind."""
+        begins = self._resting(kind == LATER)
+        order: list[Instance] = []
+        for phase in PHASES[kind]:
+            for name, weights, count in (("", self.of.of_layers, self.model.num_layers), ("_ends", self.of.outside, 1)):
+                getattr(self, f"_{phase}")(f"{phase}{name}", weights)
+                order.append(Instance(len(self.templates) - 1, 0, count))
+            self.versions[0] += phase == UPDATED
+            self.versions[1] += phase == TAKEN
+        ends = self._resting(kind != NOW, shares=False)
+        layout = StepLayout(
+            self.layout.indices, (), (), (), self.layout.tensors, self.layout.formulas, self.lists.lists()
+        )
+        rows = self.of.num_gpus, 0, self.model.num_layers, (), (layout,), tuple(self.templates), tuple(order)
+        return Step(*rows, Items.of(begins), Items.of(ends))
+
+    # -- entries --------------------------------------------------------------------------------------
+    def _cells(self, weight: str, which: Ints) -> list[int]:
+        """Returns the lists of cells of a parameter, by their numbers."""
+        if weight in WHOLE:
+            return [-1, -1]
+        return [self.lists.number(self.of.slices(weight)[0], [0]), self.lists.number(f"z{weight}", which)]
+
+    def _parts(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
+        """Yields, for each GPU of a worker that shards are on, (that GPU of every worker, lists of cells)."""
+        inside, of = self.of.inside(weight), self.of
+        for gpu in np.unique(inside).tolist():
+            places = np.arange(of.workers) * of.worker_gpus + gpu
+            yield places, self._cells(weight, np.flatnonzero(inside == gpu))
+
+    def _held(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
+        """Yields (places, lists of cells) of a parameter and its state as workers have them."""
+        if self.of.stage == "none":
+            yield np.arange(self.of.num_gpus), self._cells(weight, np.arange(self.of.home(weight).size))
+        else:
+            yield from self._parts(weight)
+
+    def _homes(self, weight: str) -> Iterator[tuple[int, list[int]]]:
+        """Yields (place, lists of cells) of the outer parameter."""
+        home = self.of.home(weight)
+        for place in np.unique(home).tolist():
+            yield place, self._cells(weight, np.flatnonzero(home == place))
+
+    def _entry(self, tensor: str, places: Ints, cells: list[int], count: int = 0, version: int = 0) -> list[int]:
+        return [self.layout.number[tensor], 0, self.lists.number(PLACE, places), *cells, count, version, 0]
+
+    def _own(self, weights: Sequence[str], names: Sequence[str], taken: int = 0) -> Rows:
+        """Returns the entries of what workers have of parameters ("") and their state ("s")."""
+        version = self.versions[1] + taken
+        return [
+            self._entry(f"{name}{weight}", places, cells, 0, version)
+            for weight in weights
+            for name in names
+            for places, cells in self._held(weight)
+        ]
+
+    def _at_home(self, weights: Sequence[str], names: Sequence[str], version: int, count: int = 0) -> Rows:
+        """Returns the entries of what is at the homes of outer parameters."""
+        found = []
+        for weight in weights:
+            cells = [*(self.lists.whole(axis) for axis in axes_of(weight)), -1, -1][:2]
+            found += [[self.layout.number[f"{name}{weight}"], 0, AT_HOME, *cells, count, version, 0] for name in names]
+        return found
+
+    def _shares(self) -> Rows:
+        """Returns the entries of shares: of each worker's, on its GPUs."""
+        of = self.of
+        every = np.arange(of.num_gpus).reshape(of.workers, of.worker_gpus)
+        return [self._entry(SHARE, row, [self.lists.number("r", [at]), -1]) for at, row in enumerate(every)]
+
+    def _contributed(self, weights: Sequence[str]) -> Rows:
+        """Returns the entries of snapshots where they were made."""
+        return [
+            self._entry(f"d{weight}", places, cells, 1) for weight in weights for places, cells in self._parts(weight)
+        ]
+
+    def _resting(self, averaged: bool, shares: bool = True) -> Rows:
+        """Returns the entries of what there is before or after all of it. averaged: an average is there that is not
+        used yet."""
+        found = self._own(self._weights, ("", "s")) + self._at_home(self._weights, ("p", "m"), self.versions[0])
+        found += self._at_home(self._weights, ("d",), 0, self.of.workers) if averaged else []
+        return found + (self._shares() if shares else [])
+
+    # -- phases ---------------------------------------------------------------------------------------
+    def _template(self, name: str, ops: Rows, formulas: Sequence[int], sides: tuple[Rows, Rows]) -> None:
+        needs, leaves = sides
+        self.templates.append(Template(name, 0, Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves)))
+
+    def _contribute(self, name: str, weights: Sequence[str]) -> None:
+        ops, formulas = [], []
+        for weight in weights:
+            formulas.append(self.formula[f"d{weight}", "contribute"])
+            for places, cells in self._parts(weight):
+                for worker, place in enumerate(places.tolist()):
+                    lists = [*(one for one in cells if one >= 0), self.lists.number("r", [worker])]
+                    ops.append(operation_row(COMPUTE, formulas[-1], (place, -1), lists, "compute", 0, self.versions[1]))
+        own, last = self._own(weights, ("s",)), weights == self.of.outside
+        leaves = own + self._contributed(weights) + ([] if last else self._shares())
+        self._template(name, ops, formulas, (own + self._shares(), leaves))
+
+    def _reduce(self, name: str, weights: Sequence[str]) -> None:
+        ops = [
+            operation_row(REDUCE, self.layout.number[f"d{weight}"], (-1, self._members(places)), cells, "gradients")
+            for weight in weights
+            for places, cells in self._parts(weight)
+            if len(places) > 1
+        ]
+        self._template(name, ops, (), (self._contributed(weights), self._at_home(weights, ("d",), 0, self.of.workers)))
+
+    def _members(self, places: Ints) -> int:
+        return self.lists.number(PLACE, places)
+
+    def _update(self, name: str, weights: Sequence[str]) -> None:
+        ops, formulas = [], []
+        for weight in weights:
+            formulas.append(self.formula[f"p{weight}", "outer"])
+            for place, cells in self._homes(weight):
+                lists = [one for one in cells if one >= 0]
+                ops.append(operation_row(COMPUTE, formulas[-1], (place, -1), lists, "compute", 0, self.versions[0]))
+        before, after = (self._at_home(weights, ("p", "m"), self.versions[0] + more) for more in (0, 1))
+        before += self._at_home(weights, ("d",), 0, self.of.workers)
+        self._template(name, ops, formulas, (before, after))
+
+    def _take(self, name: str, weights: Sequence[str]) -> None:
+        ops, formulas = [], []
+        for weight in weights:
+            give, take = self.formula[f"c{weight}", ""], self.formula[weight, "take"]
+            formulas += [give, take]
+            for place, cells in self._homes(weight):
+                lists = [one for one in cells if one >= 0]
+                ops.append(operation_row(COMPUTE, give, (place, -1), lists, "compute", 0, self.versions[0]))
+            for places, cells in self._held(weight):
+                if len(places) > 1:
+                    number = self.layout.number[f"c{weight}"]
+                    ops.append(operation_row(GATHER, number, (-1, self._members(places)), cells, "parameters"))
+            for places, cells in self._held(weight):
+                lists = [one for one in cells if one >= 0]
+                for place in places.tolist():
+                    ops.append(operation_row(COMPUTE, take, (place, -1), lists, "compute", 0, self.versions[1]))
+        outer = self._at_home(weights, ("p",), self.versions[0])
+        before, after = (outer + self._own(weights, ("", "s"), more) for more in (0, 1))
+        self._template(name, ops, formulas, (before, after))
+
+
+def _texts(weight: str) -> tuple[str, ...]:
+    """Returns the formulas of a parameter."""
+    axes = ",".join(axes_of(weight))
+    ref = f"[{axes}]" if axes else ""
+    w, s, d, p, m, c = (f"{name}{weight}{ref}" for name in ("", "s", "d", "p", "m", "c"))
+    return (
+        f"{d} += contribute({s}, {SHARE}[r])",
+        f"{p}, {m} := outer({p}, {m}, {d})",
+        f"{c} = {p}",
+        f"{w}, {s} := take({w}, {s}, {c})",
+    )
