@@ -104,7 +104,7 @@ def into_nodes(step: Step, node: int, kind: int, queue: str) -> Iterator[int]:
     """Yields the bytes that come into all nodes from others by each collective of an instance."""
     for one in step.order:
         template, layout = step.templates[one.template], step.layouts[step.templates[one.template].layout]
-        for row in template.operations.rows().tolist():
+        for row in template.operations.table.tolist():
             tensor = layout.tensors[row[1]]
             if row[0] != kind or tensor.name in ("loss",) or (tensor.name[0] == "d") != (queue == "gradients"):
                 continue
@@ -159,7 +159,7 @@ def test_text_reads_back_and_mutants_are_found() -> None:
 def test_homes_of_another_run_are_found(every: int, told: str) -> None:
     step = whole_step(MODEL, plans_of(([5, 3],), 4), 1, ShardDegrees(2, 2, 2, 2))
     forward = step.templates[1]
-    rows = forward.operations.rows()
+    rows = forward.operations.table
     wrong = np.flatnonzero((rows[:, 0] == GATHER) & (rows[:, 1] == step.layouts[0].number["wq"]))
     forward.operations.src[wrong] = every
     with pytest.raises(StepError, match=told):

@@ -57,7 +57,7 @@ class ShardDegrees:
         if updates not in (FLAT, BY_NODE):
             raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
         weights, secondary, gradients, optimizer = (
-            int(_WORDS[one] if one in _WORDS else one) for one in (given[name] for name in NAMES)
+            int(_WORDS.get(one, one)) for one in (given[name] for name in NAMES)
         )
         return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
 

@@ -46,7 +46,7 @@ def broken(step: Step, name: str, kind: int, change: str) -> Step:
     """A step of which one template lacks its first operation of a kind, or has it twice."""
     number = next(at for at, one in enumerate(step.templates) if one.name == name)
     template = step.templates[number]
-    rows = template.operations.rows()
+    rows = template.operations.table
     at = int(np.flatnonzero(rows[:, 0] == kind)[0])
     rows = np.delete(rows, at, 0) if change == "lacks" else np.insert(rows, at, rows[at], 0)
     mutant = replace(template, operations=Operations.of(rows.tolist()))
