@@ -180,9 +180,9 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
     ("overrides", "each"),
     [
         (("executor=simulated_attention",), 25),
-        ((), 25 + 12 * 500),
-        (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 500),
-        (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 500),
+        ((), 25 + 12 * 300),
+        (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 300),
+        (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 300),
     ],
 )
 def test_whole_steps_are_priced_by_the_layers_that_are_played(overrides: tuple[str, ...], each: int) -> None:
