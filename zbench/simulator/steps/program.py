@@ -20,17 +20,12 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.assembly import (
-    AssembledHops,
-    ProgramHops,
-    StackedVariants,
-    assembled_hops,
-    stacked_variants,
-)
+from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
+from zbench.simulator.steps.trains.columns import AssembledHops, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, Step
