@@ -28,7 +28,8 @@ def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: 
         lists, at = np.unique(column, return_inverse=True)
         numbers.append(len(offsets) - 1 + at.reshape(-1))
         for which in lists.tolist():
-            items.append(np.unique(group[layout.lists[which]]))
+            row = group[layout.lists[which]]
+            items.append(row if (row[1:] > row[:-1]).all() else np.unique(row))
             offsets.append(offsets[-1] + len(items[-1]))
     low, high = _heads(sizes, heads[mine], plan.num_heads)
     rank = ops.src[mine]
@@ -61,6 +62,6 @@ def _heads(sizes: Sizes, lists: Column, num_heads: int) -> tuple[Ints, Ints]:
     """Returns the first and the last query head of lists of parts, counted in the slice of a tensor-parallel group."""
     layout = sizes.layout
     ends = np.concatenate([[0], np.cumsum(layout.index["h"].sizes)])
-    rows = {which: layout.lists[which] for which in np.unique(lists).tolist()}
-    low = np.array([int(ends[rows[which][0]]) % num_heads for which in lists.tolist()], np.int64)
+    first = {which: int(ends[layout.lists[which][0]]) % num_heads for which in np.unique(lists).tolist()}
+    low = np.array([first[which] for which in lists.tolist()], np.int64)
     return low, low + sizes.of_lists[lists]

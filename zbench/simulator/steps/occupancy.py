@@ -41,9 +41,9 @@ class LinkedHops(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What GPUs' links do while hops are played, in the order in which that begins. moves, across: hops that transfer,
-    and those of them that do across nodes. times: when each begins and ends, with the pieces that follow it at once.
-    busy: when GPUs compute."""
+    """The use of GPUs' links while hops are played. moves, across: hops that transfer, in the order of their begin,
+    and those of them that do across nodes. queues: of a GPU. times: when each begins and ends, with the pieces that
+    follow it at once. busy: when GPUs compute."""
 
     moves: Ints
     across: Ints

@@ -70,24 +70,23 @@ class PlayedTemplate:
     def touched(self) -> Ints:
         """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
         moves, both = self.ops[:, 0] != COMPUTE, (self.template.needs, self.template.leaves)
-        codes = [pair_codes(self.ops[moves, 1], self.ops[moves, 7])]
-        codes += [pair_codes(items.tensor, items.layer) for items in both]
-        return decoded_pairs(np.unique(np.concatenate(codes)))
+        named = np.zeros(len(self.nature) * OFFSETS, bool)
+        named[pair_codes(self.ops[moves, 1], self.ops[moves, 7])] = True
+        for items in both:
+            named[pair_codes(items.tensor, items.layer)] = True
+        return decoded_pairs(np.flatnonzero(named))
 
     @cached_property
     def held(self) -> Ints:
         """The pairs that its contract names, int64 [n, 3]: (code, items before, items after it)."""
         length = np.append(np.diff(self.layout.lists.offsets), 1)  # of a list; of none, and of homes, -1: one
-        codes, counts = [], []
+        named, total = np.zeros(len(self.nature) * OFFSETS, bool), np.zeros((len(self.nature) * OFFSETS, 2), np.int64)
         for side, items in enumerate((self.template.needs, self.template.leaves)):
-            codes.append(pair_codes(items.tensor, items.layer))
-            found = np.zeros((len(items), 2), np.int64)
-            found[:, side] = length[items.places] * length[items.list0] * length[items.list1]
-            counts.append(found)
-        pairs, at = np.unique(np.concatenate(codes), return_inverse=True)
-        total, every = np.zeros((len(pairs), 2), np.int64), np.concatenate(counts)
-        np.add.at(total, at.reshape(-1), every)
-        return np.column_stack([pairs, total])
+            codes = pair_codes(items.tensor, items.layer)
+            named[codes] = True
+            np.add.at(total[:, side], codes, length[items.places] * length[items.list0] * length[items.list1])
+        pairs = np.flatnonzero(named)
+        return np.column_stack([pairs, total[pairs]])
 
     @cached_property
     def replaced(self) -> Ints:

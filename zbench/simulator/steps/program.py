@@ -20,17 +20,12 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.hop_graph import HopGraph, graph_of
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.assembly import (
-    AssembledHops,
-    ProgramHops,
-    StackedVariants,
-    assembled_hops,
-    stacked_variants,
-)
+from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
+from zbench.simulator.steps.trains.columns import AssembledHops, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, Step
@@ -54,7 +49,8 @@ class StepProgram:
 
     begin: int64 [instances + 1], where those of each begin. assembled: their columns, what follows each, and trains of
     the pieces of collectives, as zbench.simulator.steps.trains.clock has them. variants, stacked: those that they are
-    of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are.
+    of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are;
+    gpu_queues: of a GPU.
     """
 
     instances: tuple[PlayedInstance, ...]
@@ -98,7 +94,7 @@ class StepProgram:
 
     @cached_property
     def graph(self) -> HopGraph:
-        """Its hops as zbench.simulator.clock plays them, one by one."""
+        """The hops as zbench.simulator.clock plays them, one by one."""
         table, hops, of, none = self.table, self.hops, self.assembled.following, np.zeros(0, np.int64)
         op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
         channels, whole = hops.channels.astype(np.int64), hops.slot == hops.channels - 1
@@ -110,8 +106,8 @@ class StepProgram:
 
 
 class VariantTables(NamedTuple):
-    """What programs take from variants, whatever instances there are of them. waiting: who waits for whom. stacked:
-    their hops. queues: how many queues these are in."""
+    """The tables that programs take from variants, whatever instances there are of them. waiting: who waits for whom.
+    stacked: their hops. queues: how many queues these are in."""
 
     waiting: WaitTables
     stacked: StackedVariants

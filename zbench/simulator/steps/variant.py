@@ -102,7 +102,7 @@ class Variant:
 
     @cached_property
     def relations(self) -> "TouchRelations":
-        """What its groups of rows are to those of other instances."""
+        """The groups of its rows that wait for others, that others wait for, and that end."""
         of, touches = self.of, self.touches
         replaced = np.zeros(len(of.nature) * OFFSETS, np.bool_)
         replaced[of.replaced] = True
@@ -204,7 +204,7 @@ def _of_groups(touches, rows, queued, last):  # type: ignore[no-untyped-def]
 
 
 class TouchRelations(NamedTuple):
-    """What groups of rows are to those of other instances.
+    """Groups of rows that wait for those of other instances, that others wait for, and that end.
 
     waits: those that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who wrote it (WRITERS),
     who read it (READERS), or who used the buffer that it takes (BUFFERS). notes: those that others may wait for, alike,

@@ -62,34 +62,37 @@ def edges_between(of: WaitTables, num_layers: int, instances: Ints) -> tuple[Int
 
 def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _Tables:
     """Puts what is known of variants one after another."""
-    touches = [one.touches for one in variants]
-    group = np.cumsum([0, *(len(one.kinds) for one in touches)])
-    waits: list[Ints] = []
-    notes: list[Ints] = []
-    ends: list[Ints] = []
-    for at, variant in enumerate(variants):
-        of = np.array(slots[variant.of.template.layout], np.int64)
-        layered = variant.of.layout.layered
-        related = variant.relations
-        for found, table, code in ((waits, related.waits, 2), (notes, related.notes, 2), (ends, related.ends, 0)):
-            tensor, offset = np.divmod(table[:, code], OFFSETS)
-            key = np.stack([of[tensor], offset - OFFSETS // 2, layered[tensor]], axis=1)
-            rest = table[:, 1:] if code == 0 else np.stack([table[:, 0] + group[at], table[:, 1]], axis=1)
-            found.append(np.concatenate([key, rest], axis=1))
+    groups = [len(one.touches.kinds) for one in variants]
+    most = max(map(len, slots))
+    slot_of, layered = np.zeros((len(slots), most), np.int64), np.zeros((len(variants), most), np.int64)
+    for number, row in enumerate(slots):
+        slot_of[number, : len(row)] = row
+    for number, one in enumerate(variants):
+        layered[number, : len(one.of.nature)] = one.of.layout.layered
+    about = slot_of[[one.of.template.layout for one in variants]], layered, np.cumsum([0, *groups])
+    related = [one.relations for one in variants]
     return _Tables(
-        _offsets(waits),
-        np.concatenate(waits),
-        _offsets(notes),
-        np.concatenate(notes),
-        _offsets(ends),
-        np.concatenate(ends),
+        *_keyed([one.waits for one in related], 2, about),
+        *_keyed([one.notes for one in related], 2, about),
+        *_keyed([one.ends for one in related], 0, about),
         *_through(variants, [one.finals for one in variants]),
         *_through(variants, [one.begins for one in variants]),
     )
 
 
-def _offsets(tables: Sequence[Ints]) -> Ints:
-    return np.cumsum([0, *map(len, tables)])
+def _keyed(tables: Sequence[Ints], code: int, about: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints]:
+    """Returns (offsets by variant, the rows of TouchRelations one after another as `_Tables` has them).
+
+    code: the column of pairs. about: by variant, the slot of each tensor, whether layers have one each, and its first
+    group.
+    """
+    slot_of, layered, group = about
+    rows, sizes = np.concatenate(tables), [len(one) for one in tables]
+    which = np.repeat(np.arange(len(tables)), sizes)
+    tensor, offset = np.divmod(rows[:, code], OFFSETS)
+    key = [slot_of[which, tensor], offset - OFFSETS // 2, layered[which, tensor]]
+    rest = [rows[:, 1], rows[:, 2], rows[:, 3]] if code == 0 else [rows[:, 0] + group[which], rows[:, 1]]
+    return np.cumsum([0, *sizes]), np.stack([*key, *rest], axis=1)
 
 
 def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:

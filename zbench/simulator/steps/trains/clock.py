@@ -11,6 +11,7 @@ does so as it begins: there all hops are events, in the other loop.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numba as nb
 import numpy as np
@@ -19,8 +20,19 @@ from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.hop_graph import HopGraph
+from zbench.simulator.steps.trains.columns import AssembledHops
 from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
+
+
+class TrainProgram(Protocol):
+    """A program with trains. assembled: its columns; graph: the same as zbench.simulator.clock plays it."""
+
+    @property
+    def assembled(self) -> AssembledHops: ...
+
+    @property
+    def graph(self) -> HopGraph: ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Unless:
     stops: Callable[[Timeline], bool]
 
 
-def run_trains(of: StepProgram, num_ranks: int, free: Free) -> Timeline:
+def run_trains(of: TrainProgram, num_ranks: int, free: Free) -> Timeline:
     """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
 
     Trains are int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
@@ -43,12 +55,13 @@ def run_trains(of: StepProgram, num_ranks: int, free: Free) -> Timeline:
     return found
 
 
-def run_unless(of: StepProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> Timeline | None:
+def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> Timeline | None:
     """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
         return run_hops(of.graph, np.zeros(num_ranks), free)
-    rows, following, trains, inner = of.hops, of.assembled.following, of.trains, _before_last(of.trains)
-    waits, watched = of.assembled.waits.copy(), np.zeros(len(rows.owner), bool)
+    made = of.assembled
+    rows, following, trains, inner = made.hops, made.following, made.trains, _before_last(made.trains)
+    waits, watched = made.waits.copy(), np.zeros(len(rows.owner), bool)
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
     flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
