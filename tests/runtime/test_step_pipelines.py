@@ -136,7 +136,7 @@ def test_pipelines_that_differ_are_exact_and_send_what_is_played(strategy: dict[
 
 @pytest.mark.parametrize("sharding", ["none", "zero1"])
 def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(sharding: str) -> None:
-    """check=bytes has what moved beside zbench.step.switch_law, of every rank."""
+    """check=bytes has what moved beside zbench.step.switch_law, of every rank; the simulated clock sends the same."""
     cost = cost_of(2, 2, MODEL, sharding=sharding)
     found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
     wanted, wanted_rests = alone(len(CHANGING))
@@ -145,7 +145,12 @@ def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(
     assert max(one.checks["exact"] for one in found) < 1e-12
     assert ["switch" in one.phases for one in found] == [False, True, True, True, False, True, True]
     assert sum(found[1].nic_tx_for["switch"]) > 0  # a pipeline on each node had all, a GPU of it half of a layer's
-    for one, shapes in zip(found, CHANGING, strict=True):
+    simulated = Simulated(cost)
+    for number, (one, shapes) in enumerate(zip(found, CHANGING, strict=True)):
+        batch = WORKLOAD.batch(number)
+        played = simulated.step(batch, plans_of(cost, batch, shapes))
+        assert one.nic_tx_for.get("switch") == played.nic_tx_for.get("switch")
+        assert "switch" in one.phases or "switch" not in played.phases  # to forget something takes no simulated time
         assert one.phases.get("switch", 0.0) < one.seconds
         if shapes != [(1, 1), (1, 2)]:  # there a GPU computes no attention
             assert_account_closes(one, cost)

@@ -5,9 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.steps import MODEL, pipeline_plans, plan_of
+from zbench.step.byte_law import stated_bytes
+from zbench.step.elements import ElementHolders, elements_held
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters.switch import switch_step
+from zbench.step.proof.prove import prove_step
+from zbench.step.reading import read_step
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
+from zbench.step.text import step_text
 
 FOUR = replace(MODEL, num_layers=4, num_kv_heads=4)
 STATE = 2 + 12  # bytes of a parameter, its master copy and moments
@@ -64,8 +70,32 @@ def test_shards_of_optimizer_state_and_parameters_move() -> None:
             assert max(one for _, one in found) <= STATE * FOUR.total_params
 
 
+@pytest.mark.parametrize("zero", ["none", "1", "3"])
+def test_a_change_is_a_step_that_is_proven_and_sends_what_the_law_says(zero: str) -> None:
+    shapes = ([(1, 1)] * 4, [(2, 2)], [(2, 1), (1, 2)], [(4, 1)], [(1, 4)], [(1, 1), (1, 3)])
+    every = [step_of(one, zero) for one in shapes]
+    for before in every:
+        for after in every:
+            law = switch_bytes(before, after)
+            step = switch_step(elements_held(before, before.ends), elements_held(after, after.begins))
+            if step is None:
+                assert law == [(0, 0)] * 4
+                continue
+            prove_step(step)
+            assert read_step(step_text(step)).num_operations == step.num_operations
+            assert [one.get("parameters", (0, 0)) for one in stated_bytes(step)] == law
+
+
+def test_what_no_gpu_has_cannot_move() -> None:
+    step = step_of([(2, 1)])
+    there = elements_held(step, step.ends)
+    lost = ElementHolders(2, there.units, {**there.holders, ("wo", 1): {1: there.holders["wo", 1][1]}})
+    with pytest.raises(ValueError, match=r"^no GPU has all of wo that GPU 0 lacks$"):
+        switch_step(lost, there)
+
+
 def test_what_rests_in_host_memory_is_refused() -> None:
     step = step_of([(1, 1)] * 2)
     with_host = replace(step, num_gpus=1, num_hosts=1)  # what is GPU 1 is the node's memory
-    with pytest.raises(ValueError, match=r"^gl rests in host memory 0; the law counts GPUs alone$"):
+    with pytest.raises(ValueError, match=r"^gl rests in host memory 0; changes are told of GPUs alone$"):
         switch_bytes(with_host, step)

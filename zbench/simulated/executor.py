@@ -5,7 +5,7 @@ zbench.simulator.simulate is the other one, which plays attention and charges th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -18,6 +18,7 @@ from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
@@ -35,9 +36,10 @@ from zbench.trace.whole_step import track_names, whole_step_events
 OPERATION_OF_LAYER = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Simulated:
-    """Builds, proves and plays whole steps on the cluster of `cost`.
+    """Builds, proves and plays whole steps on the cluster of `cost`: a step's result is a function of (batch, plans,
+    cost), and of whether its pipelines are those of the step before: what has to be elsewhere is moved ahead of it.
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
@@ -51,6 +53,7 @@ class Simulated:
     expert_parallel: int = 1
     skew: float = 0.0
     exchanges: ExchangeOverlap = WHOLE
+    _left: Left | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
@@ -77,7 +80,8 @@ class Simulated:
         return OPERATION_OF_LAYER * layers * self.cost.tp
 
     def start(self) -> Ready:
-        """Needs nothing."""
+        """Begins a run, whose first step finds everything where it wants it."""
+        self._left = None
         return Ready()
 
     def stop(self) -> None:
@@ -96,7 +100,11 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         step = self.built(batch, plans)
-        return self.result(batch, plans, play_step(step, plans_of_layouts(plans), self.cost.gpus, least), ceiling)
+        before, self._left = self._left, Left.of(step, plans, self._left)
+        moved = played_switch(before, step, plans, self.cost.gpus)
+        played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
+        result = self.result(batch, plans, played, ceiling)
+        return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out.

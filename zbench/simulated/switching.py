@@ -1,0 +1,78 @@
+"""The cost of a change of pipelines: parameters and optimizer state move before the step that has other ones, played on
+the same links."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
+from zbench.interfaces.result import SWITCH, StepResult
+from zbench.plans.pipelines import Layout
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.elements import ElementHolders, elements_held
+from zbench.step.passes.parameters.switch import switch_step
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A step's parameters and state where it has left them for the next one. layout: of its pipelines, () of plans
+    without any."""
+
+    layout: Layout
+    held: ElementHolders
+
+    @staticmethod
+    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None") -> "Left":
+        """Returns what a step leaves; `before` itself where its pipelines are those of the step before."""
+        layout = _layout(plans)
+        return (
+            before if before is not None and before.layout == layout else Left(layout, elements_held(step, step.ends))
+        )
+
+
+def _layout(plans: tuple[Plan, ...]) -> Layout:
+    return () if plans[0].pipelines is None else plans[0].pipelines.layout
+
+
+def played_switch(before: Left | None, step: Step, plans: tuple[Plan, ...], cost: Cost) -> PlayedStep | None:
+    """Plays what has to move before a step; None where everything is where it wants it, as for a run's first step.
+
+    before: what the step before has left. cost: of GPUs.
+    """
+    if before is None or before.layout == _layout(plans):
+        return None
+    switch = switch_step(before.held, elements_held(step, step.begins))
+    if switch is None:
+        return None
+    prove_step(switch)
+    return play_step(switch, (), cost)
+
+
+def after_switch(result: StepResult, moved: PlayedStep) -> StepResult:
+    """Returns the result of a step that began when everything had moved: nothing hides it, and all ranks wait for
+    parameters meanwhile."""
+    ranks = len(result.communication_seconds)
+
+    def more(seconds: list[float], of_gpus: Floats) -> list[float]:
+        found: list[float] = (np.array(seconds) + of_gpus.reshape(ranks, -1).mean(axis=1)).tolist()
+        return found
+
+    sent, received = (
+        sum(by.values()) + np.zeros(len(result.nic_tx_bytes), np.int64) for by in (moved.nic_tx, moved.nic_rx)
+    )
+    waiting = result.seconds_for.get("waiting_parameters", [0.0] * ranks)
+    return replace(
+        result,
+        seconds=result.seconds + moved.seconds,
+        communication_seconds=more(result.communication_seconds, moved.moving),
+        exposed_seconds=more(result.exposed_seconds, moved.exposed),
+        nic_tx_bytes=(np.array(result.nic_tx_bytes) + sent).tolist(),
+        nic_rx_bytes=(np.array(result.nic_rx_bytes) + received).tolist(),
+        phases={**result.phases, "forward": result.phases["forward"] + moved.seconds, SWITCH: moved.seconds},
+        seconds_for={**result.seconds_for, "waiting_parameters": [one + moved.seconds for one in waiting]},
+        nic_tx_for={**result.nic_tx_for, **({SWITCH: sent.tolist()} if sent.any() else {})},
+    )

@@ -1,0 +1,122 @@
+"""The elements of whole parameters that GPUs hold before or after a step, and of optimizer state likewise.
+
+Steps differ where the strategy does, as with pipelines that are others for the next batch. Then what rests between them
+has other places and is cut otherwise; elements of whole parameters, flat, are what both have in common.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.step.layout import StepLayout
+from zbench.step.template import ACROSS, AT_HOME, Items, Step
+
+# Of a parameter whose slices do not lie together in the whole: in how many pieces each lies, gate and up of columns.
+PIECES = {"wz": 2}
+Holders = Mapping[int, Ints]  # by GPU: the elements that it has, flat, runs of them, int64 [runs, begin and end]
+
+
+@dataclass(frozen=True)
+class ElementHolders:
+    """Elements that GPUs hold between two steps. units: by tensor, bytes of an element; holders: by tensor and layer
+    (0 of what is of no layer), one object where layers are on the same GPUs."""
+
+    num_gpus: int
+    units: Mapping[str, int]
+    holders: Mapping[tuple[str, int], Holders]
+
+
+@dataclass(frozen=True)
+class ElementMoves:
+    """The holders of one tensor before and after, in pieces cut wherever either is cut. layers: those that it is the
+    same for; sizes: bytes of each piece, int64 [pieces]; has, lacks: bool [GPUs, pieces], who has it before, and who
+    wants it after and has not."""
+
+    tensor: str
+    layers: tuple[int, ...]
+    sizes: Ints
+    has: Flags
+    lacks: Flags
+
+
+def elements_held(step: Step, items: Items) -> ElementHolders:
+    """Returns what items (begins or ends of a step) name of parameters and their state.
+
+    Raises:
+        ValueError: something rests in host memory.
+    """
+    layout = step.layouts[0]
+    rows: dict[str, list[Sequence[int]]] = defaultdict(list)
+    for row in items.rows():
+        if (name := layout.tensors[row[0]].name) != "loss":
+            rows[name].append(row)
+    holders: dict[tuple[str, int], Holders] = {}
+    known: dict[tuple[str, bytes], Holders] = {}
+    for name, entries in rows.items():
+        of_layer = layout.tensors[layout.number[name]].layers == "layer"
+        for layer in range(step.num_layers) if of_layer else (0,):
+            where = step.where(ACROSS, layer) if of_layer else np.arange(step.num_places)
+            key = name, where.tobytes()
+            if key not in known:
+                known[key] = _holders(step, entries, where)
+            holders[name, layer] = known[key]
+    units = {name: layout.tensors[layout.number[name]].unit for name in rows}
+    return ElementHolders(step.num_gpus, units, holders)
+
+
+def element_moves(before: ElementHolders, after: ElementHolders) -> Iterator[ElementMoves]:
+    """Yields what has to move for what is held after, tensor by tensor; of several layers with the same holders,
+    once."""
+    alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for (name, layer), needs in after.holders.items():
+        alike[name, id(before.holders[name, layer]), id(needs)].append(layer)
+    for (name, *_), layers in alike.items():
+        has, needs = (one.holders[name, layers[0]] for one in (before, after))
+        edges = np.unique(np.concatenate([*has.values(), *needs.values()]))
+        there, wanted = (_flags(one, after.num_gpus, edges) for one in (has, needs))
+        lacks = wanted & ~there
+        if lacks.any():
+            yield ElementMoves(name, tuple(layers), after.units[name] * np.diff(edges), there, lacks)
+
+
+def _flags(holders: Holders, gpus: int, edges: Ints) -> Flags:
+    """Returns which of the pieces between edges each GPU has, bool [GPUs, pieces]."""
+    found = np.zeros((gpus, len(edges) - 1), bool)
+    for gpu, runs in holders.items():
+        for begin, end in np.searchsorted(edges, runs).tolist():
+            found[gpu, begin:end] = True
+    return found
+
+
+def _holders(step: Step, rows: Sequence[Sequence[int]], where: Ints) -> Holders:
+    """Returns who holds what entries of items name of a tensor. where: the place that each one is that they name."""
+    layout, found = step.layouts[0], defaultdict(list)
+    for tensor, _, places, list0, list1, *_ in rows:
+        one = layout.tensors[tensor]
+        for number, runs in _cells(layout, tensor, (list0, list1)):
+            at = [int(one.home[number])] if places == AT_HOME else layout.lists[places].tolist()
+            for gpu in (int(where[place]) for place in at):
+                if gpu >= step.num_gpus:
+                    raise ValueError(f"{one.name} rests in {step.place(gpu)}; changes are told of GPUs alone")
+                found[gpu].append(runs)
+    return {gpu: np.concatenate(runs) for gpu, runs in found.items()}
+
+
+def _cells(layout: StepLayout, tensor: int, lists: tuple[int, int]) -> Iterator[tuple[int, Ints]]:
+    """Yields (its number, the runs of elements of the whole parameter, flat) of every cell that two lists have."""
+    one = layout.tensors[tensor]
+    if not one.axes:
+        yield 0, np.array([[0, 1]])
+        return
+    slices, shards = (layout.index[axis].sizes for axis in one.axes)
+    ends, rows = np.cumsum(shards), np.arange(PIECES.get(one.name.removeprefix("s"), 1))
+    together = int(ends[-1]) // len(rows)  # elements of a slice that lie together in the whole
+    for share in layout.lists[lists[0]].tolist():
+        first = (rows * len(slices) + share) * together
+        for shard in layout.lists[lists[1]].tolist():
+            cell = np.array([ends[shard] - shards[shard], ends[shard]])
+            runs = first[:, None] + np.clip(cell - rows[:, None] * together, 0, together)
+            yield share * len(shards) + shard, runs[runs[:, 0] < runs[:, 1]]
