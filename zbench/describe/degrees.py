@@ -56,9 +56,8 @@ class ShardDegrees:
         updates = given.get("updates", FLAT)
         if updates not in (FLAT, BY_NODE):
             raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
-        weights, secondary, gradients, optimizer = (
-            int(_WORDS.get(one, one)) for one in (given[name] for name in NAMES)
-        )
+        numbers = [int(given[name]) if is_whole(given[name]) else _WORDS[given[name]] for name in NAMES]
+        weights, secondary, gradients, optimizer = numbers
         return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
 
     def __str__(self) -> str:
