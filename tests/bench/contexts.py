@@ -3,13 +3,14 @@
 python -m tests.bench.contexts [MODEL [CLUSTER [GPUS ...]]]   # llama3_8b h100_4x8 1 2 4 8 16 32: minutes of a core
 
 One sequence on all GPUs of a ring that carries keys and values on in the backward, ZeRO-3; simulated. Steps are built,
-proven and accounted for (zbench.simulator.steps.account), by halving, until a length that fits and one that does not
-are 1,024 tokens a GPU, or a hundredth, apart. In brackets without optimizer state on GPUs: its bytes are taken off, and
+proven and accounted for (zbench.simulator.steps.account) until a length that fits and one that does not are 1,024
+tokens a GPU, or a hundredth, apart. In brackets without optimizer state on GPUs: its bytes are taken off, and
 nothing is played of where they are.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from hydra import compose, initialize_config_dir
@@ -28,7 +29,8 @@ CHOICES = (
     ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"),
 )  # fmt: skip
 GPUS = (1, 2, 4, 8, 16, 32)
-ROUND = 1024  # tokens a GPU, of which lengths are multiples
+MUCH = 2**62
+ROUND, FIRST = 1024, 16  # tokens a GPU, of which lengths are multiples; how many of them are tried first
 
 
 def executor_of(model: str, cluster: str, gpus: int, recompute: str, memory: str) -> Simulated:
@@ -43,11 +45,18 @@ def executor_of(model: str, cluster: str, gpus: int, recompute: str, memory: str
     return parts.executor
 
 
+@lru_cache(maxsize=256)
 def held(executor: Simulated, tokens: int) -> tuple[int, int]:
-    """Returns the bytes of the fullest GPU with one sequence, and those of optimizer state among them."""
+    """Returns the bytes of the fullest GPU with one sequence, and those of optimizer state among them; MUCH where host
+    memory has no room."""
     batch, cost = Batch(np.array([tokens]), 0, 0), executor.cost
     plans = tuple(Ring(cost).plan(batch))
-    step = executor.built(batch, plans)
+    try:
+        step = executor.built(batch, plans)
+    except ValueError as error:
+        if not str(error).startswith("cluster.host_memory is "):
+            raise
+        return MUCH, 0
     memory = step_memory(StepParts(step, plans_of_layouts(plans), cost.gpus))
     at = int(np.argmax(memory.peak[: step.num_gpus]))
     state = sum(int(one[at]) for name, one in memory.held.items() if name.startswith("s"))
@@ -62,16 +71,25 @@ def longest(executor: Simulated) -> tuple[int, int]:
 
 
 def fitting(executor: Simulated, gpus: int, room: int) -> int:
-    """Returns the most tokens, in steps of ROUND a GPU or of a hundredth, that need no more than `room` bytes."""
-    least, most = 0, 1
+    """Returns the most tokens that need no more than `room` bytes, to a hundredth and to ROUND tokens a GPU."""
+    least, most = 0, FIRST
     while held(executor, most * gpus * ROUND)[0] <= room:
         least, most = most, 2 * most
     while most - least > max(1, least // 100):
-        middle = (least + most) // 2
-        if held(executor, middle * gpus * ROUND)[0] <= room:
-            least = middle
-        else:
+        below, above = (held(executor, max(one, 1) * gpus * ROUND)[0] for one in (least, most))
+        line = (
+            least + int((most - least) * (room - below) / (above - below))
+            if below < room and above < MUCH
+            else (least + most) // 2
+        )
+        middle = min(max(line, least + 1), most - 1)
+        if held(executor, middle * gpus * ROUND)[0] > room:
             most = middle
+            continue
+        least = middle
+        after = least + max(1, least // 100)  # where bytes are a line, nothing is left to find
+        if after < most and held(executor, after * gpus * ROUND)[0] > room:
+            most = after
     return least * gpus * ROUND
 
 

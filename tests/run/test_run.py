@@ -66,6 +66,7 @@ OF_STRATEGY = "zbench.describe.strategy"
 STRATEGY = {
     "sharding": {"_target_": f"{OF_STRATEGY}.Sharding", "strategy": "zero1"},
     "recompute": {"_target_": f"{OF_STRATEGY}.Recompute", "granularity": "none"},
+    "memory": {"_target_": f"{OF_STRATEGY}.TrainingMemory"},
     "parallel": {"_target_": f"{OF_STRATEGY}.Parallel"},
     "overlap": {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": "none"},
     "experts": {"_target_": f"{OF_STRATEGY}.Experts"},

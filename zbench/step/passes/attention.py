@@ -57,6 +57,38 @@ def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: 
     return rows
 
 
+def with_drops(rows: Ints, drops: Ints, lists: ListTable, keys: int) -> Ints:
+    """Returns operations of attention with drops of copies that they brought, each behind the last operation that uses
+    some of its tokens: a ring's keys are gone when they have been passed on. keys: the tensor of keys and values; other
+    copies are of queries."""
+    behind = np.zeros(len(drops), np.int64)
+    for of_keys in (True, False):
+        mine = np.flatnonzero((drops[:, 1] == keys) == of_keys)
+        if not len(mine):
+            continue
+        sent = np.flatnonzero((rows[:, 0] == SEND) & (rows[:, 1] == drops[mine[0], 1]))
+        read = np.flatnonzero(rows[:, 0] == COMPUTE)
+        at = np.concatenate([sent, sent, read])
+        place = np.concatenate([rows[sent, 2], rows[sent, 3], rows[read, 2]])
+        of = np.concatenate([rows[sent, 4], rows[sent, 4], rows[read, 6 if of_keys else 4]])
+        order = np.argsort(at, kind="stable")
+        part, which = _parts_of(lists, of[order])
+        width = int(part.max()) + 1
+        last = np.zeros((int(place.max()) + 1) * width, np.int64)
+        last[place[order][which] * width + part] = at[order][which]  # of several the last one stays
+        part, which = _parts_of(lists, drops[mine, 4])
+        np.maximum.at(behind, mine[which], last[drops[mine, 2][which] * width + part])
+    moment = np.concatenate([2 * np.arange(len(rows)), 2 * behind + 1])
+    return np.concatenate([rows, drops])[np.argsort(moment, kind="stable")]
+
+
+def _parts_of(lists: ListTable, numbers: Ints) -> tuple[Ints, Ints]:
+    """Returns the parts of lists one after another, and for each the position of its list."""
+    sizes = np.array([len(lists.rows[one]) for one in numbers.tolist()], np.int64)
+    parts = np.concatenate([lists.rows[one] for one in numbers.tolist()])
+    return parts, np.repeat(np.arange(len(numbers)), sizes)
+
+
 class _Numbers:
     """The numbers of lists, formulas and tensors that operations of a plan become."""
 

@@ -12,7 +12,7 @@ from zbench.step.layers import MERGE, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
+from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -124,7 +124,8 @@ class BatchTemplates:
         if made == "o":
             return [attention_rows(self.parts, plan.forward, layout, lists)]
         repeated = attention_rows(self.parts, plan.forward, layout, lists, again=again)
-        return [repeated, dropped_rows(self.parts, layout, lists, again)]
+        drops = dropped_rows(self.parts, layout, lists, again)
+        return [with_drops(repeated, drops, lists, layout.number[f"kv{again}"])]
 
     def tokens(self, name: str, layer: int = 0) -> Rows:
         """Returns the entry of a tensor of tokens at home."""
