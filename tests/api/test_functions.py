@@ -133,13 +133,16 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
         (
             {"strategy": {"sharding": "zero4"}},
-            "sharding is 'zero4'; it takes one of ddp, deepspeed_zero3, fsdp2, megatron_zero1",
+            "sharding is 'zero4'; it takes one of ddp, deepspeed_zero3, fsdp2, fsdp2_reshard, hpz, hsdp",
         ),
         (
             {"strategy": {"sharding": 3}},
             "strategy has sharding of type int; it takes a name of",
         ),
-        ({"strategy": {"shards": "zero1"}}, "strategy has 'shards'; it takes sharding, recompute, parallel, overlap"),
+        (
+            {"strategy": {"shards": "zero1"}},
+            "strategy has 'shards'; it takes sharding, recompute, memory, parallel, overlap, experts, sync",
+        ),
         ({"strategy": {"parallel": {"tensor": 2}}}, "parallel.tensor is not a key of parallel=none"),
         ({"strategy": {"parallel": {"tensor_parallel": 3}}}, "parallel.tensor_parallel is 3; it has to divide"),
         ({"strategy": {"sharding": "zero1"}, "model": model_named("tiny")}, "sharding is zero1; that is of a model by"),

@@ -16,7 +16,7 @@ from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.memory.inputs_on_hosts import check_host_room, with_inputs_on_hosts
+from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
@@ -72,6 +72,8 @@ class ProvenSteps:
         parameters = self.parameters
         if self.cluster is not None:
             check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
+        if self.cluster is not None and model.offload == INPUTS:
+            check_host(self.cluster)
 
     @property
     def parameters(self) -> ShardedParameters:

@@ -24,16 +24,25 @@ INPUT = "x"
 _LAYER_BEFORE = {"backward": -1, "head": -1}  # whose input a template brings, by its name
 
 
+def check_host(cluster: Cluster) -> None:
+    """Refuses inputs of layers in host memory that nothing says the size or the links of.
+
+    Raises:
+        ValueError: the cluster's yaml does not say how much there is, or how fast it is.
+    """
+    if cluster.host is None or cluster.host_memory is None:
+        lacks = "host_bandwidth" if cluster.host is None else "host_memory"
+        raise ValueError(f"cluster.{lacks} is not given; memory.offload is inputs, which takes it")
+
+
 def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster) -> None:
     """Refuses inputs of layers that are more than a node's host memory. degree: GPUs of a plan's rank; cluster: of
     GPUs.
 
     Raises:
-        ValueError: they are, or the cluster's yaml does not say how much there is, or how fast it is.
+        ValueError: they are.
     """
-    if cluster.host is None or cluster.host_memory is None:
-        lacks = "host_bandwidth" if cluster.host is None else "host_memory"
-        raise ValueError(f"cluster.{lacks} is not given; memory.offload is inputs, which takes it")
+    assert cluster.host_memory is not None, "check_host has refused it"
     node = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node
     for plan in plans:
         tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
