@@ -36,7 +36,8 @@ class WeightShards:
         here = self.stages == weight.layer * self.num_stages // num_layers
         every = np.arange(self.parts)
         mine = (self.begins[:, None] <= every) & (every < self.ends[:, None])
-        return here[:, None] & (mine | (not weight.is_cut and not self.cuts_all))
+        held: Flags = here[:, None] & (mine | (not weight.is_cut and not self.cuts_all))
+        return held
 
 
 @dataclass(frozen=True)
