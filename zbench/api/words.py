@@ -1,4 +1,5 @@
-"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, and those of others.
+"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate and
+those of others.
 
 A first word of the command line without `=` is one of these; everything else is a run's settings.
 """
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
+from zbench.api.generate import generate_words
 from zbench.api.parts import cluster_named, machine_in, model_named, told, world_named
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, yaml_value
@@ -147,6 +149,7 @@ def _critical() -> int:
 
 
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {
+    "generate": generate_words,
     "plan": plan_words,
     "reshard": reshard_words,
     "simulate": simulate_words,
