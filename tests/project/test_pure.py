@@ -18,6 +18,7 @@ ROOMS = (
     "proof",
     "contracts",
     "step",
+    "rollouts",
     "systems",
 )  # nothing in them is an edge
 BLOCKED = ("torch", "hydra", "omegaconf", "wandb")

@@ -1,4 +1,5 @@
-"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, and those of other commands.
+"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate and
+those of others.
 
 A first word of the command line without `=` is one of these; everything else is a run's settings.
 """
@@ -7,12 +8,12 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
+from zbench.api.generate import generate_words
 from zbench.api.parts import cluster_named, machine_in, model_named, told, world_named
+from zbench.api.reshard import reshard_words
+from zbench.api.settings import command_settings, yaml_value
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
@@ -25,9 +26,7 @@ from zbench.planned.step import StepPlans
 from zbench.simulated.clocks import SIMULATED, clock_named
 from zbench.workloads.read_lengths import read_lengths
 
-Keys = dict[str, Any]
 _PLANNED = ("mask", VARIANT, PIPELINES)  # settings of plans that are one word
-_KEYLESS = (*_PLANNED, "executor")
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
 
 
@@ -46,7 +45,8 @@ def plan_words(words: Sequence[str]) -> int:
     )
     given = parser.parse_intermixed_args(list(words))
     with told():
-        chosen, keys = _settings(given.settings, (*_GROUPS, *STRATEGY_GROUPS, "world", *_PLANNED), "zbench plan")
+        groups = (*_GROUPS, *STRATEGY_GROUPS, "world", *_PLANNED)
+        chosen, keys = command_settings(given.settings, groups, _PLANNED, "zbench plan")
         by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         chosen = _GROUPS | chosen | by_option
         lengths = _lengths(given.lengths)
@@ -54,7 +54,7 @@ def plan_words(words: Sequence[str]) -> int:
         strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
         model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
-        how = {name: _value(chosen[name]) for name in (VARIANT, PIPELINES) if name in chosen}
+        how = {name: yaml_value(chosen[name]) for name in (VARIANT, PIPELINES) if name in chosen}
         step = planned(lengths, *machine, chosen["system"], keys["system"], **how)
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
@@ -78,7 +78,7 @@ def simulate_words(words: Sequence[str]) -> int:
                 f"{other[0]!r} is no setting of zbench simulate: a plan file names its cluster and model; it takes "
                 "world=, for what is otherwise on that machine"
             )
-        chosen, keys = _settings(given.settings, ("world", "executor"), "zbench simulate")
+        chosen, keys = command_settings(given.settings, ("world", "executor"), ("executor",), "zbench simulate")
         world = world_named(chosen.get("world"), keys["world"])
         step = StepPlans.load(given.file)
         machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
@@ -104,30 +104,6 @@ def _memory(step: StepPlans) -> str:
     capacity = step.cost.cluster.device.memory_bytes / step.cost.tp
     fits = "" if peak <= capacity else "; it does not fit"
     return f"memory of the fullest GPU: {peak / 2**30:.1f} of {capacity / 2**30:.1f} GiB{fits}"
-
-
-def _settings(words: Sequence[str], groups: Sequence[str], command: str) -> tuple[dict[str, str], dict[str, Keys]]:
-    """Returns (the choice of every group that has one, changed keys of every group that has keys)."""
-    chosen: dict[str, str] = {}
-    keys: dict[str, Keys] = {group: {} for group in groups}
-    for word in words:
-        key, equals, value = word.partition("=")
-        group, dot, inner = key.partition(".")
-        if not equals or group not in groups or (dot and group in _KEYLESS):
-            takes = "=, ".join(groups)
-            raise ValueError(
-                f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"
-            )
-        if dot:
-            keys[group][inner] = _value(value)
-        else:
-            chosen[group] = value
-    return chosen, keys
-
-
-def _value(word: str) -> Any:
-    """Returns the value that a yaml would have of a word: a number, true, null, a list or text."""
-    return OmegaConf.select(OmegaConf.from_dotlist([f"value={word}"]), "value")
 
 
 def _advise() -> int:
@@ -172,7 +148,12 @@ def _critical() -> int:
     return main()
 
 
-_OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
+_OWN: dict[str, Callable[[Sequence[str]], int]] = {
+    "generate": generate_words,
+    "plan": plan_words,
+    "reshard": reshard_words,
+    "simulate": simulate_words,
+}
 _OTHERS: dict[str, Callable[[], int]] = {
     "advise": _advise,
     "anchors": _anchors,

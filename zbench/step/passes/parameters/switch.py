@@ -47,7 +47,7 @@ def switch_step(before: ElementHolders, after: ElementHolders) -> Step | None:
                 for ends_of, pieces in sends
             ]
             for rows, flags in ((begins, one.has), (ends, one.has | one.lacks)):
-                rows += _items(lists, index.name, what, flags)
+                rows += flagged_items(lists, index.name, what, flags)
     layout = StepLayout(tuple(indices), (), (), (), tuple(tensors), (), lists.lists())
     needs, leaves = Items.of(begins), Items.of(ends)
     template = Template("switch", 0, Operations.of(operations), (), needs, leaves)
@@ -69,8 +69,8 @@ def _sends(change: ElementMoves) -> list[tuple[tuple[int, int], Ints]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _items(lists: ListTable, index: str, what: int, flags: np.ndarray) -> list[list[int]]:
-    """Lists the entries of items that say who has which pieces, one for all GPUs that have the same."""
+def flagged_items(lists: ListTable, index: str, what: int, flags: np.ndarray) -> list[list[int]]:
+    """Lists the entries of items that say who has which pieces of a tensor, one for all GPUs that have the same."""
     alike: dict[bytes, list[int]] = defaultdict(list)
     for gpu in np.flatnonzero(flags.any(axis=1)).tolist():
         alike[flags[gpu].tobytes()].append(gpu)

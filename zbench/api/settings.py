@@ -1,0 +1,39 @@
+"""Settings of the command's own words: KEY=VALUE, by group."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+Keys = dict[str, Any]
+
+
+def command_settings(
+    words: Sequence[str], groups: Sequence[str], keyless: Sequence[str], command: str
+) -> tuple[dict[str, str], dict[str, Keys]]:
+    """Returns (the choice of every group that has one, changed keys of every group that has keys). keyless: those of
+    the groups that have none.
+
+    Raises:
+        ValueError: a word is of no group.
+    """
+    chosen: dict[str, str] = {}
+    keys: dict[str, Keys] = {group: {} for group in groups}
+    for word in words:
+        key, equals, value = word.partition("=")
+        group, dot, inner = key.partition(".")
+        if not equals or group not in groups or (dot and group in keyless):
+            takes = "=, ".join(groups)
+            raise ValueError(
+                f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"
+            )
+        if dot:
+            keys[group][inner] = yaml_value(value)
+        else:
+            chosen[group] = value
+    return chosen, keys
+
+
+def yaml_value(word: str) -> Any:
+    """Returns the value that a yaml would have of a word: a number, true, null, a list or text."""
+    return OmegaConf.select(OmegaConf.from_dotlist([f"value={word}"]), "value")

@@ -1,0 +1,42 @@
+"""The weights of a model as tensor parallelism has them: matrices, which it cuts, and norms, which are whole."""
+
+from dataclasses import dataclass
+
+from zbench.describe.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of the model. layer: whose stage has it. is_cut: whether tensor parallelism cuts it."""
+
+    name: str
+    layer: int
+    elements: int
+    is_cut: bool
+
+
+def model_weights(model: Model) -> list[Weight]:
+    """Lists the weights of a model in the order of its layers, matrices fused as Megatron-Core has them.
+
+    Raises:
+        ValueError: it has experts, or no output projection of its own.
+    """
+    if model.num_experts > 1:
+        raise ValueError(
+            f"model {model.name} has num_experts={model.num_experts}; resharding takes one without experts"
+        )
+    if model.tied_embeddings:
+        raise ValueError(f"model {model.name} has tied_embeddings; resharding takes one with an output projection")
+    hidden, last = model.hidden, model.num_layers - 1
+    queries = model.head_dim * model.num_heads
+    of_layer = {
+        "qkv": hidden * (queries + 2 * model.head_dim * model.num_kv_heads),
+        "projection": queries * hidden,
+        "gate_up": 2 * hidden * model.ffn_hidden,
+        "down": hidden * model.ffn_hidden,
+    }
+    found = [Weight("embedding", 0, model.head_params, True)]
+    for layer in range(model.num_layers):
+        found += [Weight(f"{name}_{layer}", layer, size, True) for name, size in of_layer.items()]
+        found += [Weight(f"{name}_{layer}", layer, hidden, False) for name in ("attention_norm", "ffn_norm")]
+    return [*found, Weight("norm", last, hidden, False), Weight("head", last, model.head_params, True)]
