@@ -70,6 +70,7 @@ STRATEGY = {
     "parallel": {"_target_": f"{OF_STRATEGY}.Parallel"},
     "overlap": {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": "none"},
     "experts": {"_target_": f"{OF_STRATEGY}.Experts"},
+    "sync": {"_target_": "zbench.describe.sync.RoundSync", "method": "every_step"},
 }
 RING = {"_target_": "zbench.systems.ring.Ring"}
 
