@@ -15,7 +15,7 @@ from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.step.byte_law import stated_bytes
-from zbench.step.operations import GATHER, REDUCE, homes_among
+from zbench.step.operations import GATHER, REDUCE, Operations, homes_among
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, STAGES, outer_weights, weight_elements
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -161,9 +161,11 @@ def test_homes_of_another_run_are_found(every: int, told: str) -> None:
     forward = step.templates[1]
     rows = forward.operations.table
     wrong = np.flatnonzero((rows[:, 0] == GATHER) & (rows[:, 1] == step.layouts[0].number["wq"]))
-    forward.operations.src[wrong] = every
+    rows = rows.copy()
+    rows[wrong, 2] = every
+    mutant = replace(forward, operations=Operations.of(rows.tolist()))
     with pytest.raises(StepError, match=told):
-        prove_step(step)
+        prove_step(replace(step, templates=(step.templates[0], mutant, *step.templates[2:])))
 
 
 @pytest.mark.parametrize(

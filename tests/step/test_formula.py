@@ -112,5 +112,5 @@ def test_what_is_made_again_is_another_tensor() -> None:
     assert "o~[t,h] += attend(q~[t,h], kv~[s,g(h)]) for visible(t, s)" in full
     assert not any(line.startswith(("x'", "b~")) for line in full)  # nothing reads them
     assert with_recomputation(forward, backward, ()) == backward
-    with pytest.raises(ValueError, match="recompute is 'some'; it takes none, elementwise, selective, full"):
+    with pytest.raises(ValueError, match="recompute is 'some'; it takes none, elementwise, selective, chunked, full"):
         made_again("some", forward, "x")

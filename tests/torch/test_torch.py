@@ -25,7 +25,7 @@ CUTTING |= {"fcp": {"block_tokens": 64}}
 
 
 def planned(system: str, lengths: list[int] = LENGTHS, model: Model = MODEL, cluster: str = CLUSTER) -> StepPlans:
-    return zbench.plan(lengths, cluster=cluster, model=model, system=system)
+    return zbench.plan(lengths, cluster=cluster, model=model, system=system, pipelines=False)
 
 
 def in_two(system: str) -> StepPlans:

@@ -5,6 +5,7 @@ import pytest
 
 from tests.helpers.steps import MODEL, plan_of, sequences_of, tokens_of
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.parts import PlanParts
 
 
@@ -15,7 +16,7 @@ def test_parts_have_the_tokens_that_a_step_says(degree: int, slices: int) -> Non
     parts = PlanParts(plan, MODEL, degree, token_slices=slices)
     found = TokenParts.of(parts)
     assert found.sizes.tolist() == parts.indices()[0].sizes.tolist()
-    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree, slices=slices)
+    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree, cuts=TokenCuts(slices))
     assert len(found.sizes) == len(wanted.sequence)
     for part in range(len(found.sizes)):
         sequence, position = found.rows((part,))

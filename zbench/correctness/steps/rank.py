@@ -60,7 +60,8 @@ class StepRank:
         runner.run(prepared)
         parameters, loss = self._parameters(runner, prepared, wanted)
         off = [0.0, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
-        held = runner.stores[self.rank].peak  # type: ignore[attr-defined]
+        own = runner.stores.get(self.rank)  # none of a rank that the step has no place for
+        held = own.peak if isinstance(own, PeakStore) else 0
         return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends), held)
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
