@@ -237,9 +237,11 @@ def constants(cluster: str) -> dict[str, Any]:
     usual = (
         ("sharding", "zero3"),
         ("recompute", "none"),
+        ("memory", "none"),
         ("parallel", "none"),
         ("overlap", "none"),
         ("experts", "sequential"),
+        ("sync", "every_step"),
     )
     strategy = {group: OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml")) for group, name in usual}
     return {"cluster": plain, "model": model, **strategy}
