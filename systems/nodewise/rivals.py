@@ -53,8 +53,16 @@ class Rivals:
             return own
         step = self._step_seconds(own, batch, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(*shares(batch, step, self.cost)))
-        found = [plans for plans in asked if plans is not None]
+        found = [plans for plans in asked if plans is not None and self._may_win(plans, own, batch)]
         return min((own, *found), key=lambda plans: self._judged(plans, own, batch)) if found else own
+
+    def _may_win(self, plans: Plans, own: Plans, batch: Batch) -> bool:
+        """Whether plans are to be compared: of pipelines those that are ahead by attention's clock alone, which has no
+        gathers beside messages, as what tells of `own` has."""
+        if plans[0].pipelines is None:
+            return True
+        mine = SimulatedAttention(self.cost).step(batch, own).seconds
+        return self._judged(plans, own, batch)[1] < mine
 
     def _judged(self, plans: Plans, own: Plans, batch: Batch) -> tuple[bool, float]:
         """Whether plans need more memory than there is, and the seconds that count for their step. Pipelines, and all
