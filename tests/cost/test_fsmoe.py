@@ -33,7 +33,7 @@ def layer(
 
 
 def planned(one: ExpertLayerSeconds, batch: int, length: int, hidden: int, layers: int = 2) -> tuple[int, list[int]]:
-    """What the planner prints: chunks of the forward, and of every layer's backward. Its dense part takes 1.3 ms and a
+    """Returns the chunks that the planner prints, of the forward and of every layer's backward. Its dense part takes 1.3 ms and a
     gather and a reduction inside the node."""
     gradient = hidden * hidden // 8 * 3 + hidden // 8 * 3 + hidden * hidden // 8 + hidden
     tokens = batch * length * hidden

@@ -54,7 +54,7 @@ def test_parts_sum_to_the_step_whatever_is_inside_of_what() -> None:
 
 
 def test_a_message_that_comes_in_a_later_step_is_under_way_until_then() -> None:
-    """As those of an average that is used a round late (zbench.runtime.stepping.round_rank)."""
+    """Messages of an average that is used a round late do (zbench.runtime.stepping.round_rank)."""
     clock = TurnedClock()
     times = StepTimes(clock)
     times.begin()

@@ -12,7 +12,7 @@ KINDS = (SEND, SEND, MOVE, GATHER, GATHER, REDUCE, COMPUTE, DROP)
 
 
 def told(ops: np.ndarray, edges: list[tuple[int, int]]) -> list[int]:
-    """The same by dictionaries of each run."""
+    """Returns the leaders of messages, found by dictionaries of each run."""
     found, run, start = list(range(len(ops))), [0] * len(ops), 0
     for op in range(len(ops)):
         same = op and all(ops[op, AT[name]] == ops[op - 1, AT[name]] for name in ("kind", "queue", "layer"))

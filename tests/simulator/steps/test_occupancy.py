@@ -36,7 +36,7 @@ class Told:
 
 
 def found_of(told: list[Told], marks: list[int], gpus: int) -> Occupancy:
-    """What the module says of hops in this order."""
+    """Returns the occupancy of hops in this order, as the module has it."""
     own = np.array([COMPUTE if one.computes else MOVING for one in told], np.int64)
     first = np.array([one.gpu for one in told], np.int64) * QUEUES + own
     second = np.array([one.other * QUEUES + MOVING if one.other >= 0 else -1 for one in told], np.int64)
@@ -48,7 +48,7 @@ def found_of(told: list[Told], marks: list[int], gpus: int) -> Occupancy:
 
 
 def counted(told: list[Told], marks: list[int], gpus: int) -> tuple[Floats, Floats, Floats]:
-    """The same, second by second. What is after the last mark is the last span's."""
+    """Returns the occupancy counted second by second. What is after the last mark is the last span's."""
     moving, exposed, across = (np.zeros((gpus, len(marks))) for _ in range(3))
     for second in range(max([one.start + one.seconds for one in told], default=0)):
         span = next((at for at, mark in enumerate(marks) if second < mark), len(marks) - 1)

@@ -102,7 +102,7 @@ def tensor(draw: st.DrawFn, name: str, of: tuple[Index, ...]) -> Tensor:
 
 
 def cells_of(tables: AtomTables, tensor: int) -> slice:
-    """Where a tensor's cells of atoms are among all."""
+    """Returns the place of a tensor's cells of atoms among all."""
     first = int(tables.first_cell[tensor])
     return slice(first, first + int(tables.shape0[tensor] * tables.shape1[tensor]))
 
