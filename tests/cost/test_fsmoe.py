@@ -33,8 +33,8 @@ def layer(
 
 
 def planned(one: ExpertLayerSeconds, batch: int, length: int, hidden: int, layers: int = 2) -> tuple[int, list[int]]:
-    """Returns the chunks that the planner prints, of the forward and of every layer's backward. Its dense part takes 1.3 ms and a
-    gather and a reduction inside the node."""
+    """Returns the chunks that the planner prints, of the forward and of every layer's backward. Its dense part takes
+    1.3 ms and a gather and a reduction inside the node."""
     gradient = hidden * hidden // 8 * 3 + hidden // 8 * 3 + hidden * hidden // 8 + hidden
     tokens = batch * length * hidden
     dense = 1.3e-3 + part(1, tokens).of_chunk(1) + part(3, tokens).of_chunk(1)
