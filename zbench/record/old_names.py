@@ -112,6 +112,8 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
     "executor": {"whole_step": "simulated"},
     "experts": {"even": "sequential"},
 }
+# By key as it is typed today: earlier words for its values.
+VALUES: Mapping[str, Mapping[object, str]] = {"memory.loss_chunk_tokens": {"chunked": "auto"}}
 # By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into
 # these groups (zbench.record.older).
 REGROUPED: Mapping[str, Mapping[str, str]] = {

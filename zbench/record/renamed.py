@@ -9,7 +9,7 @@ compare as equal.
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import CHOICES, KEYS, MOVED, REGROUPED, RUN_KEYS
+from zbench.record.old_names import CHOICES, KEYS, MOVED, REGROUPED, RUN_KEYS, VALUES
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")
@@ -95,7 +95,8 @@ def old_key(given: str, target: object, value: object = None) -> str | None:
     parent, dot, key = given.rpartition(".")
     elsewhere = REGROUPED.get(target, {}).get(key) if dot and isinstance(target, str) else None
     if elsewhere is not None:
-        return f"{given} is called {elsewhere} today, as in {elsewhere}={'...' if value is None else value}"
+        shown = "..." if value is None else VALUES.get(elsewhere, {}).get(value, value)
+        return f"{given} is called {elsewhere} today, as in {elsewhere}={shown}"
     today = (keys_of(target) if dot else RUN_KEYS).get(key)
     return None if today is None else f"{given} is called {parent}{dot}{today} today"
 
