@@ -27,6 +27,7 @@ from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.rounds.order import round_kind
 from zbench.step.passes.rounds.outer_step import NOW, outer_step
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
+from zbench.step.proof.prove import prove_step
 
 Told = Callable[[Batch, tuple[Plan, ...], PlayedStep, Cost], StepResult]  # what a record has of one worker's step
 
@@ -58,12 +59,14 @@ class PlayedRounds:
     def ends(self) -> dict[str, PlayedStep]:
         """The ends of rounds, played, by kind, and one of which all is done one after another (NOW)."""
         steps = {round_kind(self.steps.sync, round_): self.steps.ends(round_) for round_ in (0, 1)}
-        steps.setdefault(NOW, outer_step(self.steps.model, self.steps.parameters, NOW))
+        if NOW not in steps:
+            steps[NOW] = outer_step(self.steps.model, self.steps.parameters, NOW)
+            prove_step(steps[NOW])
         return {kind: play_step(step, (), self.cost.gpus) for kind, step in steps.items()}
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """Plays a step of every worker, and what its round ends with where it is the last one. A step that does not
-        follow the one before begins a round of its own."""
+        """Plays a step of every worker, and what its round ends with where it is the last one. A round begins
+        with every step whose number is a multiple of its length."""
         sync = self.steps.sync
         if batch.step % sync.steps == 0:
             self.elapsed, self.added = np.zeros(self.steps.workers), 0.0
