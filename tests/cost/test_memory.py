@@ -23,6 +23,7 @@ from zbench.cost.memory import (
 )
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
 from zbench.passes import reverse
 from zbench.plans.build import Builder
@@ -132,6 +133,13 @@ def test_a_chunk_of_the_feed_forward_is_there_however_many_tokens_there_are(unev
     assert less[0] - less[1] == again / 2
     grouped = replace(cost.model, tensor_parallel=2)  # in which what the norm makes is gathered whole
     assert again - chunk_activation_bytes(grouped) == (cost.model.element_bytes * cost.model.hidden if again else 0)
+
+
+@pytest.mark.parametrize("sharding", [*SHARDING, ShardDegrees(3, 3, 5, WORLD)])
+def test_chunks_of_any_sharding_are_counted(uneven: Cost, sharding: str | ShardDegrees) -> None:
+    model = replace(uneven.model, sharding=sharding, recompute="chunked")  # type: ignore[arg-type]
+    whole, chunked = (replace(uneven, model=replace(model, mlp_chunk_tokens=tokens)) for tokens in ("whole", 100))
+    assert static_bytes(chunked) - static_bytes(whole) == 100 * again_activation_bytes(model)
 
 
 def test_keep_holds_more_than_carry_than_regather(uneven: Cost) -> None:

@@ -5,7 +5,7 @@ tokens goes by an all-to-all across nodes, is gathered inside the node, computed
 cases of what a layer waits for are the largest of four sums, which is what is here; its public planner
 (github xpan413/FSMoE, tools/optim.py, read for its facts) solves each case by itself.
 
-Pure arithmetic, of seconds that somebody measured or a profile says (zbench.simulated.experts).
+Pure arithmetic, of seconds that somebody measured or a profile says (zbench.simulated.expert_degrees).
 """
 
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ def static_bytes(cost: Cost) -> int:
 
 
 def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
-    """Returns the bytes of parameters, gradients and optimizer state on every rank, each cut by its degree; between
+    """Returns the bytes of static_bytes with parameters, gradients and optimizer state each cut by its degree; between
     the forward and the backward of all layers what stays of parameters for the backward."""
     model, ranks = cost.model, cost.cluster.num_ranks
     weights, gradients, state = (
@@ -47,7 +47,7 @@ def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
     found = model.total_params * (model.element_bytes / weights + GRADIENT_BYTES / gradients + ADAM_BYTES / state)
     found += 2 * model.layer_params * model.element_bytes if degrees.weights != 1 else 0  # a layer's, and the next
     found += model.layer_params * GRADIENT_BYTES if degrees.gradients != 1 else 0  # whole until they are reduced
-    return int(found)
+    return int(found) + _chunks(model)
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
