@@ -1,4 +1,4 @@
-"""The strategy of whole steps beside their model's fields as plain values, by the names of its fields, and back. Pure."""
+"""The strategy of a step beside its model's fields as plain values, by the names of its fields, and back. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
