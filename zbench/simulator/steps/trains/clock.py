@@ -60,27 +60,31 @@ def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[U
     if free.slowdown != 1:
         return run_hops(of.graph, np.zeros(num_ranks), free)
     made = of.assembled
-    rows, following, trains, inner = made.hops, made.following, made.trains, _before_last(made.trains)
-    waits, watched = made.waits.copy(), np.zeros(len(rows.owner), bool)
+    rows, following, trains = made.hops, made.following, made.trains
+    waits = made.waits.copy()
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(rows, waits, trains, ends, longest)
     flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
     for one in reasons:
-        watched[:] = False
-        watched[one.hops] = ~np.isfinite(timeline.done[one.hops])
-        watched[inner] = False  # which end before their train's last, and are no events
+        watched = _watched(one.hops, timeline.done, trains)
         size = _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if one.stops(timeline):
             return None
-    _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
+    _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), np.zeros(0, bool))
     return timeline
 
 
-def _before_last(trains: Ints) -> Ints:
-    """Returns the pieces of trains but for the last ones."""
-    count = trains[:, 2] - 1
-    piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    found: Ints = np.repeat(trains[:, 0], count) + piece * np.repeat(trains[:, 1], count)
+@nb.njit(cache=True)
+def _watched(hops, done, trains):  # type: ignore[no-untyped-def]
+    """Tells which of some hops have not ended, bool [all hops], of a train its last piece alone: the others end before
+    it, and are no events."""
+    found = np.zeros(len(done), np.bool_)
+    for hop in hops:
+        found[hop] = not np.isfinite(done[hop])
+    for train in range(len(trains)):
+        first, stride, count = trains[train]
+        for piece in range(count - 1):
+            found[first + piece * stride] = False
     return found
 
 
