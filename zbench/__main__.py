@@ -10,7 +10,6 @@ from zbench.console.command import FULL, loading, ran, tell_user
 
 with loading(__name__):
     import contextlib
-    import gc
     import os
     import re
     import secrets
@@ -27,6 +26,7 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
+    from zbench.console.garbage import collect_from_now_on, without_collection
     from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
     from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
@@ -93,7 +93,7 @@ def main() -> int:
     if len(sys.argv) > 1 and re.fullmatch(r"\w[\w-]*", sys.argv[1]):  # neither a setting nor a flag
         return ran(_word, "nothing was written")
     outcome = JobsOutcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
-    with _no_collection():
+    with without_collection():
         return ran(lambda: _led(outcome), lambda: outcome.kept)
 
 
@@ -195,7 +195,7 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
 
         outcome.presets = outcome.presets or Presets()
         asked = request(config, command, outcome.group, outcome.presets)
-        _collects_again()
+        collect_from_now_on()
         outcome.out = asked.settings.out
         outcome.runs |= {
             done.start["run"]: done for done in run_with_baseline(asked, outcome.runs.values(), outcome.sweep)
@@ -224,24 +224,6 @@ def _tell(error: Exception, outcome: JobsOutcome, wants_traceback: bool) -> None
     outcome.told = f"{job}{told[0]}"
     tell_user(outcome.told)
     outcome.code = max(outcome.code, told[1])
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Has Python look for no garbage until a job begins: modules and configurations are hundreds of thousands of
-    objects, nearly all of which stay, and looking through them takes a tenth of a short run."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _collects_again() -> None:
-    """Has Python look for garbage among what is made from now on."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
 
 
 @contextlib.contextmanager

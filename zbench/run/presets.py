@@ -67,8 +67,8 @@ class Presets:
 
         given: what the command line, or a sweep, sets.
         """
-        keys = {word.partition("=")[0] for word in given}
-        if not keys <= {*GROUPS, "tracker", *Settings.__dataclass_fields__} or choices.get("experiment") or not _searches_only_zbench():
+        plain = {word.partition("=")[0] for word in given} <= {*GROUPS, "tracker", *Settings.__dataclass_fields__}
+        if not plain or choices.get("experiment") or not _searches_only_zbench():
             return
         own = config.copy()
         OmegaConf.set_struct(own, False)
