@@ -26,6 +26,7 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
+    from zbench.console.garbage import collect_from_now_on, without_collection
     from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
     from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
@@ -92,7 +93,8 @@ def main() -> int:
     if len(sys.argv) > 1 and re.fullmatch(r"\w[\w-]*", sys.argv[1]):  # neither a setting nor a flag
         return ran(_word, "nothing was written")
     outcome = JobsOutcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
-    return ran(lambda: _led(outcome), lambda: outcome.kept)
+    with without_collection():
+        return ran(lambda: _led(outcome), lambda: outcome.kept)
 
 
 def _word() -> int:
@@ -193,6 +195,7 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
 
         outcome.presets = outcome.presets or Presets()
         asked = request(config, command, outcome.group, outcome.presets)
+        collect_from_now_on()
         outcome.out = asked.settings.out
         outcome.runs |= {
             done.start["run"]: done for done in run_with_baseline(asked, outcome.runs.values(), outcome.sweep)

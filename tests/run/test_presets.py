@@ -119,3 +119,45 @@ def test_choices_are_composed_alone_where_hydra_searches_a_users_folder(tmp_path
         presets = Presets()
         presets.compose_together("config", {**CHOICES, "system": "mine"})
     assert presets.composed == {}
+
+
+@pytest.mark.parametrize("name", ["static_best", "mesh", "nodewise"])
+def test_a_yaml_that_sets_nothing_but_keys_is_read_as_it_composes(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        presets = Presets()
+        node = presets.choice("config", "system", name)
+        assert presets.composed == {}
+        assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(compose("config", [f"system={name}"])["system"])
+
+
+def test_a_yaml_with_defaults_or_a_package_is_composed() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        presets = Presets()
+        for group, choice in (("cluster", "h200_4x8"), ("executor", "torch")):
+            node = presets.choice("config", group, choice)
+            assert ("config", f"{group}={choice}") in presets.composed
+            assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(compose("config", [f"{group}={choice}"])[group])
+
+
+@pytest.mark.parametrize("given", [[], ["system=ring", "workload=github", "steps=3", "seed=2"], ["executor=torch"]])
+def test_a_job_that_chooses_nothing_but_groups_is_what_they_compose_together(given: list[str]) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        whole = compose("config", given, return_hydra_config=True)
+        choices = dict(whole.hydra.runtime.choices)
+        taken, together = Presets(), Presets()
+        taken.take("config", compose("config", given), choices, given)
+        together.compose_together("config", choices)
+        assert taken.composed.keys() == together.composed.keys()
+        for group in GROUPS:
+            (node, inner), (expected, told) = (one.plain("config", group, choices) for one in (taken, together))
+            assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(expected)
+            assert inner == told == {}
+        assert taken.strategy("config", choices["model"]) == together.strategy("config", choices["model"])
+
+
+@pytest.mark.parametrize("given", ["system.window=3", "+cluster.nodes=2", "sharding=zero1", "cluster/device=h100_80g"])
+def test_a_job_that_changes_a_choice_is_not_taken_for_it(given: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        presets = Presets()
+        presets.take("config", compose("config", []), CHOICES, ["workload=github", given])
+    assert presets.composed == {}

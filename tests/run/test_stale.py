@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zbench.run.stale import reached, sources
+from zbench.run.stale import Sources, reached
 
 MINE = """
 import numba as nb
@@ -97,7 +97,7 @@ def test_what_a_file_depends_on(root: Path) -> None:
     (folder / "alone.py").write_text("import numba as nb\nfrom zbench.systems.plain import Kind\n")
     (folder / "again.py").write_text("import numba as nb\nfrom zbench.systems.between import EXTRA\n")
     (folder / "between.py").write_text("from zbench.systems.plain import EXTRA\n")
-    known = sources(root / "zbench")
+    known = Sources(root / "zbench")
     inside = {folder / f"{name}.py" for name in ("mine", "other", "plain")}
     assert reached(folder / "mine.py", known) == inside
     assert reached(folder / "outer.py", known) == inside | {folder / "outer.py"}

@@ -18,7 +18,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import KV, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.proof.verify import verify_step
-from zbench.run.stale import PACKAGE, reached, sources
+from zbench.run.stale import PACKAGE, Sources, reached
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.totals import Totals
@@ -373,7 +373,7 @@ def test_nodes_that_take_as_long_stay_as_they_are() -> None:
 
 def test_compiled_code_is_compiled_anew_where_a_record_changes() -> None:
     """numba keeps what it compiled by the types of a record's fields, and does not see that two changed places."""
-    known = sources(PACKAGE)
+    known = Sources(PACKAGE)
     folder = (PACKAGE / "systems" / "nodewise").resolve()
     compiled = [path for path in folder.glob("*.py") if "@nb.njit" in path.read_text()]
     assert len(compiled) > 5

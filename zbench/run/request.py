@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -68,6 +67,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     _check_keys(config, given, choices)
     name = str(told.job.config_name)
     changes = {}
+    presets.take(name, config, choices, given)
     presets.compose_together(name, choices)
     usual_system, _ = presets.plain(name, "system", choices)
     config, unpublished = _with_published(config, given, usual_system, str(choices.get("system")))
@@ -81,7 +81,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     chooses_tracker = choices.get("tracker") == "auto"
     if chooses_tracker:
         choices["tracker"] = installed_choice()
-        config = _with_tracker(config, name, choices["tracker"])
+        config = _with_tracker(config, presets.choice(name, "tracker", choices["tracker"]))
     baseline, baseline_changes = _baseline(config, presets, name, settings.baseline)
     shared = str(choices.get("experiment") or command_id)
     unchosen = (
@@ -157,9 +157,8 @@ def _told(changes: Mapping[str, Any], system: Any) -> dict[str, Any]:
     return told_changes(changes, *keys_and_published(system))
 
 
-def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
-    """Returns `config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
-    chosen = hydra.compose(config_name, [f"tracker={name}"])["tracker"]
+def _with_tracker(config: DictConfig, chosen: Any) -> DictConfig:
+    """Returns `config` with that tracker, and those of its keys that tracker=auto has too."""
     own = {key: config["tracker"][key] for key in chosen if key != "_target_" and key in config["tracker"]}
     config = config.copy()
     OmegaConf.set_struct(config, False)
@@ -208,7 +207,7 @@ def _system(presets: Presets, config_name: str, name: str) -> Any:
         ValueError: there is none.
     """
     try:
-        return presets.system(config_name, name)
+        return presets.choice(config_name, "system", name)
     except MissingConfigException as error:
         raise ValueError(not_among("baseline", name, [*(error.options or []), "null"])) from error
     except CompactHydraException as error:

@@ -13,7 +13,6 @@ or a crash). Here no two of them have the same number, in whatever process they 
 
 import hashlib
 import re
-from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from numba.core import bytecode, caching
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NAMING = b"numbers of no order"  # of compiled functions: what was compiled under another one is not used
-FOLDERS = (".", "systems", "workloads")  # the last two are links in a checkout, which rglob does not follow
+FOLDERS = (".", "systems", "workloads")  # the last two are links in a checkout
 _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", re.MULTILINE)
 
 
@@ -75,47 +74,64 @@ class UserWide(_Stamped, caching.UserWideCacheLocator):
 
 
 @cache
-def _known(package: Path) -> Mapping[Path, set[Path]]:
-    return sources(package)
+def _known(package: Path) -> "Sources":
+    return Sources(package)
 
 
-def sources(package: Path) -> dict[Path, set[Path]]:
-    """Finds for every file of zbench, in the folder `package`, those that it has compiled functions or constants from.
+class Sources:
+    """The files of zbench, in the folder `package`, each with those that it has compiled functions or constants from.
 
-    Links are resolved.
+    Links are resolved. A file is read when it is asked for: compiled functions come from a seventh of them.
 
     Imports count at the top of a file, and constants by name: those of a module without compiled functions that are
     used as `module.NAME` are not seen.
     """
-    modules = {
-        ".".join(("zbench", *path.relative_to(package).with_suffix("").parts)): path.resolve()
-        for folder in FOLDERS
-        for path in sorted((package / folder).rglob("*.py"))
-    }
-    texts = {path: path.read_text(encoding="utf-8") for path in modules.values()}
-    compiled = {path for path, text in texts.items() if "numba" in text}
-    return {path: _imported(text, modules, compiled) for path, text in texts.items()}
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._folders = [(package / folder).resolve() for folder in FOLDERS]
+        self._modules: dict[str, Path | None] = {}
+        self._texts: dict[Path, str] = {}
+        self._found: dict[Path, set[Path]] = {}
+
+    def imports(self, path: Path) -> set[Path]:
+        """Lists what the imports of a file may bring, nothing of one that is not zbench's: `from a import b` may mean
+        the module a.b, or what a has; what is in capitals is a constant."""
+        if path not in self._found:
+            mine = any(path.is_relative_to(folder) for folder in self._folders)
+            self._found[path] = self._imported(path) if mine else set()
+        return self._found[path]
+
+    def _imported(self, path: Path) -> set[Path]:
+        found: set[Path] = set()
+        for module, names, plain in _IMPORT.findall(self._text(path)):
+            known = [name.split(" as ")[0].strip() for name in names.split(",")]
+            constants = names == "(" or any(name.isupper() for name in known)
+            for one in (module, plain, *(f"{module}.{name}" for name in known)):
+                other = self._file(one)
+                if other is not None and (constants or "numba" in self._text(other)):
+                    found.add(other)
+        return found
+
+    def _file(self, module: str) -> Path | None:
+        """Returns the file of a module of zbench's, None where there is none, as of a package."""
+        if module not in self._modules:
+            first, *rest = module.split(".")
+            path = self._package.joinpath(*rest).with_suffix(".py")
+            self._modules[module] = path.resolve() if first == "zbench" and rest and path.is_file() else None
+        return self._modules[module]
+
+    def _text(self, path: Path) -> str:
+        if path not in self._texts:
+            self._texts[path] = path.read_text(encoding="utf-8")
+        return self._texts[path]
 
 
-def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path]) -> set[Path]:
-    """Lists what an import may bring: `from a import b` may mean the module a.b, or what a has; what is in capitals is
-    a constant."""
-    found: set[Path] = set()
-    for module, names, plain in _IMPORT.findall(text):
-        known = [name.split(" as ")[0].strip() for name in names.split(",")]
-        constants = names == "(" or any(name.isupper() for name in known)
-        for one in (module, plain, *(f"{module}.{name}" for name in known)):
-            path = modules.get(one)
-            if path is not None and (constants or path in compiled):
-                found.add(path)
-    return found
-
-
-def reached(path: Path, known: Mapping[Path, set[Path]]) -> set[Path]:
+def reached(path: Path, known: Sources) -> set[Path]:
     """Returns the file itself and all that it depends on."""
     found, left = {path}, [path]
     while left:
-        new = known.get(left.pop(), set()) - found
+        new = known.imports(left.pop()) - found
         found |= new
         left += new
     return found

@@ -1,6 +1,7 @@
 """A program's columns, put together by one loop, are those that the clock of attention makes of the same hops."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ def test_columns_are_those_of_the_graph_of_the_same_hops(system: str, channels: 
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
     short, order, _ = with_fewer_layers(parts.step, 6)
     made = program(parts, order, short)
-    graph, hops = made.graph, made.hops
-    assert made.begin[-1] == len(hops.owner) == made.table.shape[1] > 1000
-    assert np.array_equal(hops.owner, np.repeat(np.arange(len(made.instances)), np.diff(made.begin)))
+    graph, (row, rows) = made.graph, made.hops
+    assert made.begin[-1] == len(row) == made.table.shape[1] > 1000 + len(rows.busy)
+    assert np.array_equal(made.owner, np.repeat(np.arange(len(made.instances)), np.diff(made.begin)))
+    for number, (begin, end) in enumerate(pairwise(made.begin.tolist())):
+        assert np.array_equal(row[begin:end], np.arange(len(rows.busy))[made.rows_of(number)])
     for name in ("queue_a", "queue_b", "link_a", "link_b", "channels", "link_class"):
-        assert np.array_equal(getattr(hops, name), getattr(graph.hops, name)), name
+        assert np.array_equal(getattr(rows, name)[row], getattr(graph.hops, name)), name
     for name in ("slot", "busy", "latency"):
-        assert np.array_equal(getattr(hops, name), getattr(graph, name)), name
+        assert np.array_equal(getattr(rows, name)[row], getattr(graph, name)), name
     for name in ("next_a", "next_b", "next_pair", "offsets", "followers"):
         assert np.array_equal(getattr(made.assembled.following, name), getattr(graph, name)), name
     assert np.array_equal(made.assembled.waits, graph.waits)
@@ -41,7 +44,7 @@ def test_instances_of_one_template_share_the_queues_in_which_members_meet() -> N
     every = made.gpu_queues * cost.cluster.num_ranks
     queues: dict[str, set[int]] = {}
     for number, one in enumerate(made.instances):
-        mine = made.hops.queue_a[made.begin[number] : made.begin[number + 1]]
+        mine = made.hops.rows.queue_a[made.rows_of(number)]
         queues.setdefault(one.variant.of.template.name, set()).update(mine[mine >= every].tolist())
     met = [found for found in queues.values() if found]
     assert len(met) > 2

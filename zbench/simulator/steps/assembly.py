@@ -1,7 +1,7 @@
 """Puts the hops of variants, instance after instance, into the columns of one program; compiled.
 
-A program has hundreds of thousands of hops, of a few variants: so all that can be is prepared once a variant, and
-columns are as narrow as what they hold.
+A program has hundreds of thousands of hops, of a few variants: so all that can be is prepared once a variant, hops name
+its rows, and columns are as narrow as what they hold.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
 from zbench.simulator.steps.dataflow.implied import by_row
 from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
-from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, NarrowFollowers, ProgramHops
+from zbench.simulator.steps.trains.columns import AssembledHops, HopRows, Narrow, NarrowFollowers, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import GATHER, REDUCE
 
 
 class StackedVariants(NamedTuple):
     """The hops of variants one after another, as rows. begin: int64 [variants + 1], where those of each begin. rows:
-    their columns, of which the owner is the variant. pair: the number of the two queues with several channels that each
+    their columns. pair: the number of the two queues with several channels that each
     is between, -1 if none. edge_offsets, followers: edges inside a variant, compressed rows, counted from its first
     hop; waits: edges into each. train_offsets, trains: of variants, as StepProgram has them, counted alike."""
 
     begin: Ints
-    rows: ProgramHops
+    rows: HopRows
     pair: Narrow
     edge_offsets: Ints
     followers: Narrow
@@ -47,7 +47,7 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     queue_a = np.where(queue_a < -1, first - 2 - queue_a, queue_a).astype(np.int32)
     channels = np.array([one.channels for one in cluster.links] + [1], np.int8)[table[CLASS]]
     whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
-    rows = ProgramHops(
+    rows = HopRows(
         queue_a,
         queue_b,
         table[LINK_A].astype(np.int32),
@@ -57,7 +57,6 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
         np.where(whole, channels - 1, 0).astype(np.int8),
         np.concatenate([one.lowered.busy for one in variants]),
         np.concatenate([one.lowered.latency for one in variants]),
-        owner,
     )
     pair = np.full(len(owner), -1, np.int32)
     several = np.flatnonzero((channels > 1) & (queue_b >= 0))
@@ -92,13 +91,13 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     next_a, next_b, next_pair = (np.full(count, -1, np.int32) for _ in range(3))
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
     found = AssembledHops(
-        ProgramHops.empty(count),
+        ProgramHops(np.empty(count, np.int32), of.rows),
         NarrowFollowers(next_a, next_b, next_pair, offsets, followers),
         np.empty(count, np.int32),
         np.empty((trains, 3), np.int64),
     )
     last = np.full(queues, -1, np.int32), np.full(1 + int(of.pair.max(initial=-1)), -1, np.int32)
-    _put_hops(of, instances, (found.hops, found.following, found.waits), last)
+    _put_hops(of, instances, (found.hops.row, found.following, found.waits), last)
     _put_edges(of, instances, between, found.following, found.waits, np.empty(count, np.int32))
     _put_trains(of, instances, found.trains)
     return found
@@ -106,27 +105,24 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
 
 @nb.njit(**ENTERED_IN_PLACE)
 def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
-    """Writes the columns of hops, the next in each queue, and the waits inside instances and for queues. last: of every
+    """Writes the rows of hops, the next in each queue, and the waits inside instances and for queues. last: of every
     queue and pair of queues the last hop, -1 before there is one."""
-    rows, (hops, following, waits), (last_queue, last_pair) = of.rows, found, last
+    rows, (row_of, following, waits), (last_queue, last_pair) = of.rows, found, last
     next_a, next_b, next_pair = following.next_a, following.next_b, following.next_pair
     for number in range(len(instances)):
         variant = instances[number, 0]
         shift = instances[number, 1] - of.begin[variant]
         for row in range(of.begin[variant], of.begin[variant + 1]):
-            hop, a, b, pair = row + shift, rows.queue_a[row], rows.queue_b[row], of.pair[row]
-            hops.queue_a[hop], hops.queue_b[hop], hops.owner[hop] = a, b, number
-            hops.link_a[hop], hops.link_b[hop] = rows.link_a[row], rows.link_b[row]
-            hops.link_class[hop], hops.channels[hop] = rows.link_class[row], rows.channels[row]
-            hops.slot[hop], hops.busy[hop], hops.latency[hop] = rows.slot[row], rows.busy[row], rows.latency[row]
+            hop, pair = row + shift, of.pair[row]
+            row_of[hop] = row
             wait = of.waits[row]
-            for queue in (a, b):
+            for queue in (rows.queue_a[row], rows.queue_b[row]):
                 if queue >= 0:
                     before = last_queue[queue]
                     last_queue[queue] = hop
                     if before >= 0:
                         wait += 1
-                        if hops.queue_a[before] == queue:
+                        if rows.queue_a[row_of[before]] == queue:
                             next_a[before] = hop
                         else:
                             next_b[before] = hop

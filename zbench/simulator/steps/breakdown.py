@@ -50,7 +50,7 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     following = program.assembled.following.offsets, program.assembled.following.followers
     times = timeline.start, timeline.done, left_out.later
     shape = len(left_out.steady) + 1, num_gpus, len(SECONDS_FOR)
-    hops = program.hops.owner, program.hops.queue_a, program.hops.busy, _columns_of(program)
+    hops = program.hops, program.owner, _columns_of(program)
     found, last = _spent(hops, following, times, (added.cut, added.late, steady), shape)
     parts = found[-1]
     parts[:, _END] = seconds - last
@@ -60,11 +60,10 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
 
 
 class _HopColumns(NamedTuple):
-    """Columns of the hops of variants, one after another, int64 [rows]. shift: from each instance's hops to their rows.
-    gpu: of a compute, else -1. part: of a compute its own, of others that of a gap before what they bring, or _SPLIT.
-    head: the hops between a hop and the first of its operation."""
+    """Columns of the hops of variants, one after another, int64 [rows]. gpu: of a compute, else -1. part: of a compute
+    its own, of others that of a gap before what they bring, or _SPLIT. head: the hops between a hop and the first of
+    its operation."""
 
-    shift: Ints
     gpu: Ints
     part: Ints
     head: Ints
@@ -80,7 +79,7 @@ def _columns_of(program: StepProgram) -> _HopColumns:
     every = np.arange(count)
     head = every - np.maximum.accumulate(np.where(fresh, every, 0))
     part = np.concatenate([_parts_of(one) for one in program.variants])
-    return _HopColumns(begin[program.which] - program.begin[:-1], np.where(kinds == COMPUTE, table[1], -1), part, head)
+    return _HopColumns(np.where(kinds == COMPUTE, table[1], -1), part, head)
 
 
 def _parts_of(variant: Variant) -> Ints:
@@ -101,9 +100,9 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
     the end of each GPU's last compute with all layers).
 
     The row of a cut has those of the steady half of its run as it was played. What a hop waits for stands before it.
-    hops: owner, queue_a and busy of ProgramHops, and _HopColumns. times: when each starts and its data has arrived, as
-    it was played, and by how much that is later with all layers. cuts: of left_out.Added, and of each instance the cut
-    of whose steady half it is, -1: none. shape: of what is returned.
+    hops: ProgramHops, their instances, and _HopColumns. times: when each starts and its data has arrived, as it was
+    played, and by how much that is later with all layers. cuts: of left_out.Added, and of each instance the cut of
+    whose steady half it is, -1: none. shape: of what is returned.
     """
     out, count = np.zeros(shape), len(times[0])
     ready, whole = np.zeros(count), np.zeros(count)  # when the last operand was there, played and with all layers
@@ -117,33 +116,33 @@ def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
 @nb.njit(**IN_PLACE)
 def _follow(hops, following, times, cuts, out, state):  # type: ignore[no-untyped-def]
     """Adds all hops to `out`, as `_spent`. state: of hops, and of GPUs, as `_spent` has them."""
-    owner, queue, busy, columns = hops
+    (row_of, rows), owner, columns = hops
     offsets, followers = following
     start, done, later = times
     cut, late, steady = cuts
     (ready, whole, bringer, whole_bringer), (end, whole_end, before) = state
     for hop in range(len(start)):
-        mine, row = owner[hop], hop + columns.shift[owner[hop]]
+        mine, row = owner[hop], row_of[hop]
         at_gpu, ends, of, after = columns.gpu[row], done[hop] + later[hop], cut[mine, 0], cut[mine, 1]
         if at_gpu >= 0:
             last, skipped, part = before[at_gpu], 0.0, columns.part[row]
             if last >= 0 and after == 1 and cut[owner[last], 1] == 0 and cut[owner[last], 0] == of:
-                skipped = late[of, queue[hop]]
+                skipped = late[of, rows.queue_a[row]]
             sums, begin = out[len(out) - 1, at_gpu], start[hop] + later[hop]
-            _gap(sums, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (owner, columns, whole))
-            more = done[hop] - start[hop] - busy[hop] if done[hop] > start[hop] + busy[hop] else 0.0
+            _gap(sums, whole_end[at_gpu] + skipped, begin, whole_bringer[hop], (row_of, columns, whole))
+            more = done[hop] - start[hop] - rows.busy[row] if done[hop] > start[hop] + rows.busy[row] else 0.0
             sums[part] += ends - begin - more
             sums[_SLOWED] += more
             if steady[mine] >= 0:
                 sums = out[steady[mine], at_gpu]
-                _gap(sums, end[at_gpu], start[hop], bringer[hop], (owner, columns, ready))
+                _gap(sums, end[at_gpu], start[hop], bringer[hop], (row_of, columns, ready))
                 sums[part] += done[hop] - start[hop] - more
                 sums[_SLOWED] += more
             end[at_gpu], whole_end[at_gpu], before[at_gpu] = done[hop], ends, hop
         for at in range(offsets[hop], offsets[hop + 1]):
             follower, skipped = followers[at], 0.0
             if after == 0 and cut[owner[follower], 1] == 1 and cut[owner[follower], 0] == of:
-                skipped = late[of, queue[follower]]
+                skipped = late[of, rows.queue_a[row_of[follower]]]
             if bringer[follower] < 0 or done[hop] > ready[follower]:
                 ready[follower], bringer[follower] = done[hop], hop
             if whole_bringer[follower] < 0 or ends + skipped > whole[follower]:
@@ -153,13 +152,13 @@ def _follow(hops, following, times, cuts, out, state):  # type: ignore[no-untype
 @nb.njit(**IN_PLACE)
 def _gap(sums, begin, end, bringer, hops):  # type: ignore[no-untyped-def]
     """Adds a gap from `begin` to `end` of what the hop `bringer` brought last to a GPU's parts."""
-    owner, columns, ready = hops
+    row_of, columns, ready = hops
     if end <= begin:  # or less, by rounding
         return
     if bringer < 0:  # else never a compute: computes of a GPU follow each other without a gap, others' send messages
         sums[_RANK] += end - begin
         return
-    row = bringer + columns.shift[owner[bringer]]
+    row = row_of[bringer]
     if columns.part[row] >= 0:
         sums[columns.part[row]] += end - begin
     else:

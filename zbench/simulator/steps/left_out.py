@@ -47,8 +47,9 @@ class LeftOut:
 
     def _ends(self, number: int) -> Floats:
         """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
-        mine, hops = slice(*self.program.begin[number : number + 2].tolist()), self.program.hops
-        found: Floats = _last(hops.queue_a[mine], hops.queue_b[mine], self.timeline.release[mine], self.program.queues)
+        mine, rows = slice(*self.program.begin[number : number + 2].tolist()), self.program.hops.rows
+        of, release = self.program.rows_of(number), self.timeline.release[mine]
+        found: Floats = _last(rows.queue_a[of], rows.queue_b[of], release, self.program.queues)
         return found
 
     @cached_property
@@ -133,7 +134,8 @@ class LeftOut:
         """The seconds by which each hop is later with all layers, [hops]."""
         program, times = self.program, self.timeline
         moments = times.start, times.release, times.done
-        found: Floats = _later(program.hops, program.assembled.following, moments, self.added.cut, self.added.late)
+        hops, following = (program.hops, program.owner), program.assembled.following
+        found: Floats = _later(hops, following, moments, self.added.cut, self.added.late)
         return found
 
     @cached_property
@@ -169,9 +171,10 @@ def _follow(hops, following, times, cut, late, state):  # type: ignore[no-untype
     next_a, next_b, next_pair, offsets, followers = following
     start, release, done = times
     before, after, found = state
+    (row, rows), owner = hops
     for hop in range(len(start)):
-        of = cut[hops.owner[hop], 0]
-        crosses, first = of >= 0 and cut[hops.owner[hop], 1] == 0, offsets[hop] - 3
+        of = cut[owner[hop], 0]
+        crosses, first = of >= 0 and cut[owner[hop], 1] == 0, offsets[hop] - 3
         found[hop] = after[hop] - before[hop]
         for at in range(first, offsets[hop + 1]):
             if at < offsets[hop]:
@@ -182,10 +185,10 @@ def _follow(hops, following, times, cut, late, state):  # type: ignore[no-untype
             else:
                 follower, when = followers[at], done[hop]
             more = 0.0
-            if crosses and cut[hops.owner[follower], 0] == of and cut[hops.owner[follower], 1] == 1:
-                queue = hops.queue_a[follower]
-                if at == first + 1 and hops.queue_b[hop] == hops.queue_b[follower]:
-                    queue = hops.queue_b[follower]
+            if crosses and cut[owner[follower], 0] == of and cut[owner[follower], 1] == 1:
+                queue, other = rows.queue_a[row[follower]], rows.queue_b[row[follower]]
+                if at == first + 1 and rows.queue_b[row[hop]] == other:
+                    queue = other
                 more = late[of, queue]
             before[follower] = max(before[follower], when)
             after[follower] = max(after[follower], when + found[hop] + more)

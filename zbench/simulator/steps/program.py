@@ -25,7 +25,7 @@ from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
-from zbench.simulator.steps.trains.columns import AssembledHops, ProgramHops
+from zbench.simulator.steps.trains.columns import AssembledHops, HopRows, Narrow, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, Step
@@ -64,8 +64,17 @@ class StepProgram:
 
     @property
     def hops(self) -> ProgramHops:
-        """The columns of its hops."""
+        """Its hops."""
         return self.assembled.hops
+
+    @cached_property
+    def owner(self) -> Narrow:
+        """The instance of each hop."""
+        return np.repeat(np.arange(len(self.which), dtype=np.int32), np.diff(self.begin))
+
+    def rows_of(self, number: int) -> slice:
+        """Returns where the rows of an instance's hops are."""
+        return slice(*self.stacked.begin[self.which[number] : self.which[number] + 2].tolist())
 
     @property
     def trains(self) -> Ints:
@@ -84,7 +93,7 @@ class StepProgram:
     def table(self) -> Ints:
         """The rows of its hops as in zbench.simulator.steps.expand, with queues of meetings numbered."""
         found = np.concatenate([one.variant.lowered.table for one in self.instances], axis=1)
-        found[QUEUE_A] = self.hops.queue_a
+        found[QUEUE_A] = self.hops.rows.queue_a[self.hops.row]
         return found
 
     @cached_property
@@ -95,7 +104,8 @@ class StepProgram:
     @cached_property
     def graph(self) -> HopGraph:
         """The hops as zbench.simulator.clock plays them, one by one."""
-        table, hops, of, none = self.table, self.hops, self.assembled.following, np.zeros(0, np.int64)
+        table, of, none = self.table, self.assembled.following, np.zeros(0, np.int64)
+        hops = HopRows(*(column[self.hops.row] for column in self.hops.rows))
         op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
         channels, whole = hops.channels.astype(np.int64), hops.slot == hops.channels - 1
         ends = queue_a, queue_b, link_a, link_b

@@ -3,11 +3,13 @@
 from typing import NamedTuple
 
 import numba as nb
+import numpy as np
+from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.step.operations import COMPUTE
-from zbench.step.proof.items import find_key
+from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.tensor import STATE, SUM
 
 READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wrote it; read state; was brought state
@@ -16,13 +18,15 @@ READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wro
 class FlowState(NamedTuple):
     """A walk's notes.
 
-    keys: of items, and for each makers and readers, the operations that made it and those that read it, as chains of
-    nodes, and life, as in Flow.items; ended, as in Flow.ended. stamp: by operation, the last consumer that has an edge
-    from it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes, edges,
-    rows and lives ended so far.
+    keys: of items, a table of a power of two; number: in each of its places, the item's. By item, in the order in which
+    they are first touched: makers and readers, the operations that made it and those that read it, as chains of nodes,
+    and life, as in Flow.items. ended, as in Flow.ended. stamp: by operation, the last consumer that has an edge from
+    it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes, edges, rows,
+    lives ended and items so far.
     """
 
     keys: Ints
+    number: NDArray[np.int32]
     makers: Ints
     readers: Ints
     life: Ints
@@ -51,25 +55,30 @@ class ItemSpace(NamedTuple):
 
 
 @nb.njit(**IN_PLACE)
-def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
-    """Returns the place of an item in the table; it is entered if it is new, and its life goes on."""
+def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
+    """Returns the number of an item; it has a new one if it is new, and its life goes on."""
     tensor, layer, place, cell = item
     cells = t.shape0[tensor] * t.shape1[tensor]
     from_lowest = (layer - where.lowest) * t.layered[tensor]
     key = where.base[tensor] + (from_lowest * where.places + place) * cells + cell
     at = find_key(state.keys, key)
-    state.keys[at] = key
-    life = state.life[at]
-    life[0], life[1], life[2], life[3], life[5] = tensor, layer, place, cell, op
-    if writes and life[4] < 0:
-        life[4] = op
-    return at
+    if state.keys[at] == EMPTY:
+        one = state.used[4]
+        state.used[4] += 1
+        state.keys[at], state.number[at], state.makers[one], state.readers[one] = key, one, -1, -1
+        life = state.life[one]
+        life[0], life[1], life[2], life[3], life[4] = tensor, layer, place, cell, -1
+    one = state.number[at]
+    state.life[one, 5] = op
+    if writes and state.life[one, 4] < 0:
+        state.life[one, 4] = op
+    return one
 
 
 @nb.njit(**IN_PLACE)
 def drops_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Ends the life of a copy that a place forgets; another one begins if it is written there again."""
-    life = state.life[_slot(t, where, state, op, item, False)]
+    life = state.life[_item(t, where, state, op, item, False)]
     ended = state.ended[state.used[3]]
     for at in range(6):
         ended[at] = life[at]
@@ -122,7 +131,7 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
 def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
     tensor, layer, place, _ = item
-    at = _slot(t, where, state, op, item, False)
+    at = _item(t, where, state, op, item, False)
     nature = t.nature[tensor]
     if state.makers[at] < 0 or (nature == SUM and where.needed[tensor, layer - where.lowest]):
         _row(t, where, state, READS, op, tensor, layer, place)
@@ -136,7 +145,7 @@ def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
 def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
     tensor, layer, place, _ = item
-    at = _slot(t, where, state, op, item, True)
+    at = _item(t, where, state, op, item, True)
     if t.nature[tensor] == STATE:
         _edges(state, ops, state.readers[at], op)
         state.readers[at] = -1
@@ -150,7 +159,7 @@ def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-unt
 def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
     tensor, layer, place, _ = item
-    at = _slot(t, where, state, op, item, True)
+    at = _item(t, where, state, op, item, True)
     state.makers[at] = _chained(state, state.makers[at], op)
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
@@ -159,7 +168,7 @@ def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
 def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
     tensor, layer, place, _ = item
-    at = _slot(t, where, state, op, item, False)
+    at = _item(t, where, state, op, item, False)
     if where.needed[tensor, layer - where.lowest]:
         _row(t, where, state, READS, op, tensor, layer, place)
     _edges(state, ops, state.makers[at], op)

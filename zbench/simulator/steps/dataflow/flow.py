@@ -62,28 +62,27 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
     edges, rows = 4 * len(ops) + nodes, 4 * len(ops) + nodes  # more is rare, and then it is done again
     while True:
         slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
-        keys, makers, readers = (np.full(slots, value, np.int64) for value in (EMPTY, -1, -1))
         state = FlowState(
-            keys,
-            makers,
-            readers,
-            np.full((slots, 6), -1, np.int64),
+            np.full(slots, EMPTY, np.int64),
+            np.empty(slots, np.int32),
+            np.empty(items, np.int64),
+            np.empty(items, np.int64),
+            np.empty((items, 6), np.int64),
             np.zeros((drops, 6), np.int64),
             np.zeros(nodes + 1, np.int64),
             np.zeros(nodes + 1, np.int64),
             np.full(len(ops) + 1, -1, np.int64),
             np.full(4 * len(cells) * count * num_places, -1, np.int64),
-            np.zeros(4, np.int64),
+            np.zeros(5, np.int64),
             np.zeros((edges, 2), np.int64),
             np.zeros((rows, 5), np.int64),
         )
         _follow(tables, where, ops, state)
-        _, used_edges, used_rows, _ = state.used.tolist()
+        _, used_edges, used_rows, _, used_items = state.used.tolist()
         if used_edges <= edges and used_rows <= rows:
             found = state.edges[:used_edges]
-            life = state.life[state.keys != EMPTY]
             ends = found[:, 0].copy(), found[:, 1].copy()
-            return Flow(*ends, state.rows[:used_rows], life, state.ended, tables)
+            return Flow(*ends, state.rows[:used_rows], state.life[:used_items], state.ended, tables)
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 

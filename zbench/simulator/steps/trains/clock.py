@@ -60,32 +60,36 @@ def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[U
     if free.slowdown != 1:
         return run_hops(of.graph, np.zeros(num_ranks), free)
     made = of.assembled
-    rows, following, trains, inner = made.hops, made.following, made.trains, _before_last(made.trains)
-    waits, watched = made.waits.copy(), np.zeros(len(rows.owner), bool)
+    hops, following, trains = made.hops, made.following, made.trains
+    waits = made.waits.copy()
     longest, ends = free.longest_waiting, (free.queues, free.links)
-    times, state, heap, size = _begun(rows, waits, trains, ends, longest)
+    times, state, heap, size = _begun(hops, waits, trains, ends, longest)
     flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
     for one in reasons:
-        watched[:] = False
-        watched[one.hops] = ~np.isfinite(timeline.done[one.hops])
-        watched[inner] = False  # which end before their train's last, and are no events
-        size = _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
+        watched = _watched(one.hops, timeline.done, trains)
+        size = _play(hops, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if one.stops(timeline):
             return None
-    _play(rows, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched[:0])
+    _play(hops, following, flow, times, (trains, *state[1:3]), ends, (heap, size), np.zeros(0, bool))
     return timeline
 
 
-def _before_last(trains: Ints) -> Ints:
-    """Returns the pieces of trains but for the last ones."""
-    count = trains[:, 2] - 1
-    piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    found: Ints = np.repeat(trains[:, 0], count) + piece * np.repeat(trains[:, 1], count)
+@nb.njit(cache=True)
+def _watched(hops, done, trains):  # type: ignore[no-untyped-def]
+    """Tells which of some hops have not ended, bool [all hops], of a train its last piece alone: the others end before
+    it, and are no events."""
+    found = np.zeros(len(done), np.bool_)
+    for hop in hops:
+        found[hop] = not np.isfinite(done[hop])
+    for train in range(len(trains)):
+        first, stride, count = trains[train]
+        for piece in range(count - 1):
+            found[first + piece * stride] = False
     return found
 
 
 @nb.njit(**IN_PLACE)
-def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
+def _let_go(hop, begin, hops, following, state, queue_free, heap, size):  # type: ignore[no-untyped-def]
     """Lets what follows a hop that began go on; returns the size of the heap, with those that wait for nothing more.
 
     state: the edges that each hop waits for, when it is ready, releases, when hops are done, whether who has waited
@@ -93,6 +97,7 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
     """
     next_a, next_b, next_pair, offsets, followers = following
     waits, ready, release, done, longest_waiting, stack = state
+    row, rows = hops
     for at in range(offsets[hop] - 3, offsets[hop + 1]):
         way = at - offsets[hop] + 3
         if way >= 3:
@@ -100,13 +105,13 @@ def _let_go(hop, begin, rows, following, state, queue_free, heap, size):  # type
         elif way == 2:
             follower, when = next_pair[hop], release[hop]
         else:
-            follower, queue = (next_b[hop], rows.queue_b[hop]) if way else (next_a[hop], rows.queue_a[hop])
+            follower, queue = (next_b[hop], rows.queue_b[row[hop]]) if way else (next_a[hop], rows.queue_a[row[hop]])
             # Alone can take what is free next in the queue, so that is known now.
-            when = max(begin, queue_free[queue, rows.slot[follower]]) if follower >= 0 else begin
+            when = max(begin, queue_free[queue, rows.slot[row[follower]]]) if follower >= 0 else begin
         if follower >= 0:
             ready[follower] = max(ready[follower], when)
             waits[follower] -= 1
-            if waits[follower] == 0 and rows.link_a[follower] < 0:
+            if waits[follower] == 0 and rows.link_a[row[follower]] < 0:
                 stack[0] += 1
                 stack[stack[0]] = follower
             elif waits[follower] == 0:
@@ -127,21 +132,20 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
+def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
     """Returns (start, release, done), (when hops are ready, what `_started` returns, and the stack of hops without
     links that wait for nothing), and the heap of the others that do with its size."""
     num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
     stack = np.zeros(num_hops + 1, np.int64)  # how many there are, and they
-    queue_free, queue_a, queue_b, slot = free[0], rows.queue_a, rows.queue_b, rows.slot
+    queue_free, row, rows = free[0], hops.row, hops.rows
     used = queue_free.max() > 0  # never before a step
     for hop in range(num_hops):
         if used:
-            ready[hop] = queue_free[queue_a[hop], slot[hop]]
-            if queue_b[hop] >= 0:
-                ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
-        if waits[hop] == 0 and rows.link_a[hop] < 0:
+            a, b, s = rows.queue_a[row[hop]], rows.queue_b[row[hop]], rows.slot[row[hop]]
+            ready[hop] = queue_free[a, s] if b < 0 else max(queue_free[a, s], queue_free[b, s])
+        if waits[hop] == 0 and rows.link_a[row[hop]] < 0:
             stack[0] += 1
             stack[stack[0]] = hop
         elif waits[hop] == 0:
@@ -151,7 +155,7 @@ def _begun(rows, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
 
 
 @nb.njit(**ENTERED_IN_PLACE)
-def _play(rows, following, flow, times, of_trains, free, events, watched):  # type: ignore[no-untyped-def]
+def _play(hops, following, flow, times, of_trains, free, events, watched):  # type: ignore[no-untyped-def]
     """Runs hops until none is left, or those that are watched have ended; returns the size of the heap. flow: state of
     `_let_go`. of_trains: trains, and what `_started` returns. watched: bool [hops], or [0]: none."""
     start, release, done = times
@@ -159,6 +163,7 @@ def _play(rows, following, flow, times, of_trains, free, events, watched):  # ty
     front, behind, piece, when, since = state
     (queue_free, link_free), ready, longest_waiting, stack = free, flow[1], flow[4], flow[5]
     (heap, size), left = events, np.int64(0)
+    row, rows = hops
     for hop in range(len(watched)):
         left += watched[hop]
     if len(watched) and left == 0:
@@ -168,41 +173,43 @@ def _play(rows, following, flow, times, of_trains, free, events, watched):  # ty
             hop = stack[stack[0]]
             stack[0] -= 1
             start[hop] = begin = ready[hop]
-            release[hop] = begin + rows.busy[hop]
-            done[hop] = release[hop] + rows.latency[hop]
-            queue_free[rows.queue_a[hop], 0] = release[hop]
+            mine = row[hop]
+            release[hop] = begin + rows.busy[mine]
+            done[hop] = release[hop] + rows.latency[mine]
+            queue_free[rows.queue_a[mine], 0] = release[hop]
         else:
             event = heap[0][0], heap[1][0], heap[2][0]
             size = pop_event(heap, size)
             begin, waited, hop = event
-            a, b, k, s, train = rows.link_a[hop], rows.link_b[hop], rows.channels[hop], rows.slot[hop], train_of[hop]
+            mine, train = row[hop], train_of[hop]
+            a, b, k, s = rows.link_a[mine], rows.link_b[mine], rows.channels[mine], rows.slot[mine]
             if train >= 0:
                 if hop == trains[train, 0]:
                     when[train], since[train] = begin, waited
                     behind[train], front[a // 2] = front[a // 2], train
-                if settle_port(a // 2, event, rows, trains, state, link_free, times, longest_waiting) != train:
-                    size = push_event(heap, size, last_event(train, trains, piece, when, since, rows.busy))
+                if settle_port(a // 2, event, hops, trains, state, link_free, times, longest_waiting) != train:
+                    size = push_event(heap, size, last_event(train, trains, piece, when, since, hops))
                     continue
                 leave_port(a // 2, train, front, behind)
                 begin = start[hop]
             else:
                 for link in (a, b):
                     if link >= 0 and front[link // 2] >= 0:
-                        settle_port(link // 2, event, rows, trains, state, link_free, times, longest_waiting)
+                        settle_port(link // 2, event, hops, trains, state, link_free, times, longest_waiting)
                 both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
                 if both > begin:  # asks again when both are free; others may go first
                     size = push_event(heap, size, (both, waited, hop))
                     continue
                 start[hop] = begin
-                release[hop] = begin + rows.busy[hop]
-                done[hop] = release[hop] + rows.latency[hop]
+                release[hop] = begin + rows.busy[mine]
+                done[hop] = release[hop] + rows.latency[mine]
                 for link in (a, b):
                     if link >= 0:
                         take(link_free, link, k, s, release[hop])
-            take(queue_free, rows.queue_a[hop], k, s, release[hop])
+            take(queue_free, rows.queue_a[mine], k, s, release[hop])
             if b >= 0:
-                take(queue_free, rows.queue_b[hop], k, s, release[hop])
-        size = _let_go(hop, begin, rows, following, flow, queue_free, heap, size)
+                take(queue_free, rows.queue_b[mine], k, s, release[hop])
+        size = _let_go(hop, begin, hops, following, flow, queue_free, heap, size)
         if left > 0 and watched[hop]:
             left -= 1
             if left == 0:

@@ -11,9 +11,9 @@ Narrow = NDArray[np.int32]
 Bytes = NDArray[np.int8]
 
 
-class ProgramHops(NamedTuple):
-    """Columns of the hops of a program: as those of zbench.simulator.hops and zbench.simulator.hop_graph. owner: the
-    instance of each."""
+class HopRows(NamedTuple):
+    """Columns of the hops of a step's variants, of which a program has each as often as it has instances of one: as
+    those of zbench.simulator.hops and zbench.simulator.hop_graph."""
 
     queue_a: Narrow
     queue_b: Narrow
@@ -24,14 +24,14 @@ class ProgramHops(NamedTuple):
     slot: Bytes
     busy: Floats
     latency: Floats
-    owner: Narrow
 
-    @staticmethod
-    def empty(count: int) -> "ProgramHops":
-        """Returns columns of so many hops, to be filled."""
-        a, b, c, d, owner = (np.empty(count, np.int32) for _ in range(5))
-        link_class, channels, slot = (np.empty(count, np.int8) for _ in range(3))
-        return ProgramHops(a, b, c, d, link_class, channels, slot, np.empty(count), np.empty(count), owner)
+
+class ProgramHops(NamedTuple):
+    """The hops of a program. row: of each, its place in `rows`. rows: few, so that a clock has them at hand whichever
+    hop is next."""
+
+    row: Narrow
+    rows: HopRows
 
 
 class NarrowFollowers(NamedTuple):

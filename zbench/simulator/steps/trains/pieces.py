@@ -9,7 +9,7 @@ _SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers come
 
 
 @nb.njit(**IN_PLACE)
-def settle_port(port, event, rows, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
+def settle_port(port, event, hops, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
     """Plays the pieces of a port's trains that are served before an event; returns the train that ended, or -1.
 
     state: on each port the first train under way, of each train the next one there, the next piece, when it can begin
@@ -17,6 +17,7 @@ def settle_port(port, event, rows, trains, state, links, times, longest_waiting)
     """
     front, behind, piece, when, since = state
     start, release, done = times
+    row, rows = hops
     while True:
         best, hop = -1, -1
         one = front[port]
@@ -27,14 +28,15 @@ def settle_port(port, event, rows, trains, state, links, times, longest_waiting)
             one = behind[one]
         if best < 0 or not comes_before((when[best], since[best], hop), event):
             return -1
-        a, b, k = rows.link_a[hop], rows.link_b[hop], rows.channels[hop]
+        mine = row[hop]
+        a, b, k = rows.link_a[mine], rows.link_b[mine], rows.channels[mine]
         both = max(links[a, k - 1], links[b, k - 1])
         if both > when[best]:
             when[best] = both
             continue
         start[hop] = when[best]
-        release[hop] = start[hop] + rows.busy[hop]
-        done[hop] = release[hop] + rows.latency[hop]
+        release[hop] = start[hop] + rows.busy[mine]
+        done[hop] = release[hop] + rows.latency[mine]
         for channel in range(k):
             links[a, channel] = release[hop]
             links[b, channel] = release[hop]
@@ -58,15 +60,16 @@ def leave_port(port, train, front, behind):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**IN_PLACE)
-def last_event(train, trains, piece, when, since, busy):  # type: ignore[no-untyped-def]
+def last_event(train, trains, piece, when, since, hops):  # type: ignore[no-untyped-def]
     """Returns the event of a train's last piece: as it is, or for the soonest that it can be."""
     first, stride, count = trains[train]
     hop = first + (count - 1) * stride
     left = count - 1 - piece[train]
     if left == 0:
         return when[train], since[train], hop
-    least = min(busy[first], busy[hop])
+    row, busy = hops.row, hops.rows.busy
+    least = min(busy[row[first]], busy[row[hop]])
     for at in range(count - left - 1, count - 1):
-        least = min(least, busy[first + at * stride])
+        least = min(least, busy[row[first + at * stride]])
     soonest = (when[train] + left * least) * _SOONER
     return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
