@@ -186,9 +186,9 @@ class Hydraulis:
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
         """Returns the seconds of the whole step with a strategy, without a change: its slowest pipeline, and the
-        collectives and optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens,
-        total: [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise
-        with what it played."""
+        collectives and optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is
+        fixed. tokens, total: [num_pipelines], total in seconds with what is fixed and bubbles.
+        zbench.simulator.simulate does likewise with what it played."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
