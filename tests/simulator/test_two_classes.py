@@ -7,8 +7,8 @@ bit, but for a group's memory, which is told of one GPU since and of the group b
 changed since (both of hybrid data parallelism) and later ones have none. A change of links, queues, clock or planners'
 estimates must not touch them; one of a system's planner or of the cost model's formulas does, and says so here.
 So did the rule that a next layer hides what is still being sent: exposed seconds are of that change, at which every
-other number was the same. nodewise's are of plans that are compared beside gathers and reductions, hydraulis' of strategies that are charged the
-change from pipelines that fill a node.
+other number was the same. nodewise's are of plans that are compared beside gathers and reductions, hydraulis' of
+strategies that are charged the change from pipelines that fill a node.
 """
 
 import hashlib

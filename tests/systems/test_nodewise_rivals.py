@@ -17,8 +17,8 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.run.target import make_model
+from zbench.simulator.changes import ChangePrices
 from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.steps.changes import ChangePrices
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise.planner import Nodewise

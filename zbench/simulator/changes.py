@@ -40,16 +40,16 @@ class TensorLine(NamedTuple):
 
 
 class Intervals(NamedTuple):
-    """Who has what of a line. edges: int64 [intervals + 1]; pipeline, gpu: int64 [copies, intervals], of every copy its
-    pipeline, and the GPU if it is on the first stage."""
+    """The pieces of a line that GPUs have. edges: int64 [intervals + 1]; pipeline, gpu: int64 [copies, intervals], of
+    every copy its pipeline, and the GPU if it is on the first stage."""
 
     edges: Ints
     pipeline: Ints
     gpu: Ints
 
 
-class Messages(NamedTuple):
-    """What moves, in order, int64 [messages] each. size: bytes."""
+class ChangeMessages(NamedTuple):
+    """The messages of a change, in order, int64 [messages] each. size: bytes."""
 
     src: Ints
     dst: Ints
@@ -119,7 +119,7 @@ class ChangePrices:
             self.known[before, after] = _played(self.moves(before, after), self.cost)
         return self.known[before, after]
 
-    def moves(self, before: Layout, after: Layout) -> Messages:
+    def moves(self, before: Layout, after: Layout) -> ChangeMessages:
         """Returns the messages of a change."""
         one, other = (_Strategy.of(layout, self.cost) for layout in (before, after))
         model, ranks = self.cost.model, self.cost.cluster.num_ranks
@@ -130,7 +130,7 @@ class ChangePrices:
             for starts, count in _places(one, other, line.stages, model.num_layers):
                 sent = _sent(*both, starts, ranks)
                 found.append(sent._replace(size=unit * count * sent.size))
-        return Messages(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        return ChangeMessages(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
 def _lines(model: Model) -> list[TensorLine]:
@@ -156,7 +156,7 @@ def _places(one: _Strategy, other: _Strategy, stages: str, layers: int) -> list[
     return list(alike.values())
 
 
-def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: int) -> Messages:
+def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: int) -> ChangeMessages:
     """Returns the messages of a line, in turns: first those to the next GPU, then those to the one after that. size: of
     elements. Of several copies GPU p asks number p, counted round."""
     edges = np.union1d(has.edges, wants.edges)
@@ -170,10 +170,10 @@ def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: in
     size = np.bincount((asked * ranks + dst)[lacks], np.broadcast_to(np.diff(edges), dst.shape)[lacks], ranks * ranks)
     src, dst = np.divmod(np.flatnonzero(size), ranks)
     order = np.lexsort((src, (dst - src) % ranks))
-    return Messages(src[order], dst[order], size[src * ranks + dst][order].astype(np.int64))
+    return ChangeMessages(src[order], dst[order], size[src * ranks + dst][order].astype(np.int64))
 
 
-def _played(moves: Messages, cost: Cost) -> float:
+def _played(moves: ChangeMessages, cost: Cost) -> float:
     """Returns the seconds of messages on their links, each GPU's in order."""
     count, cluster = len(moves.src), cost.cluster
     if not count:
