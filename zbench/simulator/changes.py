@@ -167,10 +167,11 @@ def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: in
     dst = (wants.gpu + starts[1][wants.pipeline])[:, there]
     asked = np.take_along_axis(src, dst % len(src), axis=0)
     lacks = (src[:, None] != dst).all(axis=0)
-    size = np.bincount((asked * ranks + dst)[lacks], np.broadcast_to(np.diff(edges), dst.shape)[lacks], ranks * ranks)
-    src, dst = np.divmod(np.flatnonzero(size), ranks)
+    pairs, which = np.unique((asked * ranks + dst)[lacks], return_inverse=True)
+    size = np.bincount(which, np.broadcast_to(np.diff(edges), dst.shape)[lacks], len(pairs)).astype(np.int64)
+    src, dst = np.divmod(pairs, ranks)
     order = np.lexsort((src, (dst - src) % ranks))
-    return ChangeMessages(src[order], dst[order], size[src * ranks + dst][order].astype(np.int64))
+    return ChangeMessages(src[order], dst[order], size[order])
 
 
 def _played(moves: ChangeMessages, cost: Cost) -> float:
