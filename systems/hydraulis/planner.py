@@ -9,7 +9,7 @@ Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/H
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -25,8 +25,9 @@ from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
-from zbench.plans.pipelines import Pipelines
+from zbench.plans.pipelines import Layout, Pipelines
 from zbench.plans.plan import Ints, Plan
+from zbench.simulator.changes import ChangePrices
 from zbench.simulator.pipelined import shared_seconds
 from zbench.systems.flexsp.cost import group_degrees
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
@@ -42,13 +43,19 @@ COMPARED = 3  # of those, how many are tried with all
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedStrategy:
     """A strategy with its batch. pipeline, micro: int64 [n], of every sequence. seconds: of the slowest pipeline;
-    step_seconds: of the step, with parameters, gradients and, of several kinds of pipelines, their change."""
+    step_seconds: of the step, with parameters and gradients; change: of what moves before it."""
 
     copies: Ints
     pipeline: Ints
     micro: Ints
     seconds: float
     step_seconds: float
+    change: float = 0.0
+
+    @property
+    def price(self) -> float:
+        """The seconds that whole steps are compared by."""
+        return self.step_seconds + self.change
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,8 @@ class Hydraulis:
     "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
     pack of the last two, at most; None: what a pipeline holds. context_limit: the workload's; with the first two ways
     pack_tokens is nothing else. dispatch_orders: in which sequences are dealt.
-    compare_whole_steps: strategies are compared by the whole step, in which pipelines of several kinds, which are
-    others for every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest
-    pipeline, the paper's objective.
+    compare_whole_steps: strategies are compared by the whole step and the change from `usual`, as near which strategies
+    are near each other, whatever the step before had; off: by the slowest pipeline, the paper's objective.
 
     Raises:
         ValueError: dispatch_orders or pack_tokens is not a whole number of at least 1, compare_whole_steps not true or
@@ -85,6 +91,8 @@ class Hydraulis:
     compare_whole_steps: bool = True
     context_limit: int | None = None
     objective: Schemes = field(init=False, repr=False)
+    prices: ChangePrices = field(init=False, repr=False, compare=False)
+    usual: Layout = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_whole_number("system.dispatch_orders", self.dispatch_orders, 1)
@@ -105,6 +113,16 @@ class Hydraulis:
                 "it takes one pair, or null for the fastest kind of every batch"
             )
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
+        object.__setattr__(self, "prices", ChangePrices(self.cost))
+        object.__setattr__(self, "usual", self._usual())
+
+    def _usual(self) -> Layout:
+        """Returns the layout of pipelines of one kind that fill a node, or as much of one as any kind does: what moves
+        between two strategies near it moves inside nodes."""
+        of, ranks = self.objective, self.cost.cluster.num_ranks
+        inside = np.where(of.size <= self.cost.cluster.gpus_per_node, of.size, 0)
+        kind = int(np.lexsort((of.tp, inside if inside.any() else -of.size))[-1])
+        return _grouped(np.where(np.arange(len(of)) == kind, ranks // of.size, 0), of).layout
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns as many plans as the pipeline with most micro-batches has; one with fewer is idle in the first
@@ -125,6 +143,7 @@ class Hydraulis:
         found = self.best_strategy(proposed, given)
         notes: dict[str, float | str] = {"strategy": _told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
+        notes["change_seconds"] = found.change
         return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
 
     def _roomiest(self, proposed: list[Strategy], given: SchemeSequences) -> tuple[list[Strategy], int]:
@@ -140,13 +159,22 @@ class Hydraulis:
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
         # One order of dispatch for each at first, then all orders for the best few.
-        tried = sorted((self.assign(one.copies, given, 1) for one in first), key=self._price)
-        tried = tried[:COMPARED]
+        tried = [self.assign(one.copies, given, 1) for one in first]
+        tried = self._cheapest(tried, COMPARED)
         again = [self.assign(one.copies, given, self.dispatch_orders) for one in tried]
-        return min([*again, *tried], key=self._price)
+        return self._cheapest([*again, *tried], 1)[0]
 
-    def _price(self, found: PlannedStrategy) -> float:
-        return found.step_seconds if self.compare_whole_steps else found.seconds
+    def _cheapest(self, tried: list[PlannedStrategy], most: int) -> list[PlannedStrategy]:
+        """Returns the best candidates, at most so many; changes are priced of those alone that may be among them."""
+        if not self.compare_whole_steps:
+            return sorted(tried, key=lambda one: one.seconds)[:most]
+        best: list[PlannedStrategy] = []
+        for one in sorted(tried, key=lambda one: one.step_seconds):
+            if len(best) == most and best[-1].price <= one.step_seconds:
+                break
+            change = self.prices.seconds(self.usual, _grouped(one.copies, self.objective).layout)
+            best = sorted([*best, replace(one, change=change)], key=lambda one: one.price)[:most]
+        return best
 
     def assign(self, copies: Ints, given: SchemeSequences, trials: int) -> PlannedStrategy:
         """Deals and packs the sequences for `copies` pipelines of each scheme, in the best of `trials` orders."""
@@ -157,10 +185,10 @@ class Hydraulis:
         return PlannedStrategy(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
-        """Returns the seconds of the whole step with a strategy: its slowest pipeline, and the collectives and
-        optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens,
-        total: [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise
-        with what it played."""
+        """Returns the seconds of the whole step with a strategy, without a change: its slowest pipeline, and the
+        collectives and optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is
+        fixed. tokens, total: [num_pipelines], total in seconds with what is fixed and bubbles.
+        zbench.simulator.simulate does likewise with what it played."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
@@ -168,7 +196,7 @@ class Hydraulis:
         passes = sharing.of.passes
         times = (first / passes, busy - last * (passes - 1) / passes, busy)
         nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
-        return busy + shared_seconds(sharing, times, nic, int((copies > 0).sum()) > 1) + cost.optimizer_seconds()
+        return busy + shared_seconds(sharing, times, nic, False) + cost.optimizer_seconds()
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]

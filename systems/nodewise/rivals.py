@@ -4,18 +4,21 @@ nodewise shares heads inside nodes and keys between them. Where networks are nar
 or keeping sequences where they are, may be sooner done, and other systems have such plans. They are planned and played
 as a whole training step, parameters and gradients included, only where nodewise's own step is far from the ceiling:
 what is between ceiling and bound, gathers and reductions take of any plan like these. Of pipelines they take less, as
-these keep a step's parameters; so where that is much, pipelines are planned and played, too.
+these keep a step's parameters. But from other plans to pipelines all parameters and optimizer state move, which takes
+as long as a step where networks are narrow, and a planner sees one batch: so what a network usually has is a matter of
+the network, and a batch is planned otherwise only where it gains the way there and back.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from zbench.cost.bound import bound_seconds, ceiling_seconds
+import numpy as np
+
+from zbench.cost.bound import ceiling_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulator.simulate import SimulatedAttention, programs
 from zbench.systems.common.mesh_groups import Method
@@ -30,8 +33,9 @@ from zbench.systems.zeppelin.planner import Zeppelin
 Plans = tuple[Plan, ...]
 # Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
 NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
-SHARING = 0.95  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
-CLEARLY = 0.95  # of own seconds: pipelines that need more are not worth a change of layout now and then (a guess)
+# Linear modules' seconds over those of gathers and reductions. Below it a network is one of pipelines: a judgement, by
+# the mean of eight batches in 30 cells (docs/planner.md); lengths have no part in it, so that batches agree.
+COVERED = 0.5
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 
 
@@ -41,6 +45,7 @@ class Rivals:
 
     cost: Cost
     made: dict[str, System] = field(default_factory=dict, repr=False)
+    made_pipelines: Hydraulis | None = field(default=None, repr=False)
 
     def fastest(self, own: Plans, batch: Batch, predicted: float | None) -> Plans:
         """Returns `own`, or what a simpler system plans where a step of that takes less and fits memory.
@@ -52,30 +57,35 @@ class Rivals:
         if self.cost.cluster.num_ranks > MOST_RANKS:
             return own
         step = self._step_seconds(own, batch, predicted)
-        asked = (_plan_below(rival, batch, predicted) for rival in self.asked(*shares(batch, step, self.cost)))
-        found = [plans for plans in asked if plans is not None and self._may_win(plans, own, batch)]
-        return min((own, *found), key=lambda plans: self._judged(plans, own, batch)) if found else own
+        asked = (_plan_below(rival, batch, predicted) for rival in self.asked(nearness(batch, step, self.cost)))
+        found = [plans for plans in asked if plans is not None]
+        even = min((own, *found), key=lambda plans: self._judged(plans, batch)) if found else own
+        return self._of_network(even, batch)
 
-    def _may_win(self, plans: Plans, own: Plans, batch: Batch) -> bool:
-        """Whether plans are to be compared: of pipelines those that are ahead by attention's clock alone, which has no
-        gathers beside messages, as what tells of `own` has."""
-        if plans[0].pipelines is None:
-            return True
-        mine = SimulatedAttention(self.cost).step(batch, own).seconds
-        return self._judged(plans, own, batch)[1] < mine
+    def _of_network(self, even: Plans, batch: Batch) -> Plans:
+        """Returns pipelines where the network is one of these, unless a step of `even` shards and the way there and
+        back take less. Both are told by attention's clock, which has no gathers beside messages."""
+        if not self.cost.pipelines or covered(batch, self.cost) >= COVERED:
+            return even
+        system = self.pipelines()
+        plans, executor = system.plan(batch), SimulatedAttention(self.cost)
+        other = executor.step(batch, even)
+        executor.start()
+        one = executor.step(batch, plans)
+        change, layout = system.prices.seconds, plans[0].pipelines.layout if plans[0].pipelines else ()
+        seconds = one.seconds + change(system.usual, layout)
+        leaving = other.seconds + change(system.usual, ()) + change((), system.usual)
+        return plans if (one.out_of_memory, seconds) < (other.out_of_memory, leaving) else even
 
-    def _judged(self, plans: Plans, own: Plans, batch: Batch) -> tuple[bool, float]:
-        """Whether plans need more memory than there is, and the seconds that count for their step. Pipelines, and all
-        with stages, are played by attention's clock; pipelines with the change from `own`."""
-        if plans[0].pipelines is None and self.cost.pp == 1:
+    def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
+        """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are played by
+        attention's clock."""
+        if self.cost.pp == 1:
             need = max(need_bytes(plan, self.cost) for plan in plans)
             layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
             return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
-        executor = SimulatedAttention(self.cost)
-        if plans[0].pipelines is not None:
-            executor.step(batch, own)
-        result = executor.step(batch, plans)
-        return result.out_of_memory, step_seconds(plans, result)
+        result = SimulatedAttention(self.cost).step(batch, plans)
+        return result.out_of_memory, result.seconds
 
     def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
@@ -84,8 +94,8 @@ class Rivals:
             return SimulatedAttention(self.cost).step(batch, own).seconds
         return predicted_seconds(own, predicted, self.cost)
 
-    def asked(self, near: float, kept: float) -> Iterator[System]:
-        """Makes the systems that may be faster than a step with these `shares`: (near, kept)."""
+    def asked(self, near: float) -> Iterator[System]:
+        """Makes the systems that may be faster than a step so near the ceiling."""
         if near < NEAR:
             yield self._system("zeppelin", Zeppelin)
         if near < FAR:
@@ -93,8 +103,12 @@ class Rivals:
             yield self._system("loongtrain", LoongTrain)
             yield self._system("all-to-alls", lambda cost: _inside(cost, "ulysses"))
             yield self._system("rings", lambda cost: _inside(cost, "ring"))
-        if kept < SHARING and self.cost.pipelines:
-            yield self._system("hydraulis", Hydraulis)
+
+    def pipelines(self) -> Hydraulis:
+        """Makes the system whose plans are pipelines."""
+        if self.made_pipelines is None:
+            self.made_pipelines = Hydraulis(self.cost)
+        return self.made_pipelines
 
     def _system(self, name: str, make: Callable[[Cost], System]) -> System:
         if name not in self.made:
@@ -115,24 +129,18 @@ def predicted_seconds(plans: Plans, layer: float, cost: Cost) -> float:
     return cost.layers * layer + head + cost.optimizer_seconds()
 
 
-def shares(batch: Batch, step: float, cost: Cost) -> tuple[float, float]:
-    """Returns how near the ceiling a step of `step` seconds is, and how near the bound the ceiling is."""
-    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
-    return ceiling / step, bound_seconds(batch, cost) / ceiling
+def nearness(batch: Batch, step: float, cost: Cost) -> float:
+    """Returns the ceiling over a step of `step` seconds."""
+    return ceiling_seconds(batch, cost, Collectives.of(cost)) / step
+
+
+def covered(batch: Batch, cost: Cost) -> float:
+    """Returns the seconds of a batch's linear modules over those of the gathers and reductions of a micro-batch."""
+    of, tokens = Collectives.of(cost), np.array([batch.num_tokens / cost.cluster.num_ranks])
+    moving = of.gather * (of.every_step + of.every_micro_batch) + of.reduce
+    return float(cost.linear_seconds(tokens)[0]) * cost.layers * of.passes / moving if moving else np.inf
 
 
 def _inside(cost: Cost, method: Method) -> Mesh:
     """A mesh whose groups are nodes."""
     return Mesh(cost, method, cost.cluster.gpus_per_node, "balanced")
-
-
-def step_seconds(plans: Plans, result: StepResult) -> float:
-    """Returns the seconds that count for a step.
-
-    Pipelines of several kinds are others for every batch and pay for the change; of one kind they may be where they
-    were, which a planner does not know, and have to be clearly faster.
-    """
-    of = plans[0].pipelines
-    if of is None or len(set(zip(of.tp.tolist(), of.pp.tolist(), strict=True))) > 1:
-        return result.seconds
-    return (result.seconds - result.phases["switch"]) / CLEARLY

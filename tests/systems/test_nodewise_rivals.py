@@ -16,14 +16,13 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.plans.pipelines import Pipelines
 from zbench.run.target import make_model
+from zbench.simulator.changes import ChangePrices
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
-from zbench.systems.nodewise import rivals as nodewise_rivals
 from zbench.systems.nodewise.planner import Nodewise
-from zbench.systems.nodewise.rivals import FAR, MOST_RANKS, NEAR, SHARING, Rivals
+from zbench.systems.nodewise.rivals import COVERED, FAR, MOST_RANKS, NEAR, Rivals, covered
 from zbench.systems.zeppelin.planner import Zeppelin
 
 
@@ -62,10 +61,12 @@ def test_no_simpler_system_is_faster_on_a_narrow_network(wide: Cost, nodes: int,
     cost = network(wide, nodes, nics, gbit)
     batch = drawn(cost, seed=nodes)
     alone = seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
-    simpler = {type(one).__name__: seconds(one, batch, cost) for one in Rivals(cost).asked(0.0, 0.0)}
-    assert len(simpler) == 5  # two of them meshes
+    simpler = {type(one).__name__: seconds(one, batch, cost) for one in Rivals(cost).asked(0.0)}
+    assert len(simpler) == 4  # two of them meshes
     mine = seconds(Nodewise(cost), batch, cost)
-    assert mine == min(alone, *simpler.values())
+    of_pipelines = covered(batch, cost) < COVERED
+    assert of_pipelines == (nics * gbit <= 400)
+    assert mine == (seconds(Hydraulis(cost), batch, cost) if of_pipelines else min(alone, *simpler.values()))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -92,23 +93,30 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
-def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipelines of several kinds pay in every step; others have to be clearly faster."""
-    cost = network(wide, 2, 2, 160)
-    batch, made = (
-        Batch(np.array([32_768, *[1024] * 32]), 0, 0),
-        Rivals(cost, {"x": Hydraulis(cost, tp_pp_pairs=[[8, 1]])}),
-    )
-    own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), made.made["x"].plan(batch)
-    executor = SimulatedAttention(cost)
-    mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
-    assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
-    monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))
-    for clearly, taken in ((1.0, True), (0.5, False)):
-        monkeypatch.setattr(nodewise_rivals, "CLEARLY", clearly)
-        assert (made.fastest(own, batch, None)[0].pipelines is not None) == taken
-    kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
-    assert nodewise_rivals.step_seconds((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
+def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network of pipelines these stay where other plans are faster by less than parameters and state take."""
+    cost = network(wide, 2, 2, 200)
+    batch = Batch(np.array([65_536]), 0, 0)
+    rivals = Rivals(cost)
+    own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), rivals.pipelines().plan(batch)
+    clock = SimulatedAttention(cost)
+    mine, other = clock.step(batch, own).seconds, SimulatedAttention(cost).step(batch, pipelines).seconds
+    system = rivals.pipelines()
+    way = system.prices.seconds(system.usual, ()) + system.prices.seconds((), system.usual)
+    assert mine < other < mine + way
+    assert covered(batch, cost) < COVERED
+    assert rivals.fastest(own, batch, None)[0].pipelines is not None
+    for seconds_of_way, taken in ((other - mine + 0.01, True), (other - mine - 0.01, False)):
+        monkeypatch.setattr(ChangePrices, "seconds", lambda self, one, two, way=seconds_of_way: way / 2 * (one != two))
+        assert (rivals.fastest(own, batch, None)[0].pipelines is not None) == taken
+
+
+def test_lengths_have_no_part_in_what_a_network_is_one_of(wide: Cost) -> None:
+    cost = network(wide, 4, 2, 200)
+    tokens = 4096 * cost.cluster.num_ranks
+    short, long = (covered(Batch(np.full(tokens // one, one), 0, 0), cost) for one in (512, 65_536))
+    assert short == long < COVERED < covered(Batch(np.array([tokens]), 0, 0), network(wide, 4, 8, 400))
+    assert covered(Batch(np.array([8]), 0, 0), small(1, 1, H100)) == np.inf
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -137,9 +145,7 @@ def test_more_nics_or_bandwidth_never_make_it_slower(seed: int, sharding: str, t
 
 def test_near_the_ceiling_and_on_many_ranks_nobody_else_plans(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Rivals(wide).asked
-    assert [len(list(asked(near, 1.0))) for near in (1.0, NEAR, NEAR - 0.01, FAR, FAR - 0.01)] == [0, 0, 1, 1, 5]
-    assert [len(list(asked(1.0, kept))) for kept in (SHARING, SHARING - 0.01)] == [0, 1]
-    assert not list(Rivals(replace(wide, pipelines=False)).asked(1.0, 0.0))
+    assert [len(list(asked(near))) for near in (1.0, NEAR, NEAR - 0.01, FAR, FAR - 0.01)] == [0, 0, 1, 1, 5]
     many = network(wide, MOST_RANKS // 8 + 1, 8, 400)
     monkeypatch.setattr(Rivals, "asked", lambda *_: pytest.fail("rivals were asked"))
     batch = Batch(np.full(many.cluster.num_ranks, 512, np.int64), 0, 0)
@@ -148,4 +154,5 @@ def test_near_the_ceiling_and_on_many_ranks_nobody_else_plans(wide: Cost, monkey
 
 def test_rivals_are_made_once(wide: Cost) -> None:
     rivals = Rivals(wide)
-    assert [one is other for one, other in zip(rivals.asked(0, 0), rivals.asked(0, 0), strict=True)] == [True] * 6
+    assert [one is other for one, other in zip(rivals.asked(0), rivals.asked(0), strict=True)] == [True] * 5
+    assert rivals.pipelines() is rivals.pipelines()

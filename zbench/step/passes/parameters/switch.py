@@ -66,7 +66,8 @@ def _sends(change: ElementMoves) -> list[tuple[tuple[int, int], Ints]]:
         asked = change.has[:, pieces] & (number[:, pieces] == gpu % copies[pieces])
         source = asked.argmax(axis=0)
         found += [((src, gpu), pieces[source == src]) for src in np.unique(source).tolist()]
-    return sorted(found, key=lambda one: one[0])
+    gpus = len(change.has)
+    return sorted(found, key=lambda one: ((one[0][1] - one[0][0]) % gpus, one[0][0]))
 
 
 def flagged_items(lists: ListTable, index: str, what: int, flags: np.ndarray) -> list[list[int]]:
