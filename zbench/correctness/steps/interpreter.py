@@ -145,12 +145,14 @@ class StepInterpreter:
                 first, second = where[a], where[b]
                 if a == b:
                     continue
+                coded = self.step.encodings[op[10]] if op[10] >= 0 else None
                 if kind in (SEND, GATHER):
                     self._copy(held, key, (first, second, cell), layout.tensors[what].nature == "state")
+                    held[second, cell] = after_transfer(held[second, cell], coded)
                 elif kind == MOVE:
-                    add_value(held, key[0], (second, cell), self._take(held, key, first, cell))
+                    add_value(held, key[0], (second, cell), after_transfer(self._take(held, key, first, cell), coded))
                 elif (second, cell) in held:  # a reduction: from a member to the home
-                    add_value(held, key[0], (first, cell), held.pop((second, cell)))
+                    add_value(held, key[0], (first, cell), after_transfer(held.pop((second, cell)), coded))
         return {key}
 
     def _take(self, held: dict[tuple[int, Cell], Any], key: tuple[str, int, int], place: int, cell: Cell) -> Any:
