@@ -14,6 +14,7 @@ SCALE_BYTES = 4  # of a block: a float32, as deepspeed's quantizer has them
 BLOCK = 4096  # the best number of values a scale, as deepspeed 0.19.8 says beside its own (partition_parameters.py)
 MOST_BLOCK = 2**30
 KINDS = ("weights", "secondary", "gradients", "updates")
+PARAMETER_KINDS = ("weights", "secondary", "updates")
 FEW = (4, 8)
 
 
@@ -68,8 +69,3 @@ PLAIN = TransferBits()
 def largest_code(bits: int) -> int:
     """Returns the largest whole number that a value of so many bits is; the smallest is its negative."""
     return 2 ** (bits - 1) - 1
-
-
-def packed_bytes(values: int, bits: int, block: int) -> int:
-    """Returns the bytes of so many values in blocks, with their scales."""
-    return -(-values * bits // 8) + SCALE_BYTES * -(-values // block)

@@ -50,13 +50,17 @@ def dense_step(
     """Returns a step of whole sequences; arguments as of zbench.runtime.stepping.dense.dense_gradients."""
     num_tokens = sum(len(one) for one in sequences)
     found = dense_gradients(model, weights, sequences, routes)
-    after = {
-        name: _updated(value, found.gradients[name] / num_tokens)
+    return DenseStep(found.loss, found.gradients, updated(weights, found.gradients, num_tokens))
+
+
+def updated(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], num_tokens: int) -> dict[str, Tensor]:
+    """Returns parameters after one update. gradients: of the sum over all tokens."""
+    return {
+        name: _updated(value, gradients[name] / num_tokens)
         if name in OUTSIDE
-        else torch.stack([_updated(*one) for one in zip(value, found.gradients[name] / num_tokens, strict=True)])
+        else torch.stack([_updated(*one) for one in zip(value, gradients[name] / num_tokens, strict=True)])
         for name, value in weights.items()
     }
-    return DenseStep(found.loss, found.gradients, after)
 
 
 def _updated(value: Tensor, gradient: Tensor) -> Tensor:

@@ -202,9 +202,7 @@ class BatchTemplates:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
         return tuple(layers) if (self._gathers_layers if forward else self.parameters.of.gathered) else ()
 
-    def _weights(
-        self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False
-    ) -> Rows:
+    def _weights(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False) -> Rows:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered, or held by a degree
         alone. back: gathered for a backward."""
         found = []

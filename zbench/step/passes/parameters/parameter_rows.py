@@ -179,9 +179,7 @@ class ParameterRows:
         """Returns the entries of a parameter between steps."""
         return self.held(weight, weight, self.of.degrees.optimizer, layer, version)
 
-    def gathers(
-        self, weights: tuple[str, ...], degree: int, layer: int = 0, backward: bool = False
-    ) -> list[list[int]]:
+    def gathers(self, weights: tuple[str, ...], degree: int, layer: int = 0, backward: bool = False) -> list[list[int]]:
         """Returns gathers of parameters that are held by a degree, to all GPUs that compute with them. backward: for a
         backward."""
         kind = "secondary" if backward else "weights" if self.of.gathered else "updates"
@@ -198,9 +196,7 @@ class ParameterRows:
             found += self._gathers(weights, (finer, other), layer, "updates") if finer != other else []
         return found
 
-    def _gathers(
-        self, weights: tuple[str, ...], levels: tuple[int, int], layer: int, transfer: str
-    ) -> list[list[int]]:
+    def _gathers(self, weights: tuple[str, ...], levels: tuple[int, int], layer: int, transfer: str) -> list[list[int]]:
         return [
             line for weight in weights for line in self.collectives(GATHER, weight, weight, levels, layer, transfer)
         ]
