@@ -62,6 +62,11 @@ class TransferBits:
         bits: int | None = getattr(self, kind)
         return bits
 
+    def value_bytes(self, kind: str, plain: float) -> float:
+        """Returns the bytes of a value in a kind of transfer, its share of a scale included. plain: without bits."""
+        bits = self.of_kind(kind)
+        return plain if bits is None else bits / 8 + SCALE_BYTES / self.block
+
 
 PLAIN = TransferBits()
 
