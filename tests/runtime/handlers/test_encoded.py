@@ -1,4 +1,4 @@
-"""Cells in fewer bits on processes: as one process emulates them, with the bytes of the step, the same bits every time."""
+"""Cells in fewer bits on processes: as one process emulates them, with the bytes of the step, alike every time."""
 
 from collections.abc import Iterator
 
