@@ -189,9 +189,7 @@ class ParameterRows:
         """Returns gathers of parameters that were updated, from where they rest to where they are held in a step; []
         where that is the same, or every GPU has all."""
         degrees, found = self.of.degrees, []
-        levels = [degrees.optimizer, degrees.weights]
-        if degrees.node != WORLD and (levels[0] or self.of.groups) > degrees.node > degrees.weights > WORLD:
-            levels.insert(1, degrees.node)
+        levels = [degrees.optimizer, *self.of.passed_on, degrees.weights]
         for finer, other in pairwise(levels):
             found += self._gathers(weights, (finer, other), layer, "updates") if finer != other else []
         return found

@@ -130,6 +130,13 @@ class ShardedParameters:
         """The degrees, WORLD where they are all groups."""
         return _DEGREES[self.stage] if isinstance(self.stage, str) else self.stage.of_ranks(self.groups)
 
+    @property
+    def passed_on(self) -> list[int]:
+        """The degrees by which updated parameters are held on their way to where a step has them."""
+        degrees = self.degrees
+        between = degrees.node != WORLD and (degrees.optimizer or self.groups) > degrees.node > degrees.weights > WORLD
+        return [degrees.node] if between else []
+
     def reduced_by(self, last: bool) -> list[tuple[int, int]]:
         """Returns the degrees from which and to which gradients are reduced at the end of a micro-batch, one after
         another. last: of all micro-batches."""
