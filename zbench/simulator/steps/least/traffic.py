@@ -105,10 +105,17 @@ class StepTraffic:
         bytes of a value."""
         found = self._traffic(group, 0)
         found = PortSeconds(found.ports, found.latency, found.waited[:, :1])
-        for finer, other, size in levels:
-            level = self._level(group, finer, other, size)
+        for level_of in levels:
+            if (group, *level_of) not in self._known:
+                self._known[group, *level_of] = self._level(group, *level_of)
+            level = self._known[group, *level_of]
             found = found.plus(level) if level.ports.any() else found
         return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int, int, float], PortSeconds]:
+        """The collectives between two degrees that were asked for so far."""
+        return {}
 
     def _level(self, group: str, finer: int, other: int, value_bytes: float) -> PortSeconds:
         """Returns the collectives of every run of GPUs that have all by a degree, among those that have the same part
