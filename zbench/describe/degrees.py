@@ -65,8 +65,8 @@ class ShardDegrees:
                 raise ValueError(f"sharding.degrees.{name} is {way!r}; it takes {FLAT} or {BY_NODE}")
         numbers = [int(given[name]) if is_whole(given[name]) else _WORDS[given[name]] for name in NAMES]
         weights, secondary, gradients, optimizer = numbers
-        ways = [NODE if way == BY_NODE else WORLD for way in hops]
-        found = ShardDegrees(weights, secondary, gradients, optimizer, *ways, TransferBits.of(bits))
+        node, hop = (NODE if way == BY_NODE else WORLD for way in hops)
+        found = ShardDegrees(weights, secondary, gradients, optimizer, node, hop, TransferBits.of(bits))
         found._check_bits()
         return found
 
@@ -127,8 +127,8 @@ class ShardDegrees:
                 f"ranks are not reduced inside it first, so it takes {FLAT}"
             )
         hop = WORLD if hop >= (gradients or ranks) else hop  # one hop reaches all of them
-        *cut, node = (WORLD if degree == ranks > 1 else degree for degree in own[:-1])
-        return ShardDegrees(*cut, node, hop, self.bits)
+        weights, secondary, gradients, optimizer, node = (WORLD if one == ranks > 1 else one for one in own[:-1])
+        return ShardDegrees(weights, secondary, gradients, optimizer, node, hop, self.bits)
 
 
 BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({

@@ -73,4 +73,4 @@ PLAIN = TransferBits()
 
 def largest_code(bits: int) -> int:
     """Returns the largest whole number that a value of so many bits is; the smallest is its negative."""
-    return 2 ** (bits - 1) - 1
+    return (1 << bits - 1) - 1

@@ -37,7 +37,8 @@ def from_memory(name: str, flat: Floats, shape: tuple[int, ...]) -> Floats:
     axes, memory = MEMORY.get(name, ("", ""))
     if not axes:
         return flat.reshape(shape)
-    return np.einsum(f"{memory}->{axes}", flat.reshape([shape[axes.index(axis)] for axis in memory]))
+    lying = flat.reshape([shape[axes.index(axis)] for axis in memory])
+    return np.asarray(np.einsum(f"{memory}->{axes}", lying))
 
 
 def in_memory(name: str, value: Floats) -> Floats:
