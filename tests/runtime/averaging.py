@@ -24,6 +24,12 @@ class PostLocalRank:
         self.rank, self.argument = rank, argument
         rendezvous.open("cpu")
 
+    @staticmethod
+    def prepare() -> None:
+        """Loads, before processes are forked, what each would load: with its optimizers comes torch's compiler."""
+        torch.empty_like(torch.empty(1, device="meta"), device="cpu")
+        from torch.distributed.optim import PostLocalSGDOptimizer  # noqa: F401
+
     def train(self) -> tuple[list[float], dict[str, Tensor]]:
         """Trains; returns the sum of tokens' losses of every step, and the parameters after the last."""
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager

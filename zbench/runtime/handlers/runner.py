@@ -131,8 +131,9 @@ class StepRunner:
         if len(sent) == len(of.pairs(*lists)):
             return EncodedCells(encoding, sent)
         found = EncodedCells.of(of, lists, self._leaving(one, parcel, parts, layer), encoding)
-        for cell, most in found.lost.items() if self.lost is not None else ():
-            self.lost[key[0], key[1], cell] = self.lost.get((key[0], key[1], cell), 0.0) + most
+        if self.lost is not None:
+            for cell, most in found.lost.items():
+                self.lost[key[0], key[1], cell] = self.lost.get((key[0], key[1], cell), 0.0) + most
         return EncodedCells(encoding, {**found.parts, **sent})
 
     def _leaving(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> tuple[Tensor, ...]:
