@@ -92,7 +92,7 @@ class EncodedCells:
 
     @property
     def lost(self) -> dict[Cell, float]:
-        """What a value of each cell has lost, at most: half a scale."""
+        """The most that a value of each cell has lost, half a scale."""
         return {cell: float(scales.max()) / 2 if len(scales) else 0.0 for cell, (scales, _) in self.parts.items()}
 
     def fields(self, given: Format, cells: tuple[Parts, Parts]) -> Fields:
