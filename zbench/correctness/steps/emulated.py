@@ -19,7 +19,8 @@ from zbench.step.layout import StepLayout
 
 
 def emulated_step(case: StepCase, weights: Mapping[str, Tensor]) -> DenseStep:
-    """Returns the loss, gradients and parameters that a case comes to, as zbench.correctness.steps.dense.dense_step does for one without encodings."""
+    """Returns the loss, gradients and parameters that a case comes to, as a dense step does for one without
+    encodings."""
     tokens = [_tokens(one, case) for one in case.tokens]
     given = {name: _as_formulas(name, value.numpy(), back=False) for name, value in weights.items()}
     run = StepInterpreter(case.step, case.model, tokens, given)
