@@ -12,9 +12,11 @@ from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.transfer_bits import TransferBits
 from zbench.simulator.steps.lower import encoding_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.sizes import Sizes
+from zbench.step.byte_law import stated_bytes
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
-from zbench.step.operations import GATHER, REDUCE, operation_row
+from zbench.step.operations import GATHER, QUEUES, REDUCE, operation_row
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Encoding, Items, Step
@@ -92,3 +94,21 @@ def test_seconds_of_encoding(kind: int, moved: float) -> None:
     ops[0, 10] = 0
     found = encoding_seconds(step, (layout, np.arange(16)), ops, np.array([10**9, 10**9]), cost)
     assert found == pytest.approx([moved * 1e9 / cost.cluster.device.copy_bandwidth, 0])
+
+
+def test_the_clock_s_bytes_are_the_law_s() -> None:
+    """Of every gather and reduction what it says times the members but one, which is what they send together."""
+    degrees = ShardDegrees(WORLD, 8, WORLD, WORLD, WORLD, 8, TransferBits(8, 8, 4, block=100))
+    found = planned("zeppelin")[0]
+    step = whole_step(replace(found.model, num_layers=3), found.plans, 1, degrees)
+    told = {"parameters": 0, "gradients": 0}
+    for one in step.order:
+        template, layout = step.templates[one.template], step.layouts[step.templates[one.template].layout]
+        moved = Sizes(layout, template).moved(step.encodings)
+        for op, size in zip(template.operations.table.tolist(), moved.tolist(), strict=True):
+            of_layers = layout.tensors[op[1]].layers == "layer"
+            there = [layer for layer in one.layers if not of_layers or 0 <= layer + op[7] < step.num_layers]
+            if op[0] in (GATHER, REDUCE):
+                told[QUEUES[op[8]]] += size * (len(layout.lists[op[3]]) - 1) * len(there)
+    stated = stated_bytes(step)
+    assert told == {name: sum(of[name][0] for of in stated) for name in told}
