@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.computing import Tokens
-from zbench.correctness.steps.dense import DenseStep, updated
+from zbench.correctness.steps.dense import SMOOTH, DenseStep, updated
 from zbench.correctness.steps.functions import CUT, MEMORY, from_memory
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.describe.arrays import Floats
@@ -35,7 +35,7 @@ def emulated_step(case: StepCase, weights: Mapping[str, Tensor]) -> DenseStep:
             })  # fmt: skip
     summed = {name: torch.from_numpy(_as_formulas(name, value, back=True)) for name, value in gradients.items()}
     total = sum(len(one) for one in case.sequences.values())
-    return DenseStep(float(sum(there["loss", 0, -1].values())), summed, updated(weights, summed, total))
+    return DenseStep(float(sum(there["loss", 0, -1].values())), summed, updated(weights, summed, total, SMOOTH))
 
 
 def _as_formulas(name: str, value: Floats, back: bool) -> Floats:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.correctness.steps.cases import Executed, StepCase
-from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
+from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, dense_step, drawn_weights
 from zbench.correctness.steps.emulated import emulated_step
 from zbench.correctness.steps.peak_store import PeakStore
 from zbench.describe.mask import Mask
@@ -20,7 +20,6 @@ from zbench.runtime.handlers.messages import bytes_by_queue, open_messages
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.runner import StepRunner
-from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -52,7 +51,8 @@ class StepRank:
         weights, wanted = self._reference(case)
         model = case.model
         kernel = choose_kernel("auto", self.device, model.head_dim, DTYPES[model.element_bytes], model.mask)
-        noted = NotedUpdate(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
+        of = SMOOTH if case.step.encodings else USUAL
+        noted = NotedUpdate(AdamWUpdate(of, 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
         messages = open_messages(self.group, one_node, self.device, self.way == "batched")
         runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=PeakStore)
