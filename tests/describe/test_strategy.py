@@ -30,6 +30,7 @@ from zbench.describe.strategy import (
 )
 from zbench.describe.sync import CO2, EVERY_STEP, RoundSync
 from zbench.describe.sync import METHODS as SYNC_METHODS
+from zbench.describe.transfer_bits import TransferBits
 from zbench.run.target import make_model, make_strategy
 
 MEMORIES = {
@@ -58,13 +59,17 @@ OVERLAPS = {
     "megatron_zero1": ("zero1", "all", "end"),
     "megatron_zero1_overlap": ("zero1", 1, "layer"),
 }
-# Degrees by name: of weights, secondary weights, gradients, optimizer state; ranks that updated weights come through.
+# Degrees by name: of weights, secondary weights, gradients, optimizer state; ranks that updated weights come through,
+# and that gradients are reduced among first; bits.
 DEGREES = {
-    "three_level": ShardDegrees(2, 2, NODE, WORLD, NODE),
+    "three_level": ShardDegrees(2, 2, NODE, WORLD, NODE, bits=TransferBits(gradients=4, updates=8)),
     "hsdp": ShardDegrees(NODE, NODE, NODE, NODE),
     "mics": ShardDegrees(2, 2, 2, 2),
     "fsdp2_reshard": ShardDegrees(WORLD, NODE, WORLD, WORLD),
     "hpz": ShardDegrees(WORLD, NODE, WORLD, WORLD),
+    "qwz": ShardDegrees(WORLD, WORLD, WORLD, WORLD, bits=TransferBits(8, 8)),
+    "qgz": ShardDegrees(WORLD, WORLD, WORLD, WORLD, hop=NODE, bits=TransferBits(gradients=4)),
+    "zeropp": ShardDegrees(WORLD, NODE, WORLD, WORLD, hop=NODE, bits=TransferBits(8, 8, 4)),
 }
 
 

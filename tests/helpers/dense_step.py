@@ -31,15 +31,15 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _norm(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    return x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6) * g
+    return x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-5) * g
 
 
 def _turn(x: torch.Tensor) -> torch.Tensor:
     half = x.shape[2] // 2
-    rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    rate = 500_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(len(x), dtype=torch.float64)[:, None, None] * rate
-    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat([pairs.real, pairs.imag], dim=2)
+    pairs = torch.complex(x[..., ::2], x[..., 1::2]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(pairs).flatten(2)
 
 
 def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None) -> torch.Tensor:

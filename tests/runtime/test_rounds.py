@@ -23,6 +23,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.workers import plans_of_worker
 from zbench.runtime.handlers.optimizer import AdamWUpdate
 from zbench.runtime.job.job import AdamW
+from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import TorchWholeStep
 from zbench.runtime.stepping.dense import dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
@@ -30,6 +31,7 @@ from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
+from zbench.workloads.fixed import Fixed
 from zbench.workloads.longtail import Longtail
 
 WORKLOAD = Longtail(1, 120, 2.0, 1.0, 0.3, 16, 0.5, 64, 64)
@@ -147,6 +149,42 @@ def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
     for at, one in enumerate(found):
         assert one.checks["bytes"] >= 0
         assert ("gradients" in one.nic_tx_for) == (at in ends)  # no reduction between nodes but a round's
+
+
+def test_local_sgd_is_torch_s_post_local_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's PostLocalSGDOptimizer with its PeriodicModelAverager, on two processes of as many tokens: losses of every
+    step and all parameters after two rounds and a step."""
+    workload, cost, sync = Fixed(5, 96, 16), cost_of(2, 1, sharding="none"), RoundSync(LOCAL_SGD, 3, "rank")
+    batches = [workload.batch(step) for step in range(7)]
+    system = WorkerPlans(Ring(worker_cost(cost, sync)), 2)
+    every = [[plans_of_worker(system.plan(batch), worker, 1) for worker in range(2)] for batch in batches]
+    parts = [
+        [
+            [one.tolist() for plan in plans for one in sequences(workload, batch, plan.sequences, MODEL.vocab)]
+            for plans in step
+        ]
+        for batch, step in zip(batches, every, strict=True)
+    ]
+    assert [[len(one) for one in step] for step in parts] == [[3, 3]] * 7
+    monkeypatch.setattr("zbench.runtime.step_executor.ROUND_RANK", "tests.runtime.averaging:TellingRank")
+    executor = TorchWholeStep(cost, workload, seed=3, warmup=0, check=("bytes",), sync=sync, optimizer=dict(ADAMW))
+    try:
+        executor.start()
+        losses = [executor.step(batch, system.plan(batch)).loss for batch in batches]
+        assert executor._fleet is not None
+        pieces = executor._fleet.call("pieces")
+    finally:
+        executor.stop()
+    job = (MODEL, begun(), ADAMW, sync.steps, parts)
+    with LocalFleet(2, "tests.runtime.averaging:PostLocalRank", job, timeout=120) as fleet:
+        found = fleet.call("train")
+    assert losses == pytest.approx([sum(step) / 96 for step in zip(*(one for one, _ in found), strict=True)], rel=1e-12)
+    for rank, (_, weights) in enumerate(found):
+        assert len(pieces[rank]) == 3 + 7 * MODEL.num_layers
+        for name, layer, _, _, value in pieces[rank]:
+            wanted = weights[name] if name in OUTSIDE else weights[name][layer]
+            assert torch.allclose(value.reshape(-1), wanted.reshape(-1), rtol=0, atol=1e-12 * float(wanted.abs().max()))
+    assert not torch.equal(found[0][1]["wq"], found[1][1]["wq"])  # they are a step apart from the average
 
 
 @pytest.mark.parametrize("age", [0, 1])

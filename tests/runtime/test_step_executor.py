@@ -15,7 +15,9 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees
 from zbench.describe.strategy import Experts
+from zbench.describe.transfer_bits import TransferBits
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult
@@ -89,6 +91,19 @@ def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) 
     played = Simulated(cost).step(WORKLOAD.batch(0), systems(cost).plan(WORKLOAD.batch(0)))
     for queue in ("attention", "tensor_parallel", "stages"):
         assert found[0].nic_tx_for.get(queue) == played.nic_tx_for.get(queue)
+
+
+def test_gradients_in_fewer_bits_are_within_what_their_transfers_may_lose() -> None:
+    """Of 4 bits, in two hops: the first step's loss is a dense model's, later ones are of other parameters, and no
+    gradient is beyond its bound; twice the same to the bit."""
+    degrees = ShardDegrees(WORLD, WORLD, WORLD, WORLD, hop=NODE, bits=TransferBits(gradients=4, block=16))
+    cost = cost_of(2, 2, sharding=degrees)
+    found, again = (trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS), Ring(cost)) for _ in "12")
+    dense = losses_of_torch()
+    assert found[0].loss == pytest.approx(dense[0], rel=1e-12)
+    assert found[1].loss != pytest.approx(dense[1], rel=1e-6)
+    assert all(one.checks["exact"] < 1e-12 for one in found)
+    assert [one.loss for one in found] == [one.loss for one in again]
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero3"])

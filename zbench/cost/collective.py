@@ -184,9 +184,13 @@ class Collectives:
         """Works out the collectives of degrees: of a micro-batch, those among the ranks of each run. Both gathers of it
         count as their mean. What is over the rest, once a step, is not in it, unless nothing is in every micro-batch.
         """
-        model, cut = cost.model, degrees
-        parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
-        gathers = [cut.weights, cut.secondary] if cut.weights != 1 else [cut.optimizer]
+        model, cut, bits = cost.model, degrees, degrees.bits
+        gradients = bits.value_bytes("gradients", GRADIENT_BYTES) * float(model.total_params)
+        gathers = [(cut.optimizer, "updates")]
+        if cut.weights != 1:
+            gathers = [(cut.weights, "weights"), (cut.secondary, "secondary")]
+        sizes = [bits.value_bytes(kind, model.element_bytes) * float(model.total_params) for _, kind in gathers]
+        runs = [(size, degree) for size, (degree, _) in zip(sizes, gathers, strict=True)]
         reduced = cut.gradients != 1
         halves = 1 if reduced or cut.optimizer != 1 else 2
         among = cut.gradients if reduced else WORLD
@@ -195,11 +199,11 @@ class Collectives:
             passes=4 if model.recompute == "full" else 3,
             every_step=cut.weights != 1 or cut.optimizer != 1,
             every_micro_batch=cut.weights != 1,
-            gather=sum(run_seconds(cost, parameters, one) for one in gathers) / len(gathers),
+            gather=sum(run_seconds(cost, *one) for one in runs) / len(runs),
             reduce=halves * run_seconds(cost, gradients, among),
-            gather_ports=np.mean([run_port_seconds(cost, parameters, one) for one in gathers], axis=0),
+            gather_ports=np.mean([run_port_seconds(cost, *one) for one in runs], axis=0),
             reduce_ports=halves * run_port_seconds(cost, gradients, among),
-            gather_bytes=np.sum([_run_bytes(cost, parameters, one) for one in gathers], axis=0) // len(gathers),
+            gather_bytes=np.sum([_run_bytes(cost, *one) for one in runs], axis=0) // len(runs),
             reduce_bytes=halves * _run_bytes(cost, gradients, among),
             reduced=reduced,
             overlap=model.overlap_collectives,

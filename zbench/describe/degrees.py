@@ -12,11 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import is_whole
+from zbench.describe.transfer_bits import PLAIN, TransferBits
 
 WORLD, NODE = 0, -1  # in place of a number of ranks: all there are, those of a node
 NESTED = "nested"  # in place of a strategy's name
 FLAT, BY_NODE = "flat", "node"
 NAMES = ("weights", "secondary", "gradients", "optimizer")
+HOPS = ("updates", "reductions")  # what may go node by node
 _WORDS = {"node": NODE, "world": WORLD}
 
 
@@ -27,7 +29,9 @@ class ShardDegrees:
     weights: parameters, while a step runs. secondary: what stays of them from a forward for its backward, which is
     gathered among so many. gradients: reduced among so many in every micro-batch, and over the rest once a step.
     optimizer: state, and what of parameters is updated and kept between steps. node: ranks of which the updated
-    parameters reach each run once, and are passed on inside it; WORLD: they come from where they were updated.
+    parameters reach each run once, and are passed on inside it; WORLD: they come from where they were updated. hop:
+    ranks that reduce gradients of a micro-batch among themselves first, and then with others; WORLD: all that have
+    them together at once. bits: of a value in transfers.
     """
 
     weights: int
@@ -35,16 +39,18 @@ class ShardDegrees:
     gradients: int
     optimizer: int
     node: int = WORLD
+    hop: int = WORLD
+    bits: TransferBits = PLAIN
 
     @staticmethod
-    def of(given: Any) -> "ShardDegrees":
-        """Reads degrees by name, as a yaml has them.
+    def of(given: Any, bits: Any = None) -> "ShardDegrees":
+        """Reads degrees by name, and bits, as a yaml has them.
 
         Raises:
-            ValueError: they are something else.
+            ValueError: they are something else, or bits are of a transfer that there is not.
         """
-        if not isinstance(given, Mapping) or set(given) - {*NAMES, "updates"} or set(NAMES) - set(given):
-            wanted = f"{', '.join(NAMES)}, and maybe updates"
+        if not isinstance(given, Mapping) or set(given) - {*NAMES, *HOPS} or set(NAMES) - set(given):
+            wanted = f"{', '.join(NAMES)}, and maybe {' and '.join(HOPS)}"
             word = "null" if given is None else repr(given)
             raise ValueError(f"sharding.degrees is {word}; with sharding.strategy={NESTED} it takes {wanted}")
         for name in NAMES:
@@ -53,16 +59,42 @@ class ShardDegrees:
                     f"sharding.degrees.{name} is {given[name]!r}; it takes a whole number of ranks of at least 1, node "
                     "or world"
                 )
-        updates = given.get("updates", FLAT)
-        if updates not in (FLAT, BY_NODE):
-            raise ValueError(f"sharding.degrees.updates is {updates!r}; it takes {FLAT} or {BY_NODE}")
+        hops = [given.get(name, FLAT) for name in HOPS]
+        for name, way in zip(HOPS, hops, strict=True):
+            if way not in (FLAT, BY_NODE):
+                raise ValueError(f"sharding.degrees.{name} is {way!r}; it takes {FLAT} or {BY_NODE}")
         numbers = [int(given[name]) if is_whole(given[name]) else _WORDS[given[name]] for name in NAMES]
         weights, secondary, gradients, optimizer = numbers
-        return ShardDegrees(weights, secondary, gradients, optimizer, NODE if updates == BY_NODE else WORLD)
+        node, hop = (NODE if way == BY_NODE else WORLD for way in hops)
+        found = ShardDegrees(weights, secondary, gradients, optimizer, node, hop, TransferBits.of(bits))
+        found._check_bits()
+        return found
+
+    def _check_bits(self) -> None:
+        """Raises ValueError where transfers that there are not have bits."""
+        for name, there, why in (
+            ("weights", self.weights != 1, "all ranks have all of them"),
+            ("secondary", self.secondary != 1, "all ranks keep all parameters for a backward"),
+            ("gradients", self.gradients != 1, "no rank has a part of them alone"),
+            ("updates", self.optimizer != self.weights, "parameters are updated where a step has them"),
+        ):
+            if self.bits.of_kind(name) is not None and not there:
+                degree = "optimizer and weights alike" if name == "updates" else f"{name} 1"
+                raise ValueError(
+                    f"sharding.bits.{name} is {self.bits.of_kind(name)}; with sharding.degrees {degree} {why}, so it "
+                    "takes null"
+                )
+        if self.bits.gradients is not None and self.gradients == self.hop == WORLD:
+            raise ValueError(
+                f"sharding.bits.gradients is {self.bits.gradients}; gradients that are reduced over the world take "
+                f"sharding.degrees.reductions={BY_NODE} with it, or what a node's ranks contribute would leave it "
+                "rank by rank"
+            )
 
     def __str__(self) -> str:
         words = {number: word for word, number in _WORDS.items()}
-        return NESTED + ":" + ",".join(words.get(one, str(one)) for one in self.cut)
+        cut = ",".join(words.get(one, str(one)) for one in self.cut)
+        return f"{NESTED}:{cut}" + (f" {self.bits}" if self.bits != PLAIN else "")
 
     @property
     def cut(self) -> tuple[int, int, int, int]:
@@ -75,8 +107,9 @@ class ShardDegrees:
         Raises:
             ValueError: they do not lie in one another.
         """
-        own = [min(ranks_per_node, ranks) if degree == NODE else degree for degree in (*self.cut, self.node)]
-        weights, secondary, gradients, optimizer, node = own
+        every = (*self.cut, self.node, self.hop)
+        own = [min(ranks_per_node, ranks) if degree == NODE else degree for degree in every]
+        weights, secondary, gradients, optimizer, node, hop = own
         order = [("secondary", secondary), ("weights", weights), ("gradients", gradients), ("optimizer", optimizer)]
         for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
             size, above = degree or ranks, wanted or ranks
@@ -88,7 +121,14 @@ class ShardDegrees:
                 f"sharding.degrees.updates is {BY_NODE}, of {node} ranks; parameters cut over {weights or ranks} ranks "
                 f"that come from {optimizer or ranks} are not passed on inside it, so it takes {FLAT}"
             )
-        return ShardDegrees(*(WORLD if degree == ranks > 1 else degree for degree in own))
+        if hop and (gradients or ranks) % hop and hop % (gradients or ranks):
+            raise ValueError(
+                f"sharding.degrees.reductions is {BY_NODE}, of {hop} ranks; gradients cut over {gradients or ranks} "
+                f"ranks are not reduced inside it first, so it takes {FLAT}"
+            )
+        hop = WORLD if hop >= (gradients or ranks) else hop  # one hop reaches all of them
+        weights, secondary, gradients, optimizer, node = (WORLD if one == ranks > 1 else one for one in own[:-1])
+        return ShardDegrees(weights, secondary, gradients, optimizer, node, hop, self.bits)
 
 
 BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({

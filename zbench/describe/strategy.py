@@ -49,28 +49,32 @@ class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
 
     strategy: as zbench.describe.model.Model has it, its sharding; "nested": by degrees, by name, as of
-        zbench.describe.degrees.ShardDegrees, updates "flat" or "node" among them. window, gradient_bucket: what of its
-        gathers and reductions is beside the layers' work, as zbench.describe.overlap.StepOverlap has them.
+        zbench.describe.degrees.ShardDegrees, updates and reductions "flat" or "node" among them. window,
+        gradient_bucket: what of its gathers and reductions is beside the layers' work, as
+        zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by name, as of
+        zbench.describe.transfer_bits.TransferBits.
     """
 
     strategy: str
     window: int | str = 1
     gradient_bucket: int | float | str = LAYER
     degrees: Mapping[str, Any] | None = None
+    bits: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check_choice("sharding.strategy", self.strategy, (*SHARDING, NESTED))
-        if self.degrees is not None and self.strategy != NESTED:
-            raise ValueError(
-                f"sharding.degrees is {dict(self.degrees)}; with sharding.strategy={self.strategy} it takes null, and "
-                f"with {NESTED} degrees"
-            )
+        for name, given in (("degrees", self.degrees), ("bits", self.bits)):
+            if given is not None and self.strategy != NESTED:
+                raise ValueError(
+                    f"sharding.{name} is {dict(given)}; with sharding.strategy={self.strategy} it takes null, and "
+                    f"with {NESTED} {name}"
+                )
         _ = self.overlap, self.of_model  # refuse what cannot be
 
     @property
     def of_model(self) -> str | ShardDegrees:
         """The sharding that a model has."""
-        return ShardDegrees.of(self.degrees) if self.strategy == NESTED else self.strategy
+        return ShardDegrees.of(self.degrees, self.bits) if self.strategy == NESTED else self.strategy
 
     @property
     def overlap(self) -> StepOverlap:
@@ -247,7 +251,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     names, other keys dotted."""
     found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
-        found["sharding"] = str(ShardDegrees.of(config["sharding"].get("degrees")))
+        found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
     usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
@@ -275,5 +279,6 @@ def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> d
         group, key = MODEL_FIELDS.get(field, ("model", field))
         made[group][key] = value
         if field == "sharding":
-            made[group].pop("degrees", None)  # of the strategy that it had
+            for name in ("degrees", "bits"):  # of the strategy that it had
+                made[group].pop(name, None)
     return made

@@ -94,10 +94,12 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
     """Says what the checks of every step found, over all runs. says: of what the bytes are right, and who says so."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
+    bits = [run.start["config"]["sharding"].get("bits") or {} for run in done if run.steps]
+    beyond = " beyond what transfers in fewer bits may lose" if any(one.get("gradients") for one in bits) else ""
     for check, limit in LIMITS.items():
         if worst := [checks[check] for checks in found if check in checks]:
             lines.append(
-                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
+                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's{beyond} in "
                 f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
             )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
+from zbench.describe.transfer_bits import PARAMETER_KINDS, PLAIN
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan
@@ -94,6 +96,15 @@ class TorchWholeStep:
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
+        for check in (one for one in self.check if one in LIMITS):
+            sharding = self.cost.gpus.model.sharding
+            bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN
+            for name in (one for one in PARAMETER_KINDS if bits.of_kind(one) is not None):
+                raise ValueError(
+                    f"check is {check} and sharding.bits.{name} {bits.of_kind(name)}, so that every rank computes with "
+                    "other parameters than a dense model; with it check takes bytes or null, and `python -m "
+                    "zbench.correctness steps` compares with one process that encodes alike"
+                )
         if self.sync.in_rounds:
             _ = self.worker_steps
             for check in (one for one in self.check if one in LIMITS):

@@ -1,8 +1,8 @@
 """The byte law of a step: what every GPU sends and receives, by queue, counted from its columns alone.
 
 It shares no code with what runs steps. A gather brings cells from their homes to the other members; a reduction takes
-what members have contributed to the homes. Cells are as large as the step says, and as
-they are: encoded transfers are not counted here. What is of a layer that is not there
+what members have contributed to the homes. Cells are as large as the step says, and encoded
+ones as their encoding has them, scales included. What is of a layer that is not there
 for an instance, or of another stage, does not happen. Places are counted from an instance's first one, or from the
 stages of their pipelines that have its layer.
 """
@@ -73,11 +73,12 @@ def _of_template(step: Step, template: Template) -> dict[Moved, int]:
     held: Held = set(_named(layout, template.needs))
     moved: dict[Moved, int] = defaultdict(int)
     for kind, what, src, dst, *rest in template.operations.table.tolist():
-        lists, layer, queue = rest[:3], rest[3], rest[4]
+        lists, layer, queue, encoding = rest[:3], rest[3], rest[4], rest[6]
         if kind == COMPUTE:
             held |= set(_contributed(layout, layout.formulas[what], src, lists, layer))
             continue
         size = layout.tensors[what].cell_bytes(layout.index)
+        size = step.encodings[encoding].cell_bytes(size) if encoding >= 0 else size
         for cell in _cells(layout, what, lists):
             if kind == DROP:
                 held.discard((what, layer, cell, src))

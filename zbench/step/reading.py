@@ -7,7 +7,18 @@ from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
 from zbench.step.reading_layout import LINES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
-from zbench.step.template import ACROSS, AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
+from zbench.step.template import (
+    ACROSS,
+    AT_HOME,
+    COMPLETE,
+    USUAL_BYTES,
+    Encoding,
+    Instance,
+    Items,
+    StageStart,
+    Step,
+    Template,
+)
 
 
 def read_step(text: str) -> Step:
@@ -94,10 +105,18 @@ class _Reader:
         scanner.take(":")
         bits = scanner.integer("a number of bits")
         scanner.take("bits")
-        lossy = scanner.has(",")
-        if lossy:
-            scanner.take("lossy")
-        self.encodings.append(Encoding(name, bits, lossy))
+        of, block, lossy = USUAL_BYTES, 0, False
+        if scanner.has("of"):
+            of = scanner.integer("bytes of a value")
+            scanner.take("bytes")
+        while scanner.has(","):
+            if scanner.take("lossy", "blocks of") == "lossy":
+                lossy = True
+            else:
+                block = scanner.integer("the values of a block")
+        if bits < 1 or of < 1 or block < 0:
+            raise scanner.fault("an encoding has bits, bytes and values of at least 1", 0)
+        self.encodings.append(Encoding(name, bits, lossy, of, block))
 
     def _stages(self, scanner: Scanner) -> None:
         words, at = scanner.rest()

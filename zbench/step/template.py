@@ -9,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.transfer_bits import SCALE_BYTES
 from zbench.step.layout import StepLayout
 from zbench.step.operations import Column32, Operations
 from zbench.step.tensor import Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
+USUAL_BYTES = 2  # of a value, where an encoding does not say
 ACROSS = -1  # in place of an instance's place: it is of all pipelines, each in the stage that has the layer
 
 
@@ -116,11 +118,25 @@ class StageStart:
 
 @dataclass(frozen=True)
 class Encoding:
-    """A way for a transfer to carry its values in fewer bits. lossy: whether they come back changed."""
+    """A way for a transfer to carry its values in fewer bits, cell by cell. lossy: whether they come back changed. of:
+    bytes of a value as it is computed with. block: values of a cell that share a scale, 0: there are no scales."""
 
     name: str
     bits: int
     lossy: bool
+    of: int = USUAL_BYTES
+    block: int = 0
+
+    def cell_bytes(self, plain: Ints) -> Ints:
+        """Returns the bytes of encoded cells. plain: of the same cells as they are computed with."""
+        values = plain // self.of
+        scales = -(-values // self.block) if self.block else 0 * values
+        return np.asarray(-(-values * self.bits // 8) + SCALE_BYTES * scales, np.int64)
+
+    @property
+    def ratio(self) -> float:
+        """The bytes of a value as it is computed with over those that it has encoded, its share of a scale included."""
+        return self.of / (self.bits / 8 + (SCALE_BYTES / self.block if self.block else 0.0))
 
 
 @dataclass(frozen=True)

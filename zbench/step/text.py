@@ -27,7 +27,7 @@ from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import span_text
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
-from zbench.step.template import ACROSS, AT_HOME, COMPLETE, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, COMPLETE, USUAL_BYTES, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
 
 
@@ -41,7 +41,9 @@ def _lines(step: Step) -> Iterator[str]:
     for stages in step.pipelines if len(step.stages) > 1 else ():
         yield f"pipeline {' '.join(f'{one.layer}:{one.place}' for one in stages)}"
     for one in step.encodings:
-        yield f"encoding {one.name}: {one.bits} bits{', lossy' if one.lossy else ''}"
+        blocks = f", blocks of {one.block}" if one.block else ""
+        of = f" of {one.of} bytes" if one.of != USUAL_BYTES else ""
+        yield f"encoding {one.name}: {one.bits} bits{of}{blocks}{', lossy' if one.lossy else ''}"
     for layout in step.layouts:
         yield "layout"
         yield from (f"  {line}" for line in _layout(layout))

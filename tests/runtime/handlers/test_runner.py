@@ -160,7 +160,9 @@ def test_what_does_not_run_is_told() -> None:
         r"\1, encoding int8",
         text.replace("\nlayout\n", "\nencoding int8: 8 bits, lossy\nlayout\n"),
     )
-    with pytest.raises(ValueError, match="template forward has transfers encoded as int8; those that run have none"):
+    with pytest.raises(
+        ValueError, match="encoding int8 has 8 bits and no blocks; those that run have 4 or 8, in blocks"
+    ):
         prepared(read_step(encoded), case.tokens)
     routed, again = routed_case([[5, 3]], 2, 0, 1.0), routed_case([[5, 3]], 2, 1, 1.0)
     with pytest.raises(ValueError, match="the tokens of micro-batch 0 have no experts; tensor p takes some"):

@@ -9,9 +9,11 @@ import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
 from zbench.describe.arrays import Ints
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.exchanges import ASYNC_TP, COMMFUSE, DIRECT, RING, SLICED, WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.transfer_bits import TransferBits
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
@@ -35,6 +37,12 @@ EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "commfuse": ExchangeOverlap(COMMFUSE, 2, RING),
     "direct": ExchangeOverlap(COMMFUSE, 1, DIRECT),
 }
+# In place of a stage, of an even number of data- and context-parallel ranks, of which a pair counts as a node.
+DEGREES: Mapping[str, ShardDegrees] = {
+    "pairs": ShardDegrees(2, 2, 2, 2),
+    "zeropp": ShardDegrees(WORLD, 2, WORLD, WORLD, WORLD, 2, TransferBits(8, 8, 4, block=16)),
+    "levels": ShardDegrees(2, 1, 2, WORLD, bits=TransferBits(gradients=4, updates=8, block=7)),
+}
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
@@ -47,7 +55,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "levels": (1, 2),
     "exchanges": tuple(EXCHANGES),
     "head": ("own", "tied"),
-    "zero": STAGES,
+    "zero": (*STAGES, *DEGREES),
     "recompute": tuple(LEVELS),
     "micro_batches": (1, 2, 3),
     "backward": MODES,
@@ -55,7 +63,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
 }
 
 T = TypeVar("T")
-LAID_OUT = list(CHOICES).index("zero")  # the choices before it say what GPUs it takes, others can be with all of these
+LAID_OUT = list(CHOICES).index(
+    "recompute"
+)  # the choices before it say what GPUs it takes, others can be with all of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,8 @@ class StepCombination:
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
     all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
     of collectives, two of them over nodes of NODE GPUs each; how exchanges of tensor-parallel groups go beside
-    matmuls; whether the head has parameters of its own or the embedding's; ZeRO's stage, the level of recomputation,
+    matmuls; whether the head has parameters of its own or the embedding's; ZeRO's stage, or degrees, two of them with
+    transfers in fewer bits; the level of recomputation,
     micro-batches, what a backward does with keys, and lengths of sequences.
     """
 
@@ -105,8 +116,10 @@ class StepCombination:
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
-        exchanges beside matmuls in groups of several GPUs."""
+        exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
+        own levels."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
+        groups = of_stage // self.tensor_parallel
         return (
             self.num_gpus <= ranks
             and (self.head == "own" or self.stages == 1)
@@ -114,6 +127,7 @@ class StepCombination:
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
+            and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )
 
     def case(self, seed: int) -> StepCase:
@@ -123,7 +137,8 @@ class StepCombination:
         experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
-        step = whole_step(model, plans, degree, self.zero, overlap, self.recompute, experts, self.stages)
+        zero = DEGREES.get(self.zero, self.zero)
+        step = whole_step(model, plans, degree, zero, overlap, self.recompute, experts, self.stages)
         step = in_two_levels(step, NODE) if self.levels > 1 else step
         return StepCase.of(step, model, plans, degree, seed, experts, exchanges.slices)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
-from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, merged
+from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, from_memory, in_memory, merged
 from zbench.describe.arrays import Floats, Ints
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layout import StepLayout
@@ -120,7 +120,7 @@ class ComputeOnPlace:
             index = self.layout.index_of(one.axes[0].slot)
             where = [slice(None)] * len(self._whole(base))
             where[CUT[one.tensor][1]] = self._inside(one.tensor, index, at[one.axes[0].slot])
-            return np.concatenate(shards).reshape(self._whole(one.tensor))[tuple(where)]
+            return from_memory(base, np.concatenate(shards), self._whole(one.tensor))[tuple(where)]
         return self._get(held, one, cell)
 
     def _get(self, held: dict[tuple[int, Cell], Any], one: Reference, cell: Cell) -> Any:
@@ -138,7 +138,7 @@ class ComputeOnPlace:
             where = [slice(None)] * whole.ndim
             where[CUT[base][1]] = self._inside(base, index, at[one.axes[0].slot])
             whole[tuple(where)] = value
-            flat = np.split(whole.reshape(-1), np.cumsum(self.layout.index[f"z{base}"].sizes)[:-1])
+            flat = np.split(in_memory(base, whole), np.cumsum(self.layout.index[f"z{base}"].sizes)[:-1])
             for shard, part in enumerate(flat):
                 add_value(held, one.tensor, (self.place, (cell[0], shard)), part)
         elif action == "+=":

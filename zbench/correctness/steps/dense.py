@@ -14,6 +14,11 @@ from zbench.runtime.job.job import AdamW
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE
 
+USUAL = AdamW()
+# Where little of a gradient is left, as quantisation leaves zeros, its rounding is divided by epsilon: with the usual
+# one a parameter differs by 3e4 times as much as its gradient, with this one by no more.
+SMOOTH = AdamW(epsilon=USUAL.lr)
+
 
 @dataclass(frozen=True)
 class DenseStep(DenseGradients):
@@ -50,19 +55,25 @@ def dense_step(
     """Returns a step of whole sequences; arguments as of zbench.runtime.stepping.dense.dense_gradients."""
     num_tokens = sum(len(one) for one in sequences)
     found = dense_gradients(model, weights, sequences, routes)
-    after = {
-        name: _updated(value, found.gradients[name] / num_tokens)
+    return DenseStep(found.loss, found.gradients, updated(weights, found.gradients, num_tokens))
+
+
+def updated(
+    weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], num_tokens: int, of: AdamW = USUAL
+) -> dict[str, Tensor]:
+    """Returns parameters after one update. gradients: of the sum over all tokens."""
+    return {
+        name: _updated(value, gradients[name] / num_tokens, of)
         if name in OUTSIDE
-        else torch.stack([_updated(*one) for one in zip(value, found.gradients[name] / num_tokens, strict=True)])
+        else torch.stack([_updated(*one, of) for one in zip(value, gradients[name] / num_tokens, strict=True)])
         for name, value in weights.items()
     }
-    return DenseStep(found.loss, found.gradients, after)
 
 
-def _updated(value: Tensor, gradient: Tensor) -> Tensor:
+def _updated(value: Tensor, gradient: Tensor, of: AdamW) -> Tensor:
     """Returns a parameter after the first update, by the kernel of torch's fused AdamW: its optimizer class would take
     seconds to import torch's compiler."""
-    of, found = AdamW(), value.clone()
+    found = value.clone()
     torch._fused_adamw_(
         [found],
         [gradient],

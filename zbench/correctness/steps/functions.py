@@ -13,7 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 
-EPSILON, BASE = 1e-6, 10000.0
+EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
 # Axes of tensors by name; a gradient has those of its tensor.
 DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
@@ -25,6 +25,26 @@ CUT: Mapping[str, tuple[str, int]] = {
     "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 0),
     "ez": ("e", 0), "ed": ("e", 0),
 }  # fmt: skip
+# The order of a parameter's axes in memory, of the same names; shards are pieces of what lies so. x: experts.
+MEMORY: Mapping[str, tuple[str, str]] = {
+    "wq": ("ehd", "hde"), "wkv": ("ehkd", "hkde"), "wz": ("efk", "kfe"), "ez": ("xefk", "xkfe"),
+    "wr": ("ex", "xe"),
+}  # fmt: skip
+
+
+def from_memory(name: str, flat: Floats, shape: tuple[int, ...]) -> Floats:
+    """Returns a slice of a parameter, or of its gradient, with axes as formulas have them. shape: of these axes."""
+    axes, memory = MEMORY.get(name, ("", ""))
+    if not axes:
+        return flat.reshape(shape)
+    lying = flat.reshape([shape[axes.index(axis)] for axis in memory])
+    return np.asarray(np.einsum(f"{memory}->{axes}", lying))
+
+
+def in_memory(name: str, value: Floats) -> Floats:
+    """Returns a slice of a parameter, or of its gradient, flat, in the order in which it lies in memory."""
+    axes, memory = MEMORY.get(name, ("", ""))
+    return (np.einsum(f"{axes}->{memory}", value) if axes else value).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -54,11 +74,12 @@ def dims(name: str) -> str:
 
 
 def turned_by_position(x: Floats, position: Ints, sign: int = 1) -> Any:
-    """Turns [t, h, d] by its positions (RoPE), back where sign is -1."""
+    """Turns neighbours of [t, h, d] by their positions (RoPE), back where sign is -1."""
     half = x.shape[2] // 2
     angle = sign * position[:, None, None] * BASE ** (-np.arange(half) / half)
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=2)
+    a, b = x[..., ::2], x[..., 1::2]
+    turned = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+    return np.stack(turned, axis=3).reshape(x.shape)
 
 
 def _norm(at: Where, x: Floats, g: Floats) -> Any:

@@ -21,13 +21,14 @@ from zbench.correctness.steps.computing import (
     parts_meet,
     store_key,
 )
-from zbench.correctness.steps.functions import CUT
+from zbench.correctness.steps.functions import CUT, from_memory, in_memory
+from zbench.correctness.steps.quantised import after_transfer
 from zbench.describe.arrays import Floats
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, SEND
-from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, Encoding, Instance, Items, Step, Template
 
 
 @dataclass
@@ -87,8 +88,8 @@ class StepInterpreter:
         if name not in CUT:
             return [whole]
         size = whole.shape[CUT[name][1]] // layout.shape(layout.number[name])[0]
-        part = np.take(whole, np.arange(share * size, (share + 1) * size), axis=CUT[name][1]).reshape(-1)
-        return list(np.split(part, np.cumsum(layout.index[f"z{name}"].sizes)[:-1]))
+        part = np.take(whole, np.arange(share * size, (share + 1) * size), axis=CUT[name][1])
+        return list(np.split(in_memory(name, part), np.cumsum(layout.index[f"z{name}"].sizes)[:-1]))
 
     def _exists(self, layout: StepLayout, tensor: int, one: tuple[int, int, int]) -> bool:
         """Returns whether there is a tensor of a layer for an instance. one: the instance's layer, the tensor's, the
@@ -145,13 +146,26 @@ class StepInterpreter:
                 first, second = where[a], where[b]
                 if a == b:
                     continue
+                coded = self.step.encodings[op[10]] if op[10] >= 0 else None
                 if kind in (SEND, GATHER):
                     self._copy(held, key, (first, second, cell), layout.tensors[what].nature == "state")
+                    held[second, cell] = self._carried(key[0], held[second, cell], coded)
                 elif kind == MOVE:
-                    add_value(held, key[0], (second, cell), self._take(held, key, first, cell))
+                    carried = self._carried(key[0], self._take(held, key, first, cell), coded)
+                    add_value(held, key[0], (second, cell), carried)
                 elif (second, cell) in held:  # a reduction: from a member to the home
-                    add_value(held, key[0], (first, cell), held.pop((second, cell)))
+                    carried = self._carried(key[0], held.pop((second, cell)), coded)
+                    add_value(held, key[0], (first, cell), carried)
         return {key}
+
+    def _carried(self, name: str, value: Any, encoding: Encoding | None) -> Any:
+        """Returns a cell as it arrives; encoded in the order in which it lies in memory."""
+        if encoding is None:
+            return value
+        base = name.removeprefix("d")
+        if base in CUT:  # a shard, flat
+            return after_transfer(value, encoding)
+        return from_memory(base, after_transfer(in_memory(base, value), encoding), value.shape)
 
     def _take(self, held: dict[tuple[int, Cell], Any], key: tuple[str, int, int], place: int, cell: Cell) -> Any:
         if (place, cell) not in held:

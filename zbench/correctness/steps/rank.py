@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.correctness.steps.cases import Executed, StepCase
-from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
+from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, dense_step, drawn_weights
+from zbench.correctness.steps.emulated import emulated_step
 from zbench.correctness.steps.peak_store import PeakStore
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
@@ -19,7 +20,6 @@ from zbench.runtime.handlers.messages import bytes_by_queue, open_messages
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.runner import StepRunner
-from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -37,6 +37,7 @@ class StepRank:
         self.device = rendezvous.open(device)
         self.group, self.way = dist.new_group(), argument
         self.known: tuple[Any, Mapping[str, Tensor], DenseStep] | None = None
+        self.lossy = False  # whether what is known is an emulation of a step's own encodings
 
     @staticmethod
     def prepare() -> None:
@@ -50,7 +51,8 @@ class StepRank:
         weights, wanted = self._reference(case)
         model = case.model
         kernel = choose_kernel("auto", self.device, model.head_dim, DTYPES[model.element_bytes], model.mask)
-        noted = NotedUpdate(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
+        of = SMOOTH if case.step.encodings else USUAL
+        noted = NotedUpdate(AdamWUpdate(of, 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
         messages = open_messages(self.group, one_node, self.device, self.way == "batched")
         runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=PeakStore)
@@ -69,13 +71,14 @@ class StepRank:
         routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
         same = (case.seed, replace(case.model), data)
-        if self.known is None or self.known[0] != same:
+        if self.known is None or self.known[0] != same or case.step.encodings or self.lossy:
+            self.lossy = bool(case.step.encodings)  # what such a step comes to is its own
             weights = drawn_weights(case.model, case.seed)
             found: list[DenseStep | None] = [None]
             if self.rank == 0:  # the others are told what it comes to
                 ids = [case.sequences[number] for number in sorted(case.sequences)]
                 chosen = [routes[number] for number in sorted(routes)]
-                found = [dense_step(case.model, weights, ids, chosen)]
+                found = [emulated_step(case, weights) if self.lossy else dense_step(case.model, weights, ids, chosen)]
             self.board.wait("the dense reference")
             dist.broadcast_object_list(found, 0, self.group)
             self.board.resume()

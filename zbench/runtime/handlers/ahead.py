@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from zbench.runtime.handlers.encoded import encoded_bytes
 from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.steps.instructions import Exchange
@@ -36,7 +37,7 @@ class PostedAhead:
             return False
         one, parts = following
         sizes = [
-            parts.formats[parcel.cells.tensor].num_bytes(parcel.cells.first, parcel.cells.second)
+            encoded_bytes(parts.formats[parcel.cells.tensor], (parcel.cells.first, parcel.cells.second), one.encoding)
             for parcel in one.receives
         ]
         self._posted.append(

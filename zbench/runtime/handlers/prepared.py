@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from zbench.runtime.handlers.context import NO_WORDS, Context, TokenWords
+from zbench.runtime.handlers.encoded import check_runs
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
 from zbench.runtime.steps.compiler import compile_step, start_of
 from zbench.runtime.steps.instructions import Compute, Forget, Instruction, Parts, Programs, TemplateProgram, holders
@@ -33,7 +34,7 @@ class PreparedStep:
         have in common has a layout of its own, and no tokens.
 
         Raises:
-            ValueError: a formula has a function that does not run, a transfer is encoded, or tokens do not fit.
+            ValueError: a formula has a function that does not run, an encoding does not, or tokens do not fit.
         """
         holder = holders(step)
         given = list(zip(tokens, words, strict=True))
@@ -41,11 +42,7 @@ class PreparedStep:
             BatchParts(at, layout, machine, *(given[at] if at < len(given) else (NO_TOKENS, NO_WORDS)))
             for at, layout in enumerate(step.layouts)
         )
-        for template in step.templates:
-            encoded = template.operations.encoding[template.operations.encoding >= 0]
-            if len(encoded):
-                name = step.encodings[int(encoded[0])].name
-                raise ValueError(f"template {template.name} has transfers encoded as {name}; those that run have none")
+        check_runs(step.encodings)
         programs = compile_step(step, process, holder) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 

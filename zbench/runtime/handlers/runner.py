@@ -12,6 +12,7 @@ from torch import Tensor
 from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
+from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes
 from zbench.runtime.handlers.formats import WHOLE, Fields, Format, base_name
 from zbench.runtime.handlers.functions import merge_of
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
@@ -19,9 +20,11 @@ from zbench.runtime.handlers.messages import Arrival
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
-from zbench.runtime.steps.instructions import Cells, Compute, Exchange, Forget, Parcel
+from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Forget, Parcel
+from zbench.step.template import Encoding
 from zbench.step.tensor import NATURES, STATE
 
+Lost = tuple[str, int, Cell]  # a tensor's name, its layer, a cell
 Whole = Callable[[str, int], Tensor]  # a parameter's name and layer (0 of one that is of no layer) -> all of it
 
 
@@ -35,6 +38,7 @@ class StepRunner:
     stores: dict[int, Store] = field(default_factory=dict)
     where: str = ""
     kind: type[Store] = Store
+    lost: dict[Lost, float] | None = None
 
     def begin(self, prepared: PreparedStep, whole: Whole) -> None:
         """Puts parameters and optimizer state where a step begins with them. whole: gives all of a parameter."""
@@ -89,18 +93,48 @@ class StepRunner:
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
-            of = parts.formats[parcel.cells.tensor]
-            self.machine.messages.send(one.queue, of.packed(self._leaving(one, parcel, parts, layer)), parcel.peer)
+            self.machine.messages.send(one.queue, self._message(one, parcel, parts, layer), parcel.peer)
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
             of, cells = parts.formats[parcel.cells.tensor], parcel.cells
-            slab = Slab(of, cells.first, cells.second, _Unpacked(self, one.queue, of, cells, arrival))
+            coming = _Unpacked(self, one.queue, of, cells, arrival, one.encoding)
+            slab = Slab(of, cells.first, cells.second, coming)
+            coming.slab = slab
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
             of, cells = parts.formats[parcel.cells.tensor], parcel.cells
-            fields = tuple(field.clone() for field in self._leaving(one, parcel, parts, layer))
-            self._arrive(one, parcel, parts, layer, Slab.of(of, cells.first, cells.second, fields))
-            self.machine.messages.copied(one.queue, of.num_bytes(cells.first, cells.second))
+            lists = cells.first, cells.second
+            if one.encoding is None:
+                fields = tuple(field.clone() for field in self._leaving(one, parcel, parts, layer))
+            else:
+                fields = self._encoded(one, parcel, parts, layer).fields(of, lists)
+            self._arrive(one, parcel, parts, layer, Slab.of(of, *lists, fields))
+            self.machine.messages.copied(one.queue, encoded_bytes(of, lists, one.encoding))
+
+    def _message(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Tensor:
+        """Returns what a parcel carries as bytes."""
+        if one.encoding is not None:
+            return self._encoded(one, parcel, parts, layer).message
+        return parts.formats[parcel.cells.tensor].packed(self._leaving(one, parcel, parts, layer))
+
+    def _encoded(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> EncodedCells:
+        """Returns what a parcel carries in fewer bits: cells that have arrived so go on as they are."""
+        of, cells, encoding = parts.formats[parcel.cells.tensor], parcel.cells, one.encoding
+        assert encoding is not None, "the exchange is encoded"
+        key, lists = parts.key(cells.tensor, layer + cells.layer), (cells.first, cells.second)
+        store, sent = self.stores[parcel.src], dict[Cell, tuple[Tensor, Tensor]]()
+        for cell in () if one.takes else of.pairs(*lists):
+            slab = store.slab(key, cell)
+            slab.settle()
+            if slab.carried is not None and slab.carried.encoding == encoding:
+                sent[cell] = slab.carried.parts[cell]
+        if len(sent) == len(of.pairs(*lists)):
+            return EncodedCells(encoding, sent)
+        found = EncodedCells.of(of, lists, self._leaving(one, parcel, parts, layer), encoding)
+        if self.lost is not None:
+            for cell, most in found.lost.items():
+                self.lost[key[0], key[1], cell] = self.lost.get((key[0], key[1], cell), 0.0) + most
+        return EncodedCells(encoding, {**found.parts, **sent})
 
     def _leaving(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> tuple[Tensor, ...]:
         """Returns what leaves a place: contributions are taken, others copied."""
@@ -127,6 +161,8 @@ class _Unpacked:
     format: Format
     cells: Cells
     arrival: Arrival
+    encoding: Encoding | None
+    slab: Slab | None = None
 
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
@@ -136,4 +172,10 @@ class _Unpacked:
         board.resume()
         times.arrived()
         times.turn_to(before)
-        return self.format.unpacked(message, self.cells.first, self.cells.second)
+        lists = self.cells.first, self.cells.second
+        if self.encoding is not None:
+            found = EncodedCells.arrived(message, self.format, lists, self.encoding)
+            assert self.slab is not None, "it is what the slab's fields come from"
+            self.slab.carried = found
+            return found.fields(self.format, lists)
+        return self.format.unpacked(message, *lists)

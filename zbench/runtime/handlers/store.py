@@ -7,6 +7,7 @@ and joined when it is read. Of a tensor with amounts, cells without a row are no
 """
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -22,14 +23,16 @@ class Lacking(RuntimeError):
 
 
 class Slab:
-    """Cells in one piece. make: gives the fields when they are first read. is_there: whether they have been."""
+    """Cells in one piece. make: gives the fields when they are first read. is_there: whether they have been. carried:
+    what they have arrived in where it was encoded, so that it can be sent on as it is."""
 
-    __slots__ = ("_joins", "_make", "first", "format", "is_there", "second")
+    __slots__ = ("_joins", "_make", "carried", "first", "format", "is_there", "second")
 
     def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
         self.format, self.first, self.second, self._make = of, first, second, make
         self._joins: list[tuple[Slab, Merge]] = []
         self.is_there = False
+        self.carried: Any = None
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
@@ -101,7 +104,8 @@ class Store:
         self.held: Held = {}
         self.device = device
 
-    def _slab(self, key: Key, cell: Cell) -> Slab:
+    def slab(self, key: Key, cell: Cell) -> Slab:
+        """Returns the piece that a cell is in."""
         found = self.held.get(key, {}).get(cell)
         if found is None:
             raise Lacking(f"{key[0]} {cell} of layer {key[1]} is not there")
@@ -110,7 +114,7 @@ class Store:
     def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of the cells of two lists, in one piece."""
         cells = of.pairs(first, second)
-        slabs = [self._slab(key, cell) for cell in cells]
+        slabs = [self.slab(key, cell) for cell in cells]
         if slabs and all(one is slabs[0] for one in slabs):
             found = slabs[0].part((first, second))
             if found is not None:
@@ -188,7 +192,7 @@ class Store:
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
         """Lets cells go."""
         for cell in cells:
-            self._slab(key, cell).settle()
+            self.slab(key, cell).settle()
             del self.held[key][cell]
         if cells and not self.held[key]:
             del self.held[key]

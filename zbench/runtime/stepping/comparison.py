@@ -2,6 +2,7 @@
 gradients are from where they have to be."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
+from zbench.runtime.handlers.runner import Lost
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
 from zbench.runtime.steps.resting import items_on
@@ -44,10 +46,14 @@ def whole_weights(parts: BatchParts, pieces: Sequence[Piece]) -> dict[str, Tenso
 
 
 def gradient_differences(
-    prepared: PreparedStep, given: Sequence[tuple[str, Tensor]], wanted: Mapping[str, Tensor]
+    prepared: PreparedStep,
+    given: Sequence[tuple[str, Tensor]],
+    wanted: Mapping[str, Tensor],
+    lost: Mapping[Lost, float] = MappingProxyType({}),
 ) -> Iterator[tuple[float, str]]:
     """Yields of every gradient that an update was given how far it is from the wanted one, over the largest element of
-    the whole, and what it is called. given: by name, in the order of updates. wanted: whole, of all layers in one."""
+    the whole, and what it is called. given: by name, in the order of updates. wanted: whole, of all layers in one.
+    lost: what all transfers of a cell together may have taken from a value of it; only what is beyond counts."""
     updates = [
         (program.layout, one, layer)
         for program, one, layer in prepared.schedule()
@@ -58,6 +64,10 @@ def gradient_differences(
         of_layer = prepared.batches[number].layout.tensors[cells.tensor].layers == "layer"
         whole = wanted[name][layer + cells.layer] if of_layer else wanted[name]
         off = difference(prepared.batches[0].slices, name, gradient, whole, (cells.first, cells.second))
+        if lost:
+            at = layer + cells.layer if of_layer else 0
+            most = max(lost.get((f"d{name}", at, cell), 0.0) for cell in cells.pairs())
+            off = off if off != off else max(0.0, off - most / (float(whole.abs().max()) or 1.0))
         yield off, f"the gradient of {name}{f' in layer {layer + cells.layer}' if of_layer else ''}"
 
 

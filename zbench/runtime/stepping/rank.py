@@ -24,7 +24,7 @@ from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
-from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.handlers.runner import Lost, StepRunner
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -103,12 +103,13 @@ class SteppingRank:
         compiling = perf_counter() - asked
         wanted = self._wanted(batch, prepared, where) if isinstance(update, NotedUpdate) else None
         self.runner.where = f"{where}, "
+        self.runner.lost = {} if wanted is not None and step.encodings else None
         ran = self._run(prepared, where)
         losses = [float(one) / batch.num_tokens for one in self.runner.take(prepared, "loss")]
         worst = None
         if wanted is not None and isinstance(update, NotedUpdate):
             off = [(abs(loss * batch.num_tokens / wanted.loss - 1), "the loss") for loss in losses]
-            off += gradient_differences(prepared, update.found, wanted.gradients)
+            off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         messages = self.runner.machine.messages
         return self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
@@ -187,6 +188,17 @@ class SteppingRank:
         self.board.resume()
         assert found[0] is not None, "rank 0 has told it"
         return found[0]
+
+    def _lost(self) -> dict[Lost, float]:
+        """Returns what values of every cell may have lost in the transfers of all ranks together. Collective where
+        transfers are encoded."""
+        found: dict[Lost, float] = {}
+        if self.runner.lost is not None:
+            every: list[dict[Lost, float]] = [{}] * dist.get_world_size()
+            dist.all_gather_object(every, self.runner.lost, self.group)
+            for key, most in (pair for one in every for pair in one.items()):
+                found[key] = found.get(key, 0.0) + most
+        return found
 
     def _report(
         self,

@@ -168,7 +168,8 @@ class _Compiler:
                 else:
                     receives.append(Parcel(whole, *ends, one))
         takes = kind in (MOVE, REDUCE)
-        return Exchange(row[8], row[10], takes, tuple(sends), tuple(receives), tuple(copies))
+        encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
+        return Exchange(row[8], encoding, takes, tuple(sends), tuple(receives), tuple(copies))
 
     def _transfers(self, row: list[int]) -> Iterator[tuple[int, int, Ints]]:
         """Yields (source, destination, numbers of cells) of what an operation moves, in the same order everywhere."""

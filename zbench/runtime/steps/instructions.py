@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zbench.step.template import Step
+from zbench.step.template import Encoding, Step
 
 Parts = tuple[int, ...]  # of an index, ascending
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
@@ -56,11 +56,11 @@ class Exchange:
     """The transfers of one operation that this process has a part in.
 
     sends, receives: messages; copies: between two places of this process. takes: contributions of a sum leave their
-    place, and are added where they arrive. queue, encoding: of the operation.
+    place, and are added where they arrive. queue: of the operation. encoding: of what it carries, None: as it lies.
     """
 
     queue: int
-    encoding: int
+    encoding: Encoding | None
     takes: bool
     sends: tuple[Parcel, ...]
     receives: tuple[Parcel, ...]

@@ -122,6 +122,7 @@ def lower(
     cluster = cost.cluster
     check_places(step, ops, cluster)
     legs, latency = _collectives(where, ops, size, wires)
+    latency += encoding_seconds(step, where, ops, size, cost)
     table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wires.topology)
     link = table[CLASS]
     each = np.array([one.channels for one in cluster.links] + [1], np.int64)[link]
@@ -132,6 +133,7 @@ def lower(
     busy = np.where(moves, np.where(whole, together, alone), np.where(table[QUEUE_A] >= 0, seconds[table[OP]], 0.0))
     direct = moves & (ops[table[OP], 0] < GATHER)
     delay = np.where(direct, cost.latency_seconds(of_class), 0.0)
+    delay += np.where(direct & (table[IS_LAST] == 1), latency[table[OP]], 0.0)
     delay[(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)] = latency[
         table[OP][(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)]
     ]
@@ -181,6 +183,23 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
         )
         if (nodes[:, 0] != nodes[:, 1]).any() or (host[:, 2:4] >= step.num_gpus).all(axis=1).any():
             raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
+
+
+def encoding_seconds(step: Step, where: tuple[StepLayout, Ints], ops: Ints, size: Ints, cost: Cost) -> Floats:
+    """Returns the seconds in which values of every operation are encoded and decoded, float64 [operations].
+
+    A GPU encodes what it sends in one pass, which reads values and writes codes, and decodes what it receives in
+    another, at the bandwidth of the device's memory. Of a gather it has its share and decodes all; of a reduction it
+    encodes all and adds what it decodes to its share. Matmuls beside it are as fast as without.
+    """
+    found = np.zeros(len(ops))
+    for op in np.flatnonzero((ops[:, 10] >= 0) & (size > 0)).tolist():
+        codes = float(size[op])
+        values = step.encodings[int(ops[op, 10])].ratio * codes
+        members = len(where[0].lists[int(ops[op, 3])]) if ops[op, 0] in (GATHER, REDUCE) else 1
+        decoded = codes + values / members if ops[op, 0] == REDUCE else (codes + values) / members
+        found[op] = (codes + values + decoded) / cost.cluster.device.copy_bandwidth
+    return found
 
 
 def _collectives(

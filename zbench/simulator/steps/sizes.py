@@ -38,9 +38,21 @@ class Sizes:
                 one = layout.tensors[tensor]
                 first, second = ops.list0[mine].astype(np.int64), ops.list1[mine].astype(np.int64)
                 found[mine] = one.unit * self._amounts(tensor, first, second).sum(axis=1)
-        bits = np.array([one.bits for one in encodings] + [16], np.int64)[ops.encoding]
-        narrow = -(-found * bits // 16)  # of elements of two bytes
-        return np.asarray(np.where(ops.kind == COMPUTE, 0, np.where(ops.encoding >= 0, narrow, found)), np.int64)
+        known: dict[tuple[int, ...], int] = {}
+        for op in np.flatnonzero(ops.encoding >= 0).tolist():
+            key = tuple(int(column[op]) for column in (ops.what, ops.list0, ops.list1, ops.encoding))
+            if key not in known:
+                known[key] = self._encoded(key, encodings)
+            found[op] = known[key]
+        return np.asarray(np.where(ops.kind == COMPUTE, 0, found), np.int64)
+
+    def _encoded(self, what: tuple[int, ...], encodings: tuple[Encoding, ...]) -> int:
+        """Returns the bytes of encoded cells, each of which has scales of its own. what: tensor, lists, encoding."""
+        tensor, first, second, encoding = what
+        layout = self.layout
+        size = encodings[encoding].cell_bytes(layout.tensors[tensor].cell_bytes(layout.index))
+        sides = [layout.lists[which] if which >= 0 else np.zeros(1, np.int64) for which in (first, second)]
+        return int(size.reshape(layout.shape(tensor))[np.ix_(*sides)].sum())
 
     def share(self, formula: Formula, ref: Reference, mine: Ints) -> Floats:
         """Returns the share of a tensor that operations `mine` of a formula name by a reference, [len(mine)]."""

@@ -22,6 +22,7 @@ from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.overlap.expert_chunks import with_expert_chunks
 from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
@@ -104,8 +105,15 @@ def whole_step(
         parameters.num_gpus * stages,
         0,
         model.num_layers,
-        (),
-        tuple(replace(one.layout, lists=one.lists.lists()) for one in built.batches),
+        tuple(encodings_of(parameters).values()),
+        tuple(
+            replace(
+                one.layout,
+                lists=one.lists.lists(),
+                tensors=with_lossy_hops(one.layout.tensors, parameters, built.gradients),
+            )
+            for one in built.batches
+        ),
         tuple(built.templates),
         tuple(order),
         Items.of(begins),

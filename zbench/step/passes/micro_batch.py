@@ -194,20 +194,21 @@ class BatchTemplates:
         window = self.parameters.of.window
         ahead = self._ahead(range(window) if forward else range(1 - window, 1), forward)
         degree = self._before if forward else self.parameters.of.degrees.secondary
-        ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, degree, layer) for layer in ahead]
-        return self.template(name, ops, self._weights((), ahead, degree), self._weights(ahead, ()))
+        rows = self.parameters
+        ops: Tables = [rows.gathers(rows.of.of_layers, degree, layer, not forward) for layer in ahead]
+        return self.template(name, ops, self._weights((), ahead, degree), self._weights(ahead, (), back=not forward))
 
     def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
         return tuple(layers) if (self._gathers_layers if forward else self.parameters.of.gathered) else ()
 
-    def _weights(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD) -> Rows:
+    def _weights(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False) -> Rows:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered, or held by a degree
-        alone."""
+        alone. back: gathered for a backward."""
         found = []
         for weight in self.parameters.of.of_layers:
             for layer in gathered:
-                found += self.parameters.everywhere(weight, weight, layer)
+                found += self.parameters.everywhere(weight, weight, layer, backward=back)
             for layer in held:
                 found += self.parameters.held(weight, weight, degree, layer)
         return found
@@ -216,13 +217,15 @@ class BatchTemplates:
         """Returns what a layer's template needs and leaves of parameters."""
         of = self.parameters.of
         if not (of.gathered or (self._gathers_layers and forward)):
-            return self._weights((0,), ()), self._weights((0,), ())
+            return self._weights((0,), (), back=not forward), self._weights((0,), (), back=not forward)
         offsets = [layer if forward else -layer for layer in range(of.window + 1)]
         before, after = self._before, of.degrees.secondary
         if not forward:
             before, after = after, of.degrees.weights
-        needs = self._weights(offsets[:-1], offsets[-1:], before)
-        return needs, self._weights(offsets[1:], offsets[:1], after) if of.gathered else self._weights(offsets, ())
+        needs = self._weights(offsets[:-1], offsets[-1:], before, not forward)
+        if not of.gathered:
+            return needs, self._weights(offsets, (), back=not forward)
+        return needs, self._weights(offsets[1:], offsets[:1], after, not forward)
 
     def _forward(self) -> Template:
         rows = self.parameters
@@ -282,7 +285,7 @@ class BatchTemplates:
         there = rows.of.of_head if rows.of.gathered_first else TABLE
         gathers, had, has = self._around_layers(rows.of.of_head, there)
         kept = rows.of.degrees.secondary
-        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, kept, layer) for layer in ahead)]
+        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, kept, layer, True) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
@@ -290,7 +293,7 @@ class BatchTemplates:
             ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
         before, after, reductions = self.contributions.entries("head", gradients)
         needs = had + self._weights((), ahead, kept) + self.tokens("x") + before
-        leaves = has + self._weights(ahead, ()) + self.tokens("dx") + after
+        leaves = has + self._weights(ahead, (), back=True) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
         needs += [[*entry, loss, 0, 0]] if loss else []
         leaves.append([*entry, loss + len(self.parts.home), 0, 0])
@@ -300,7 +303,7 @@ class BatchTemplates:
         rows = self.parameters
         again = "~" if "o~" in self.layout.number else ""
         kept = rows.of.degrees.secondary
-        gathers = rows.gathers(rows.of.of_layers, kept, -rows.of.window) if rows.of.gathered else []
+        gathers = rows.gathers(rows.of.of_layers, kept, -rows.of.window, True) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed("backward", again)]
         before, after, reductions = self.contributions.entries("backward", gradients)
         needs, leaves = self._around(False)

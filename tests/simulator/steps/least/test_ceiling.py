@@ -15,8 +15,10 @@ from zbench.cost.job import make_cost
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import ALL, END, LAYER, USUAL, StepOverlap
+from zbench.describe.transfer_bits import TransferBits
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
@@ -61,12 +63,12 @@ def jobs(draw: st.DrawFn) -> Simulated:
     so slow that nothing else counts."""
     cost = draw(costs(nodes=3, gpus=4))
     kind = draw(st.sampled_from(("gpus", "gpus", "experts", "groups", "stages", "both")))
-    sharding = draw(st.sampled_from(("none", "zero1") if kind in ("stages", "both") else SHARDING))
+    sharding = draw(st.sampled_from(("none", "zero1") if kind in ("stages", "both") else (*SHARDING, "nested")))
     layers = draw(st.sampled_from((2, 4, 5)))
     model = replace(
         cost.model,
         num_layers=layers,
-        sharding=sharding,
+        sharding="zero3" if sharding == "nested" else sharding,
         loss_chunk_tokens=draw(st.sampled_from(("whole", "auto", 512))),
     )
     cluster = replace(
@@ -81,10 +83,34 @@ def jobs(draw: st.DrawFn) -> Simulated:
         cluster = replace(cluster, domains=()).part(cluster.num_nodes, 4, draw(st.sampled_from((1, 2, 4))))
         heads = draw(st.sampled_from((2, 4)))
         model = replace(model, num_heads=4, num_kv_heads=heads, tensor_parallel=draw(st.sampled_from((1, 2, heads))))
+    if sharding == "nested":
+        ranks = cluster.num_ranks // model.tensor_parallel
+        model = replace(model, sharding=draw(nested_degrees(ranks, cluster.gpus_per_node // model.tensor_parallel)))
     if kind in ("stages", "both"):
         cluster = cluster.part(2, cluster.gpus_per_node, cluster.nics_per_node)
         model = replace(model, num_layers=4, pipeline_parallel=2, tied_embeddings=False)
     return Simulated(make_cost(cluster, model), **draw(overlaps(model)))
+
+
+@st.composite
+def nested_degrees(draw: st.DrawFn, ranks: int, node: int) -> ShardDegrees | str:
+    """Degrees that lie in one another, with hops and bits where they can be."""
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    found: list[int] = []
+    for _ in range(4):
+        found.append(draw(st.sampled_from([one for one in sizes if one % (found[-1] if found else 1) == 0])))
+    secondary, weights, gradients, optimizer = found
+    hop = node if gradients != 1 and gradients % max(node, 1) == 0 and draw(st.booleans()) else WORLD
+    bits = TransferBits(
+        8 if weights > 1 else None,
+        8 if secondary > 1 else None,
+        4 if gradients > 1 else None,
+        8 if optimizer > weights else None,
+        draw(st.sampled_from((16, 4096))),
+    )
+    few = draw(st.booleans())
+    degrees = ShardDegrees(weights, secondary, gradients, optimizer, WORLD, hop, bits if few else TransferBits())
+    return degrees.of_ranks(ranks, node)
 
 
 @st.composite
@@ -167,6 +193,25 @@ def equal(cost: Cost) -> tuple[Batch, tuple[Plan, ...]]:
 
 def model_of(**fields: Any) -> Model:
     return Model("m", 8, 4096, 32, 32, 128, 11008, 32000, **fields)
+
+
+LEVELS = [
+    ShardDegrees(2, 2, 4, WORLD, 4),
+    ShardDegrees(4, 4, 4, 4),
+    ShardDegrees(WORLD, 4, WORLD, WORLD, hop=4),
+    ShardDegrees(WORLD, 4, WORLD, WORLD, hop=4, bits=TransferBits(8, 8, 4)),
+    ShardDegrees(2, 2, 4, WORLD, 4, bits=TransferBits(gradients=4, updates=8)),
+]
+
+
+@pytest.mark.parametrize("degrees", LEVELS, ids=str)
+@pytest.mark.parametrize("nic", [1e8, 1e10, 1e14])
+def test_degrees_come_near_to_the_ceiling(degrees: ShardDegrees, nic: float) -> None:
+    """Two nodes of four, equal sequences; where reductions of a node and between nodes take turns, links wait."""
+    cost = make_cost(replace(cluster(2, 4), nic_bandwidth=nic), model_of(sharding=degrees))
+    result = Simulated(cost).step(*equal(cost))
+    assert result.ceiling_seconds is not None
+    assert 0.8 < result.ceiling_seconds / result.seconds <= ROUNDING
 
 
 CHOICES = [

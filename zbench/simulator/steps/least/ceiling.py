@@ -14,7 +14,6 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.degrees import ShardDegrees
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, PortSeconds, StepTraffic
 from zbench.simulator.steps.least.work import StepWork, WorkSeconds, step_work
@@ -25,14 +24,11 @@ _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are fou
 
 def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> float | None:
     """Returns the seconds of a whole step that no plan of `batch` without pipelines of its own can beat; None for
-    models with experts on several GPUs or with tensor parallelism, and for sharding by degrees, of which nothing is
-    proven.
+    models with experts on several GPUs or with tensor parallelism.
 
     of: the parameters of a stage, with their sharding and overlap.
     """
     if cost.gpus.model.num_experts > 1 and (of.experts > 1 or of.degree > 1):
-        return None
-    if isinstance(of.stage, ShardDegrees):
         return None
     stages = {0, cost.pp - 1}
     work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)
@@ -165,7 +161,7 @@ class _Stage:
     def carrying(self) -> float:
         """All that the busiest port carries, and what follows the last of it."""
         of, size = self.traffic, self.traffic.of
-        gathers = self.gathers(self.layers * (2 if size.gathered else 1))
+        gathers = of.gather_again(LAYER).times(self.layers).plus(self.gathers(self.layers))
         if self.is_last and not size.gathered_first:
             gathers = gathers.plus(of.gather(HEAD))
         every = gathers.plus(of.reduce(LAYER).times(self.layers - self.buckets[1]))
@@ -199,8 +195,8 @@ class _Stage:
         )
         rest = of.reduce(LAYER).times(self.layers - last)
         if size.gathered:
-            rest = rest.plus(of.gather(LAYER).times(max(self.layers - first - size.window, 0)))
+            rest = rest.plus(of.gather_again(LAYER).times(max(self.layers - first - size.window, 0)))
         reduced = max(
-            float((rest.ports[0] + part.ports[0]).max() + part.latency[0] + after[0]) for part, after in self.tail
+            float((rest.waited[0] + part.waited[0]).max() + part.latency[0] + after[0]) for part, after in self.tail
         )
         return begun - outer + head + first * backward / self.layers + reduced

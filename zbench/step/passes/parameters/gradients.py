@@ -24,18 +24,14 @@ class GradientRows(ParameterRows):
         """Returns the reductions of gradients at the end of a micro-batch's backward: among the GPUs that have all of
         them together, and in the last one over the rest, to where every GPU of those that update gets them. last: of
         all micro-batches."""
-        degrees, levels = self.of.degrees, list[tuple[int, int, int]]()
-        if degrees.gradients != 1:
-            levels.append((REDUCE, degrees.gradients, 1))
-        if last and degrees.gradients != WORLD:
-            levels.append((REDUCE, WORLD, degrees.gradients))
-        if last and degrees.optimizer != WORLD:
-            levels.append((GATHER, WORLD, degrees.optimizer))
+        levels = [(REDUCE, (outer, inner), "gradients") for inner, outer in self.of.reduced_by(last)]
+        if last and self.of.degrees.optimizer != WORLD:  # as they are, or replicas would come apart
+            levels.append((GATHER, (WORLD, self.of.degrees.optimizer), ""))
         return [
             line
-            for kind, *ends in levels
+            for kind, ends, transfer in levels
             for weight in weights
-            for line in self.collectives(kind, f"d{weight}", weight, (ends[0], ends[1]))
+            for line in self.collectives(kind, f"d{weight}", weight, ends, transfer=transfer)
         ]
 
     def gradients(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
@@ -46,10 +42,15 @@ class GradientRows(ParameterRows):
         """
         if counts.max() < 0:
             return []
+        found = self._reduced(weight, counts, last)
+        return self.told(found, self.hops.reduced(weight, counts >= 0, last)) if self.hops.encodings else found
+
+    def _reduced(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
+        """Returns the entries of `gradients`, without lossy hops."""
         name, totals = f"d{weight}", [total for _, _, total in self._sums(weight, WORLD, counts)]
         degrees = self.of.degrees
         if last and self.of.every(weight, degrees.optimizer) < self.of.num_gpus:
-            return self.held(name, weight, degrees.optimizer, count=COMPLETE)
+            return self._held(name, weight, degrees.optimizer, (0, 0, COMPLETE))
         if last and degrees.optimizer == 1:
             return self._entries(name, weight, 0, 0, totals)
         if last or (degrees.gradients != 1 and self.of.every(weight, degrees.gradients) == self.of.num_gpus):
@@ -102,7 +103,8 @@ class GradientRows(ParameterRows):
         degree = self.of.degrees.gradients
         if degree == 1:
             return self.gradients(weight, np.where(made < 0, had, np.maximum(had, 0) + made), False)
-        found, every = [], self.of.every(weight, degree)
+        found, every = list[list[int]](), self.of.every(weight, degree)
+        before = self.hops.reduced(weight, had >= 0, False)
         for share, members, total in self._sums(weight, degree, had):
             reduced = bool((had[members] >= 0).any())
             for gpu in members.tolist():
@@ -112,5 +114,6 @@ class GradientRows(ParameterRows):
                     (True, takes_part, mine),
                 ):
                     cells = self._shards(weight, share, gpu % every, every, others) if is_there else []
-                    found += [self._gradient(weight, gpu, cells, count)] if cells else []
+                    lines = [self._gradient(weight, gpu, cells, count)] if cells else []
+                    found += lines if others else self.told(lines, before)
         return found

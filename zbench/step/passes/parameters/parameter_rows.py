@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.degrees import WORLD
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import GATHER, operation_row
+from zbench.step.passes.parameters.lossy import LossyHops
 from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
 from zbench.step.template import AT_HOME
 
@@ -23,25 +25,74 @@ class ParameterRows:
     layout: StepLayout
     lists: ListTable
 
+    @cached_property
+    def hops(self) -> LossyHops:
+        """The lossy hops of what GPUs have."""
+        return LossyHops(self.of)
+
+    def told(self, lines: list[list[int]], table: Ints) -> list[list[int]]:
+        """Returns entries with their lossy hops, of which one that has several becomes as many. table: int64 [GPUs,
+        cells]."""
+        if not self.hops.encodings or not table.any():
+            return lines
+        found: list[list[int]] = []
+        for line in lines:
+            tensor, places = line[0], line[2]
+            width = self.layout.shape(tensor)[1]
+            sides = [self.lists.rows[which] if which >= 0 else np.zeros(1, np.int64) for which in line[3:5]]
+            alike: dict[bytes, tuple[Ints, list[int]]] = {}  # GPUs of which each cell has as many
+            if places == AT_HOME:
+                home = self.layout.tensors[tensor].home.reshape(-1, width)[np.ix_(*sides)]
+                cells = sides[0][:, None] * width + sides[1]
+                alike[b""] = table[home, cells], []
+            else:
+                for gpu in self.lists.rows[places].tolist():
+                    mine = table[gpu].reshape(-1, width)[np.ix_(*sides)]
+                    alike.setdefault(mine.tobytes(), (mine, []))[1].append(gpu)
+            for mine, gpus in alike.values():
+                where = self.lists.number(PLACE, gpus) if gpus else AT_HOME
+                for hops in np.unique(mine).tolist():
+                    for cells_of in self._blocks(line, sides, mine == hops):
+                        found.append([*line[:2], where, *cells_of, *line[5:7], hops])
+        return found
+
+    def _blocks(self, line: list[int], sides: list[Ints], chosen: Flags) -> Iterator[list[int]]:
+        """Yields the lists of chosen cells of an entry, a row of the first axis after another."""
+        if chosen.all():
+            yield line[3:5]
+            return
+        axes = self.layout.tensors[line[0]].axes
+        for at, part in enumerate(sides[0].tolist()):
+            if chosen[at].any():
+                yield [self.lists.number(axes[0], [part]), self.lists.number(axes[1], sides[1][chosen[at]])]
+
     def _cells(self, weight: str, share: int) -> list[int]:
         if share < 0:
             return [-1, -1]
         return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.whole(f"z{weight}")]
 
     def collectives(
-        self, kind: int, tensor: str, weight: str, levels: tuple[int, int] = (WORLD, 1), layer: int = 0
+        self,
+        kind: int,
+        tensor: str,
+        weight: str,
+        levels: tuple[int, int] = (WORLD, 1),
+        layer: int = 0,
+        transfer: str = "",
     ) -> list[list[int]]:
         """Returns gathers of a parameter's cells to GPUs that have them by a degree from those that have them by a
         finer one, or reductions the other way, one for each run of the finer degree and each part of the other.
 
-        levels: the finer degree, and the other, 1 for all cells.
+        levels: the finer degree, and the other, 1 for all cells. transfer: its kind, which may have fewer bits.
         """
+        encoding = self.hops.numbers.get(transfer, -1)
         queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
         number, found = self.layout.number[tensor], []
         for every, members, cells in self._meetings(weight, levels):
             if len(members) > 1:
                 ends = every, self.lists.number(PLACE, members)
                 found.append(operation_row(kind, number, ends, cells, queue, layer))
+                found[-1][10] = encoding
         return found
 
     def _meetings(self, weight: str, levels: tuple[int, int]) -> Iterator[tuple[int, Ints, list[int]]]:
@@ -75,10 +126,24 @@ class ParameterRows:
         self, tensor: str, weight: str, degree: int, layer: int = 0, version: int = 0, count: int = 0
     ) -> list[list[int]]:
         """Returns the entries of a parameter that every run of `degree` groups has all of, in equal parts."""
+        if tensor == weight and self.hops.encodings:
+            return self.told(self._held(tensor, weight, degree, (layer, version, count)), self._hops(weight, degree))
+        return self._held(tensor, weight, degree, (layer, version, count))
+
+    def _hops(self, weight: str, degree: int) -> Ints:
+        """Returns the lossy hops of a parameter that is held by a degree: as it rests, in a step, or between its
+        forward and its backward."""
+        degrees = self.of.degrees
+        if degree == degrees.weights or degree == degrees.optimizer:
+            return self.hops.held(weight)
+        return self.hops.forward(weight)
+
+    def _held(self, tensor: str, weight: str, degree: int, about: tuple[int, int, int]) -> list[list[int]]:
+        layer, version, count = about
         if degree == WORLD:
             return self.at_home(tensor, weight, layer, version, count)
         if degree == 1:
-            return self.everywhere(tensor, weight, layer, version, count)
+            return self._entries(tensor, weight, layer, version, [count] * self.of.slices(weight)[1])
         number, every, found = self.layout.number[tensor], self.of.every(weight, degree), []
         for part in range(every):
             if cells := self._part(weight, part, every):
@@ -86,9 +151,15 @@ class ParameterRows:
                 found.append([number, layer, places, *cells, count, version, 0])
         return found
 
-    def everywhere(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
-        """Returns the entries of a parameter that is on all GPUs that compute with it."""
-        return self._entries(tensor, weight, layer, version, [count] * self.of.slices(weight)[1])
+    def everywhere(
+        self, tensor: str, weight: str, layer: int = 0, version: int = 0, backward: bool = False
+    ) -> list[list[int]]:
+        """Returns the entries of a parameter that is on all GPUs that compute with it. backward: in a backward, which
+        may have gathered it otherwise than a forward."""
+        found = self._entries(tensor, weight, layer, version, [0] * self.of.slices(weight)[1])
+        if tensor != weight or not self.hops.encodings:
+            return found
+        return self.told(found, (self.hops.backward if backward else self.hops.forward)(weight))
 
     def _entries(self, tensor: str, weight: str, layer: int, version: int, counts: list[int]) -> list[list[int]]:
         """Returns the entries of slices of a parameter on all GPUs that compute with them, with a count for each."""
@@ -108,20 +179,22 @@ class ParameterRows:
         """Returns the entries of a parameter between steps."""
         return self.held(weight, weight, self.of.degrees.optimizer, layer, version)
 
-    def gathers(self, weights: tuple[str, ...], degree: int, layer: int = 0) -> list[list[int]]:
-        """Returns gathers of parameters that are held by a degree, to all GPUs that compute with them."""
-        return self._gathers(weights, (degree, 1), layer)
+    def gathers(self, weights: tuple[str, ...], degree: int, layer: int = 0, backward: bool = False) -> list[list[int]]:
+        """Returns gathers of parameters that are held by a degree, to all GPUs that compute with them. backward: for a
+        backward."""
+        kind = "secondary" if backward else "weights" if self.of.gathered else "updates"
+        return self._gathers(weights, (degree, 1), layer, kind)
 
     def refreshes(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
         """Returns gathers of parameters that were updated, from where they rest to where they are held in a step; []
         where that is the same, or every GPU has all."""
         degrees, found = self.of.degrees, []
-        levels = [degrees.optimizer, degrees.weights]
-        if degrees.node != WORLD and (levels[0] or self.of.groups) > degrees.node > degrees.weights > WORLD:
-            levels.insert(1, degrees.node)
+        levels = [degrees.optimizer, *self.of.passed_on, degrees.weights]
         for finer, other in pairwise(levels):
-            found += self._gathers(weights, (finer, other), layer) if finer != other else []
+            found += self._gathers(weights, (finer, other), layer, "updates") if finer != other else []
         return found
 
-    def _gathers(self, weights: tuple[str, ...], levels: tuple[int, int], layer: int) -> list[list[int]]:
-        return [line for weight in weights for line in self.collectives(GATHER, weight, weight, levels, layer)]
+    def _gathers(self, weights: tuple[str, ...], levels: tuple[int, int], layer: int, transfer: str) -> list[list[int]]:
+        return [
+            line for weight in weights for line in self.collectives(GATHER, weight, weight, levels, layer, transfer)
+        ]

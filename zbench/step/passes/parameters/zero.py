@@ -20,6 +20,7 @@ way, in as many parts as there are GPUs that have it. Norms' gains and the route
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class ShardedParameters:
                 f"{self.layer_elements} parameters on a GPU, and whole steps reduce no part of a layer: it takes "
                 f"{LAYER}, {END}, or at least that"
             )
-        for degree in (*degrees.cut, degrees.node):
+        for degree in (*degrees.cut, degrees.node, degrees.hop):
             size = degree * self.degree
             if degree != WORLD and size % self.experts and self.experts % size:
                 raise ValueError(
@@ -128,6 +129,24 @@ class ShardedParameters:
     def degrees(self) -> ShardDegrees:
         """The degrees, WORLD where they are all groups."""
         return _DEGREES[self.stage] if isinstance(self.stage, str) else self.stage.of_ranks(self.groups)
+
+    @property
+    def passed_on(self) -> list[int]:
+        """The degrees by which updated parameters are held on their way to where a step has them."""
+        degrees = self.degrees
+        between = degrees.node != WORLD and (degrees.optimizer or self.groups) > degrees.node > degrees.weights > WORLD
+        return [degrees.node] if between else []
+
+    def reduced_by(self, last: bool) -> list[tuple[int, int]]:
+        """Returns the degrees from which and to which gradients are reduced at the end of a micro-batch, one after
+        another. last: of all micro-batches."""
+        degrees, found = self.degrees, list[tuple[int, int]]()
+        if degrees.gradients != 1:
+            hops = [1, degrees.hop, degrees.gradients] if degrees.hop != WORLD else [1, degrees.gradients]
+            found += pairwise(hops)
+        if last and degrees.gradients != WORLD:
+            found.append((degrees.gradients, WORLD))
+        return found
 
     def every(self, weight: str, degree: int) -> int:
         """Returns how many GPUs that follow one another have all of a parameter that is cut over `degree` groups; 1 if
