@@ -10,6 +10,7 @@ SHAPES = {
     "wh": "ve",
 }  # fmt: skip
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
+SHARED_SHAPES = {"wzs": "esk", "wds": "se"}  # of experts that all tokens pass, side by side
 OUTSIDE = ("we", "gl", "wh")
 
 
@@ -18,10 +19,11 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     size = {
         "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
-        "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts,
+        "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts, "s": model.shared_experts * model.ffn_hidden,
     }  # fmt: skip
     found = {}
-    for name, dims in (EXPERT_SHAPES if model.num_experts > 1 else SHAPES).items():
+    shared = SHARED_SHAPES if model.shared_experts else {}
+    for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
         if (model.num_experts > 1 and name in ("wz", "wd")) or (model.tied_embeddings and name == "wh"):
             continue
         layers = () if name in OUTSIDE else (model.num_layers,)
@@ -48,11 +50,15 @@ def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarra
     if chosen is None:
         z = torch.einsum("te,efk->tfk", m, w["wz"])
         return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
+    common = torch.zeros_like(m)
+    if "wzs" in w:
+        z = torch.einsum("te,esk->tsk", m, w["wzs"])
+        common = (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wds"]
     experts = torch.from_numpy(chosen)
     logits = m @ w["wr"]
     share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1))
     z = torch.einsum("te,xefk->txfk", m, w["ez"])
-    return torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
+    return common + torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
 
 
 def step(

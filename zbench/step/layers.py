@@ -10,7 +10,8 @@ the logits, and the target's logit.
 
 With experts: r has router logits. Slice k of the experts lies on a GPU of each group of them: i has those tokens of t
 that go there, p their shares of the chosen experts; z, u are those of an expert's tokens; v is the sum of what the
-experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down.
+experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down. Shared experts, which all
+tokens pass, are one feed-forward: zs, us and bs are its z, u and b.
 """
 
 from collections.abc import Mapping
@@ -37,18 +38,26 @@ b[t]   += u[t,f] wd[f]
 x'[t]   = y[t] + b[t]
 """
 )
-EXPERTS = (
+_EXPERTS = (
     ATTENTION
     + """
 r[t]       = m[t] wr
 p[t,k]     = share(r[t])                      for goes(t, k)
 i[t,k]     = pick(m[t])                       for goes(t, k)
-z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
+{entered}z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
 u[t,e]     = act(z[t,e])                      for route(t, e)
 v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
-b[t]      += settle(v[t,k])                   for goes(t, k)
-x'[t]      = y[t] + b[t]
+{left}b[t]      += settle(v[t,k])                   for goes(t, k)
+x'[t]      = y[t] + b[t]{shared}
 """
+)
+EXPERTS = _EXPERTS.format(entered="", left="", shared="")
+# Beside shared experts' gate and up tokens go to the others, and beside their way down they come home, as with
+# Megatron-Core's --moe-shared-expert-overlap (its documentation of experts).
+SHARED_EXPERTS = _EXPERTS.format(
+    entered="zs[t,f]    = m[t] wzs[f]\nus[t,f]    = act(zs[t,f])\n",
+    left="bs[t]     += us[t,f] wds[f]\n",
+    shared=" + bs[t]",
 )
 EMBEDDING = """
 w[t]   += lookup(we[v])
@@ -96,6 +105,14 @@ def is_sliced(formula: Formula) -> bool:
 def of_experts(formula: Formula) -> bool:
     """Returns whether a formula is computed where experts are."""
     return "e" in formula.slots
+
+
+def of_shared_experts(formula: Formula) -> bool:
+    """Returns whether a formula is a matmul or the activation of shared experts, forward or backward, which need
+    nothing of the others."""
+    return any(
+        one.tensor.rstrip("~").removeprefix("d") in ("zs", "us") for one in (*formula.results, *formula.operands)
+    )
 
 
 def is_gradient_of_experts(formula: Formula) -> bool:

@@ -29,8 +29,10 @@ def ranks() -> Iterator[LocalFleet]:
             yield fleet
 
 
-def case_of(chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str) -> StepCase:
-    model, plans = replace(EXPERTS, experts_per_token=per_token), [plan_of(lengths, 4, 4)]
+def case_of(
+    chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str, shared: int = 0
+) -> StepCase:
+    model, plans = replace(EXPERTS, experts_per_token=per_token, shared_experts=shared), [plan_of(lengths, 4, 4)]
     how, overlap = ExpertParallel(4, 1, skew), StepOverlap(experts=chunks)
     step = whole_step(model, plans, 1, "1", overlap, recompute, how)
     prove_step(step)
@@ -53,6 +55,12 @@ def test_exact_with_the_bytes_of_the_step(
     if lengths == [1] or per_token == 1:
         found = [replace(one, parameters=0.0) for one in found]
     assert judged_step(RANKS, found, stated).fault == ""
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_shared_experts_beside_chunks(ranks: LocalFleet, recompute: str) -> None:
+    case = case_of(ExpertChunks(2, 3), [50, 1, 13], 2, 0.0, recompute, shared=2)
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:

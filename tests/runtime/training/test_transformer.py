@@ -23,8 +23,9 @@ from zbench.runtime.training.transformer import Transformer, rope
 
 DENSE = Model("dense", 3, 24, 6, 3, 4, 40, 31, element_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
-KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)]
-LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied"]
+SHARED = replace(EXPERTS, shared_experts=2)
+KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)] + [SHARED]
+LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied", "shared experts"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +125,8 @@ def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list
                 x[t] = x[t] + plain_ffn(y, p["gate_up"], p["down"])
             else:
                 x[t] = x[t] + plain_experts(y, p["router"], p["gate_up"], p["down"], m.experts_per_token)
+                if m.shared_experts:
+                    x[t] = x[t] + plain_ffn(y, p["shared_gate_up"], p["shared_down"])
     head_weight = w["embedding"] if m.tied_embeddings else w["head"]
     logits = [head_weight @ plain_norm(t, w["norm"]) for t in x]
     return torch.stack([torch.log(torch.exp(z).sum()) - z[y] for z, y in zip(logits, targets, strict=True)]).sum()
@@ -175,6 +178,7 @@ def test_parameters_are_counted_as_by_the_model(data: st.DataObject) -> None:
         tied_embeddings=data.draw(st.booleans()),
         num_experts=experts,
         experts_per_token=draw(experts),
+        shared_experts=draw(2) if experts > 1 else 0,
     )
     network = Transformer(model, 0, "meta")
     assert sum(p.numel() for p in network.parameters()) == model.total_params

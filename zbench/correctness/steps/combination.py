@@ -25,7 +25,8 @@ from zbench.step.passes.two_levels import in_two_levels
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
-SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
+# How tokens choose experts: alike, all the same two, alike beside two that all of them pass.
+ROUTING: Mapping[str, tuple[float, int]] = {"even": (0.0, 0), "skewed": (50.0, 0), "shared": (0.0, 2)}
 NODE = 2  # GPUs, where collectives have two levels
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
@@ -42,7 +43,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
     "expert_parallel": (0, 1, 2, 4),
-    "routing": tuple(SKEWS),
+    "routing": tuple(ROUTING),
     "stages": (1, 2, 3),
     "levels": (1, 2),
     "exchanges": tuple(EXCHANGES),
@@ -63,10 +64,10 @@ class StepCombination:
     """A combination of choices.
 
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
-    all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
-    of collectives, two of them over nodes of NODE GPUs each; how exchanges of tensor-parallel groups go beside
-    matmuls; whether the head has parameters of its own or the embedding's; ZeRO's stage, the level of recomputation,
-    micro-batches, what a backward does with keys, and lengths of sequences.
+    all experts together, 0: there are none; how tokens choose experts, and whether some are shared; stages of a
+    pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
+    tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
+    stage, the level of recomputation, micro-batches, what a backward does with keys, and lengths of sequences.
     """
 
     tensor_parallel: int
@@ -119,8 +120,10 @@ class StepCombination:
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        model = replace(EXPERTS if self.expert_parallel else MODEL, tied_embeddings=self.head == "tied")
-        experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
+        skew, shared = ROUTING[self.routing]
+        model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
+        model = replace(model, tied_embeddings=self.head == "tied")
+        experts = ExpertParallel(max(self.expert_parallel, 1), seed, skew)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         step = whole_step(model, plans, degree, self.zero, overlap, self.recompute, experts, self.stages)

@@ -99,7 +99,8 @@ class BatchParts:
         model = self.machine.model
         dims = {
             "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
-            "f": model.ffn_hidden, "v": model.vocab, "e": model.num_experts, "x": model.num_experts,
+            "f": model.common_ffn, "i": model.ffn_hidden, "v": model.vocab, "e": model.num_experts,
+            "x": model.num_experts,
         }  # fmt: skip
         return ParameterSlices(self.layout, dims)
 

@@ -61,7 +61,11 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> 
     logits = m @ w["wr"].T
     share = torch.zeros_like(logits).scatter(1, chosen, logits.gather(1, chosen).softmax(1))
     gate, up = torch.einsum("tc,xkfc->ktxf", m, w["ez"]).unbind(0)
-    return y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
+    y = y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
+    if not model.shared_experts:
+        return y
+    gate, up = torch.einsum("tc,kfc->ktf", m, w["wzs"]).unbind(0)
+    return y + (F.silu(gate) * up) @ w["wds"]
 
 
 def _norm(x: Tensor, gain: Tensor) -> Tensor:

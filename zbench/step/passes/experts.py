@@ -13,7 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import is_gradient_of_experts, of_experts
+from zbench.step.layers import is_gradient_of_experts, of_experts, of_shared_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
@@ -63,8 +63,20 @@ class ExpertModules:
         each = self.parts.model.num_experts // self.degree
         return gpu % self.degree * each + np.arange(each)
 
-    def exchange(self, formula: Formula) -> list[Ints]:
-        """Returns the messages that a formula waits for: of what the template makes on the other side."""
+    def exchange(self, number: int) -> list[Ints]:
+        """Returns the messages that go before a formula: of what the template makes on the other side and the formula
+        waits for; before one of shared experts, which goes beside them, of all that is made there by then."""
+        formula = self.layout.formulas[number]
+        if not of_shared_experts(formula):
+            return self._awaited(formula)
+        found = []
+        for later in (self.layout.formulas[at] for at in self.made if at > number):
+            if all(at < number for one in later.operands for at in self._makers(one)):
+                found += self._awaited(later)
+        return found
+
+    def _awaited(self, formula: Formula) -> list[Ints]:
+        """Returns the messages of what a formula reads and the template makes on the other side, if not sent so far."""
         found = []
         for one in formula.operands:
             axes = self.layout.tensors[self.layout.number[one.tensor]].axes
@@ -73,10 +85,13 @@ class ExpertModules:
                 found += self._messages(one.tensor, home=not of_experts(formula))
         return [np.array(found, np.int64)] if found else []
 
+    def _makers(self, one: Reference) -> list[int]:
+        """Returns the numbers of the template's formulas that make what a reference names."""
+        return [at for at in self.made if any(ref.tensor == one.tensor for ref in self.layout.formulas[at].results)]
+
     def _made_elsewhere(self, one: Reference, formula: Formula) -> bool:
-        makers = [self.layout.formulas[at] for at in self.made]
-        mine = [other for other in makers if any(ref.tensor == one.tensor for ref in other.results)]
-        return any(of_experts(other) != of_experts(formula) for other in mine)
+        makers = (self.layout.formulas[at] for at in self._makers(one))
+        return any(of_experts(other) != of_experts(formula) for other in makers)
 
     def _messages(self, tensor: str, home: bool) -> list[list[int]]:
         """Returns the sends of a tensor between homes and experts. home: from experts to homes."""

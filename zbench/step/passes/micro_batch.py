@@ -96,7 +96,7 @@ class BatchTemplates:
         for number in self.formulas.numbers[section]:
             one = self.layout.formulas[number]
             if self.parts.routing is not None:
-                found += experts.exchange(one)
+                found += experts.exchange(number)
             if of_experts(one):
                 found += experts.rows(number)
             elif one.relation is None or one.relation[0] != "visible":

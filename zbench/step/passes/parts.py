@@ -137,7 +137,7 @@ class PlanParts:
             Index("t", self.sizes, of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
-            Index("f", self.model.ffn_hidden // self.slices * slices),
+            Index("f", self.model.common_ffn // self.slices * slices),
             Index("v", self.model.vocab // self.slices * slices),
             Index("j", slices),
             *experts,

@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from zbench.step.formula import Formula, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
-from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
+from zbench.step.layers import (
+    DENSE,
+    DERIVATIVES,
+    EMBEDDING,
+    EMBEDDING_BACKWARD,
+    EXPERTS,
+    SHARED_EXPERTS,
+    head,
+    update,
+)
+from zbench.step.passes.parameters.zero import axes_of, layer_weights, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
@@ -57,16 +66,16 @@ class Sections:
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool, tied: bool) -> Sections:
-    """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones. tied: the
-    head is the embedding table.
+def sections(recompute: str, experts: bool, tied: bool, shared: bool = False) -> Sections:
+    """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
+    or dense ones. tied: the head is the embedding table.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward = parse_formulas(EXPERTS if experts else DENSE)
+    forward = parse_formulas((SHARED_EXPERTS if shared else EXPERTS) if experts else DENSE)
     again = made_again(recompute, forward, "x")
-    weights = EXPERT_LAYER_WEIGHTS if experts else LAYER_WEIGHTS
+    weights = layer_weights(experts, shared)
     return Sections(
         parse_formulas(EMBEDDING),
         forward,
