@@ -46,7 +46,7 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
 
 def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None) -> torch.Tensor:
     """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
-    all tokens, and those that a token did not choose have a share of 0."""
+    all tokens, and those that a token did not choose, or that have no room for it, have a share of 0."""
     if chosen is None:
         z = torch.einsum("te,efk->tfk", m, w["wz"])
         return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
@@ -54,9 +54,9 @@ def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarra
     if "wzs" in w:
         z = torch.einsum("te,esk->tsk", m, w["wzs"])
         common = (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wds"]
-    experts = torch.from_numpy(chosen)
+    experts, room = torch.from_numpy(np.where(chosen < 0, -1 - chosen, chosen)), torch.from_numpy(chosen >= 0)
     logits = m @ w["wr"]
-    share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1))
+    share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1) * room)
     z = torch.einsum("te,xefk->txfk", m, w["ez"])
     return common + torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
 

@@ -83,7 +83,7 @@ def test_a_token_goes_once_to_a_gpu() -> None:
     """What is sent of i is as many rows as tokens have another GPU's expert among those that they chose."""
     step, plans, _, how = case(1)
     layout, sizes = step.layouts[0], step.layouts[0].index["t"].sizes
-    routing = Routing.draw(plans[0], sizes, EXPERTS, how)
+    routing = Routing.draw(plans[0], sizes, 0 * sizes, EXPERTS, how)
     home, part = layout.tensors[layout.number["x"]].home, np.repeat(np.arange(len(sizes)), sizes)
     slices = routing.chosen // (EXPERTS.num_experts // how.degree)
     away = sum(len(set(row.tolist()) - {int(home[at])}) for row, at in zip(slices, part, strict=True))

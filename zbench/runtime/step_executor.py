@@ -192,7 +192,8 @@ class TorchWholeStep:
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        return replace(whole_step_result(batch, self.cost, reports, checked), expert_chunks=chosen.told)
+        result = whole_step_result(batch, self.cost, reports, checked)
+        return replace(result, expert_chunks=chosen.told, expert_rows=of.expert_rows(batch, plans))
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

@@ -138,7 +138,8 @@ class Simulated:
         before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = replace(self.result(batch, plans, played, ceiling), expert_chunks=chosen.told)
+        result = self.result(batch, plans, played, ceiling)
+        result = replace(result, expert_chunks=chosen.told, expert_rows=self.steps.expert_rows(batch, plans))
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

@@ -25,8 +25,16 @@ from zbench.step.passes.two_levels import in_two_levels
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
-# How tokens choose experts: alike, all the same two, alike beside two that all of them pass.
-ROUTING: Mapping[str, tuple[float, int]] = {"even": (0.0, 0), "skewed": (50.0, 0), "shared": (0.0, 2)}
+# How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
+# than is wanted, whose rows are as many as tokens, or all that they have room for.
+ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
+    "even": (0, ExpertParallel()),
+    "skewed": (0, ExpertParallel(skew=50.0)),
+    "shared": (2, ExpertParallel()),
+    "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
+    "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
+}
+OF_SEVERAL = ("dropped", "padded")  # which are tried where experts are on several GPUs
 NODE = 2  # GPUs, where collectives have two levels
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
@@ -64,7 +72,7 @@ class StepCombination:
     """A combination of choices.
 
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
-    all experts together, 0: there are none; how tokens choose experts, and whether some are shared; stages of a
+    all experts together, 0: there are none; how tokens choose experts, and what these have room for; stages of a
     pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
     tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
     stage, the level of recomputation, micro-batches, what a backward does with keys, and lengths of sequences.
@@ -114,16 +122,17 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
+            and (experts > 1 or self.routing not in OF_SEVERAL)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
         )
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        skew, shared = ROUTING[self.routing]
+        shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, tied_embeddings=self.head == "tied")
-        experts = ExpertParallel(max(self.expert_parallel, 1), seed, skew)
+        experts = replace(how, degree=max(self.expert_parallel, 1), seed=seed)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         step = whole_step(model, plans, degree, self.zero, overlap, self.recompute, experts, self.stages)
@@ -173,7 +182,7 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     ).T[order]
     sizes = [len(choices[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
-    numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)
+    numbers = np.stack([(table[:, a] * sizes[b] + table[:, b]).astype(np.int32) for a, b in pairs], axis=1)
     missing = np.zeros((len(pairs), int(numbers.max()) + 1), bool)
     for at in range(len(pairs)):
         missing[at, numbers[:, at]] = True

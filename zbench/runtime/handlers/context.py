@@ -54,10 +54,10 @@ class Cuts:
 class RoutedRows:
     """The rows of routed tokens of a compute (zbench.runtime.steps.routed).
 
-    chosen: int64 [T, n], the experts of the tokens of t. tokens, inside: of each slice in the slot k, the numbers of
-    the tokens that go there, and which of their choices are of it, bool [these, n]. experts: of each in the slot e, its
-    rows of what its slice was sent, and as which choices. num_sent: the rows that the slices of these were sent. dtype:
-    of shares.
+    chosen: int64 [T, n], the experts of the tokens of t, with room or not. tokens, inside: of each slice in the slot k,
+    the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these, n]. experts:
+    of each in the slot e, its rows of what its slice was sent, and as which choices. num_sent: the rows that the slices
+    of these were sent. dtype: of shares. padded: whether there is padding.
     """
 
     chosen: Tensor
@@ -66,6 +66,7 @@ class RoutedRows:
     experts: tuple[tuple[Tensor, Tensor], ...]
     num_sent: int
     dtype: torch.dtype
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Contexts:
             tuple((self._tensor(rows), self._tensor(to)) for rows, to in self.routed.to_experts(parts, experts)),
             sum(len(tokens) for tokens in sent),
             DTYPES[self.model.lse_bytes],
+            self.routed.padding is not None,
         )
 
     def _cuts(self, queries: Parts, keys: Parts) -> Cuts:

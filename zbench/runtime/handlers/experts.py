@@ -1,8 +1,8 @@
 """The functions of an expert layer's formulas in torch, for all parts of an operation at once, grouped by expert.
 
 Rows of routed tokens are those of zbench.runtime.steps.routed: an expert's lie together, and its matmul is of these
-alone, without padding. A sum over what slices or experts make of a token is added in their order, one after another, so
-it has the same bits in every run.
+alone; those of padding are zeros. A sum over what slices or experts make of a token is added in their order, one after
+another, so it has the same bits in every run.
 
 Shapes: t tokens, c hidden, f columns of the feed-forward, x experts, n experts a token; of ez, an expert's gate and up,
 [experts, 2, f, c]; of ed, its way down, [experts, f, c]. Operands are in the formula's order, each as its fields.
@@ -25,15 +25,27 @@ def _rows(at: Context) -> RoutedRows:
 
 
 def _pick(at: Context, m: Fields) -> Tensor:
-    return torch.cat([m[0].index_select(0, rows) for rows in _rows(at).tokens])
+    return torch.cat([_taken(m[0], rows) for rows in _rows(at).tokens])
+
+
+def _taken(values: Tensor, rows: Tensor) -> Tensor:
+    """Returns the values of rows' tokens, zeros of padding (-1)."""
+    if not len(rows) or not len(values):
+        return values.new_zeros(len(rows), *values.shape[1:])
+    return values.index_select(0, rows.clamp(min=0)) * (rows >= 0)[:, None]
 
 
 def _placed(at: Context, like: Tensor, values: Tensor) -> Tensor:
     """Returns the sum, for every token, of what is in rows of routed tokens, one slice after another."""
-    tokens = _rows(at).tokens
-    found = like.new_zeros(len(_rows(at).chosen), *values.shape[1:])
-    for rows, part in zip(tokens, values.split([len(one) for one in tokens]), strict=True):
-        found.index_add_(0, rows, part)  # a token is in a slice once
+    routed = _rows(at)
+    found = like.new_zeros(len(routed.chosen), *values.shape[1:])
+    split = values.split([len(one) for one in routed.tokens])
+    for rows, inside, part in zip(routed.tokens, routed.inside, split, strict=True):
+        if not routed.padded:
+            found.index_add_(0, rows, part)  # a token is in a slice once
+            continue
+        for choice in inside.unbind(1):  # and once for each of its choices
+            found.index_add_(0, rows[choice], part[choice])
     return found
 
 
@@ -50,7 +62,7 @@ def _share(at: Context, r: Fields) -> Tensor:
     rows = _rows(at)
     shares = _shares(at, r[0], rows.dtype)
     each = zip(rows.tokens, rows.inside, strict=True)
-    return torch.cat([shares.index_select(0, tokens) * inside for tokens, inside in each])
+    return torch.cat([_taken(shares, tokens) * inside for tokens, inside in each])
 
 
 def _share_d0(at: Context, dp: Fields, r: Fields) -> Tensor:

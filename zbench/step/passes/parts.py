@@ -178,7 +178,7 @@ class PlanParts:
         """The experts of the tokens; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
-        return Routing.draw(self.plan, self.sizes, self.model, self.experts)
+        return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the

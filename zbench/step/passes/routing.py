@@ -32,6 +32,7 @@ class ExpertParallel:
     ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are a draw of
     Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
     which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
+    capacity, padded: of an expert, as zbench.describe.strategy.Experts has them; None: as many tokens as choose it.
     """
 
     degree: int = 1
@@ -40,11 +41,20 @@ class ExpertParallel:
     step: int = 0
     popularity: str = ZIPF
     drift: int = 1
+    capacity: float | None = None
+    padded: bool = False
 
     @staticmethod
     def chosen(degree: int, experts: Experts) -> "ExpertParallel":
         """Returns the layout and the rule of a run's choices."""
-        return ExpertParallel(degree, skew=experts.skew, popularity=experts.popularity, drift=experts.drift)
+        return ExpertParallel(
+            degree,
+            skew=experts.skew,
+            popularity=experts.popularity,
+            drift=experts.drift,
+            capacity=None if isinstance(experts.capacity, str) else experts.capacity,
+            padded=experts.padded,
+        )
 
     def of(self, batch: Batch) -> "ExpertParallel":
         """Returns the same layout and rule for a batch's draw."""
@@ -88,23 +98,38 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 
 @dataclass(frozen=True)
 class Routing:
-    """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t; begin:
-    int64 [parts + 1], where those of each part begin. slices: of experts, one a GPU of a group."""
+    """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t, ~expert
+    where the expert has no room; begin: int64 [parts + 1], where those of each part begin. slices: of experts, one a
+    GPU of a group. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
+    token goes to a GPU once for each expert that it chose there, and not once. None: there is no padding."""
 
     chosen: Ints
     begin: Ints
     num_experts: int
     slices: int
+    padding: Ints | None = None
 
     @staticmethod
-    def draw(plan: Plan, sizes: Ints, model: Model, how: ExpertParallel) -> "Routing":
+    def draw(plan: Plan, sizes: Ints, home: Ints, model: Model, how: ExpertParallel) -> "Routing":
         """Draws the experts of a plan's tokens: the largest of logarithms of odds with Gumbel noise, which is a draw
-        without replacement (Kool et al. 2019, arXiv 1903.06059). sizes: int64 [parts], of the blocks' tokens in order.
+        without replacement (Kool et al. 2019, arXiv 1903.06059). sizes, home: int64 [parts], of the blocks' tokens in
+        order, and the GPU that each part is on.
         """
         odds = how.odds(model.num_experts) + _noise(plan, model.num_experts, (how.seed, how.step))
         chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return Routing(chosen.astype(np.int64), begin, model.num_experts, how.degree)
+        chosen = chosen.astype(np.int64)
+        if how.capacity is None:
+            return Routing(chosen, begin, model.num_experts, how.degree)
+        gpu = np.repeat(home, sizes)
+        room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
+        found = Routing(_with_room(chosen, gpu, room, model.num_experts), begin, model.num_experts, how.degree)
+        return replace(found, padding=_padding(found.to_experts, home, room)) if how.padded else found
+
+    @cached_property
+    def dropped(self) -> int:
+        """The choices that their experts have no room for."""
+        return int((self.chosen < 0).sum())
 
     @cached_property
     def _part(self) -> Ints:
@@ -112,16 +137,23 @@ class Routing:
 
     @cached_property
     def to_experts(self) -> Ints:
-        """The tokens of each part that go to each expert, int64 [parts, experts]."""
+        """The rows of each part that go to each expert, its tokens and padding, int64 [parts, experts]."""
         key = self._part[:, None] * self.num_experts + self.chosen
-        count = np.bincount(key.reshape(-1), minlength=(len(self.begin) - 1) * self.num_experts)
-        return count.reshape(-1, self.num_experts)
+        key = key[self.chosen >= 0] if self.dropped else key.reshape(-1)
+        count = np.bincount(key, minlength=(len(self.begin) - 1) * self.num_experts)
+        found = count.reshape(-1, self.num_experts)
+        return found if self.padding is None else found + self.padding
 
     @cached_property
     def to_slices(self) -> Ints:
-        """The tokens of each part that go to each slice of the experts, int64 [parts, slices]."""
+        """The rows of each part that go to each slice of the experts, int64 [parts, slices]."""
+        if self.padding is not None:
+            return np.asarray(self.to_experts.reshape(len(self.begin) - 1, self.slices, -1).sum(axis=2))
         slices = self.chosen // (self.num_experts // self.slices)
+        if self.dropped:
+            slices = np.sort(np.maximum(slices, -1), axis=1)  # ~expert is below 0, and so is its quotient
         first = np.concatenate([np.ones((len(slices), 1), bool), slices[:, 1:] != slices[:, :-1]], axis=1)
+        first &= slices >= 0
         key = (self._part[:, None] * self.slices + slices)[first]
         return np.bincount(key, minlength=(len(self.begin) - 1) * self.slices).reshape(-1, self.slices)
 
@@ -136,6 +168,29 @@ class Routing:
     def relations(self) -> tuple[Relation, ...]:
         """Returns route(t, e) and goes(t, k)."""
         return _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
+
+
+def _with_room(chosen: Ints, gpu: Ints, room: Ints, num_experts: int) -> Ints:
+    """Returns choices with those as ~expert that an expert has no room for: of each GPU's tokens it takes the first in
+    their order. gpu: int64 [tokens]; room: int64 [GPUs], the tokens that every expert takes of a GPU's."""
+    key = (gpu[:, None] * num_experts + chosen).reshape(-1)
+    order = np.argsort(key, kind="stable")
+    counts = np.bincount(key)
+    place = np.empty_like(key)  # of each choice among those of its GPU's tokens and its expert
+    place[order] = np.arange(len(key)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.where(place.reshape(chosen.shape) < room[gpu][:, None], chosen, ~chosen)
+
+
+def _padding(tokens: Ints, home: Ints, room: Ints) -> Ints:
+    """Returns the rows by which each GPU fills its room at every expert, which go with the last of its parts, int64
+    [parts, experts]. tokens: of each part that go to each expert."""
+    found, last = np.zeros_like(tokens), np.full(len(room), -1)
+    np.maximum.at(last, home, np.arange(len(home)))
+    of_gpu = np.zeros((len(room), tokens.shape[1]), np.int64)
+    np.add.at(of_gpu, home, tokens)
+    there = last >= 0
+    found[last[there]] = (room[:, None] - of_gpu)[there]
+    return found
 
 
 def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:
