@@ -191,6 +191,15 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Experts(padded=True),
             "experts.padded is True; with experts.capacity=dropless an expert has no number",
         ),
+        (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
+        (
+            lambda: Experts("clock", "auto", dispatch="two_level"),
+            "experts.schedule is clock; with experts.dispatch=two_l",
+        ),
+        (
+            lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
+            "experts.padded is True; with experts.dispatch=",
+        ),
         (lambda: Experts("lina"), "experts.schedule is 'lina'; it takes sequential, pipemoe, tutel, fsmoe or clock"),
         (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
         (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
@@ -278,6 +287,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.degree": 1,
         "experts.capacity": "dropless",
         "experts.padded": False,
+        "experts.dispatch": "flat",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import DROPLESS, SEQUENTIAL
+from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL
 from zbench.describe.model import AUTO, WHOLE, Model
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
@@ -155,6 +155,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("experts.schedule", experts.schedule, SEQUENTIAL),
         ("experts.skew", experts.skew, 0),
         ("experts.capacity", experts.capacity, DROPLESS),
+        ("experts.dispatch", experts.dispatch, FLAT),
         ("overlap.method", strategy.overlap.method, WHOLE_EXCHANGES.method),
         ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
         ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),

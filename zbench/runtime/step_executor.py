@@ -112,9 +112,10 @@ class TorchWholeStep:
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
+        cluster = cost.gpus.cluster
+        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
-            "torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+            "torch_whole_step", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
 
     @property

@@ -76,9 +76,10 @@ class Simulated:
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
+        cluster = cost.gpus.cluster
+        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
-            "simulated", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+            "simulated", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
 
     @property

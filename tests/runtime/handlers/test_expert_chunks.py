@@ -77,6 +77,12 @@ def test_experts_with_less_room_than_is_wanted(ranks: LocalFleet, room: ExpertPa
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
+@pytest.mark.parametrize("room", [TOGETHER, ExpertParallel(capacity=0.4)], ids=str)
+def test_rows_go_to_a_node_once(ranks: LocalFleet, room: ExpertParallel) -> None:
+    case = case_of(ExpertChunks(), [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:
     """Sums over chunks are added in the step's order, not in that of arrival."""
     case = case_of(ExpertChunks(4, 4), [50, 1, 13], 2, 0.0, "none")

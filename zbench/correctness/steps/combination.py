@@ -24,18 +24,19 @@ from zbench.step.passes.two_levels import in_two_levels
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
+NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
-# than is wanted, whose rows are as many as tokens, or all that they have room for.
+# than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
     "shared": (2, ExpertParallel()),
     "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
     "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
+    "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
 }
-OF_SEVERAL = ("dropped", "padded")  # which are tried where experts are on several GPUs
-NODE = 2  # GPUs, where collectives have two levels
+OF_SEVERAL = ("dropped", "padded", "two_level")  # which are tried where experts are on several GPUs
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -122,7 +123,7 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
-            and (experts > 1 or self.routing not in OF_SEVERAL)
+            and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
         )
 

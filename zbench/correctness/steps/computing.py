@@ -175,10 +175,14 @@ class ComputeOnPlace:
     def _chosen(self, at: dict[str, int]) -> Chosen:
         """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""
         slices = next(one.part for one in self.layout.maps if one.coarse == "k")
-        mine = np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
+        nodes = next((one.part for one in self.layout.maps if one.coarse == "n"), np.zeros(0, np.int64))
+        node = at["n"] if "n" in at else nodes[at["k"]] if "k" in at and len(nodes) else 0
+        of_node = np.flatnonzero(nodes[slices] == node) if len(nodes) else np.zeros(0, np.int64)
+        mine = of_node if "n" in at else np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
         padding = None if self.tokens.padding is None else self.tokens.padding[at["t"]]
         span = int(mine[0]), int(mine[-1]) + 1
-        return Chosen(self.tokens.chosen[at["t"]], span, self._range("e", at.get("e", 0)), padding)
+        whole = (int(of_node[0]), int(of_node[-1]) + 1) if len(of_node) else span
+        return Chosen(self.tokens.chosen[at["t"]], span, self._range("e", at.get("e", 0)), padding, whole)
 
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
         """Returns what parts that do not meet add to a gradient of parameters, or to tokens at home."""

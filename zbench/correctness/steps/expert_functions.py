@@ -6,7 +6,7 @@ with padding a row for each choice, expert after expert.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +18,14 @@ from zbench.describe.arrays import Floats, Ints
 @dataclass(frozen=True)
 class Chosen:
     """The experts of a part's tokens, int64 [tokens, chosen], and the [first, last) experts of a slice and of an
-    expert's part. padding: rows of no token by expert, None: there is none. Shares are of all that a token chose."""
+    expert's part. padding: rows of no token by expert, None: there is none. node: the span of
+    the experts of the slice's node. Shares are of all that a token chose."""
 
     experts: Ints
     slice: tuple[int, int]
     expert: tuple[int, int]
     padding: Ints | None = None
+    node: tuple[int, int] = (0, 0)
 
     @property
     def all(self) -> Ints:
@@ -44,6 +46,12 @@ class Chosen:
                 found += [(token, expert, {row.index(expert)})] if expert in row else []
             found += [(-1, expert, set[int]())] * int(self.padding[expert])
         return found
+
+    @property
+    def in_node(self) -> Ints:
+        """The rows of the slice by their numbers among those of its node."""
+        tokens = [token for token, _, _ in replace(self, slice=self.node).rows]
+        return np.array([tokens.index(token) for token, _, _ in self.rows], np.int64)
 
     @property
     def of_expert(self) -> tuple[Ints, Ints]:
@@ -150,8 +158,19 @@ def _settle_d0(at: Chosen, dx: Floats) -> Any:
     return at.taken(dx)
 
 
+def _relay(at: Chosen, ni: Floats) -> Any:
+    return ni[at.in_node]
+
+
+def _relay_d0(at: Chosen, di: Floats) -> Any:
+    found = np.zeros((len(replace(at, slice=at.node).rows), *di.shape[1:]))
+    found[at.in_node] = di
+    return found
+
+
 EXPERT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
-    "settle": _settle, "settle_d0": _settle_d0,
+    "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
+    "together_d0": _relay,
 })  # fmt: skip

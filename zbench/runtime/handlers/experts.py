@@ -141,8 +141,22 @@ def _settle_d0(at: Context, dx: Fields) -> Tensor:
     return _pick(at, dx)
 
 
+def _relay(at: Context, ni: Fields) -> Tensor:
+    return torch.cat([ni[0].index_select(0, rows) for rows in _rows(at).in_nodes])
+
+
+def _relay_d0(at: Context, di: Fields) -> Tensor:
+    """Returns what a node's slices have of each of its rows, summed slice after slice."""
+    routed = _rows(at)
+    found = di[0].new_zeros(routed.num_in_nodes, *di[0].shape[1:])
+    for rows, part in zip(routed.in_nodes, di[0].split([len(one) for one in routed.in_nodes]), strict=True):
+        found.index_add_(0, rows, part)  # a token is in a slice once
+    return found
+
+
 ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
-    "settle": _settle, "settle_d0": _settle_d0,
+    "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
+    "together_d0": _relay,
 })  # fmt: skip

@@ -81,7 +81,8 @@ class BatchParts:
         if self.tokens.chosen is None:
             return None
         slices = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == ("k", "e"))
-        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding)
+        nodes = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("n", "k")), None)
+        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding, nodes)
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:

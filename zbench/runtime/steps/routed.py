@@ -22,20 +22,25 @@ class RoutedTokens:
     chosen: int64 [tokens, experts a token], of a token none twice, ~expert of one that has no room; tokens in the order
     of parts of t. sizes: int64 [parts], the tokens of each. slices: int64 [experts], the slice (a part of k) that each
     expert lies in. padding: int64 [parts, experts], rows of no token, None: there are none, and a token goes to a slice
-    once.
+    once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens go there first.
     """
 
     chosen: Ints
     sizes: Ints
     slices: Ints
     padding: Ints | None = None
+    nodes: Ints | None = None
 
     @cached_property
     def _begin(self) -> Ints:
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     def amounts(self, index: str) -> Ints:
-        """Returns the rows of every part that go to every expert (index e) or slice (k), int64 [parts, those]."""
+        """Returns the rows of every part that go to every expert (index e), slice (k) or node (n), int64 [parts,
+        those]."""
+        if index == "n":
+            assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+            return self._counted([self._to_node(self.chosen, node) for node in range(int(self.nodes.max()) + 1)])
         if index == "e" or self.padding is not None:
             found = self._counted([self.chosen == expert for expert in range(len(self.slices))])
         else:
@@ -60,6 +65,32 @@ class RoutedTokens:
     def _to_slice(self, chosen: Ints, part: int) -> Flags:
         """Returns which choices are experts of a slice, with room for the token."""
         return np.asarray((self.slices[chosen] == part) & (chosen >= 0))
+
+    def _to_node(self, chosen: Ints, node: int) -> Flags:
+        """Returns which choices are experts of a node, with room for the token."""
+        assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+        return np.asarray((self.nodes[self.slices[chosen]] == node) & (chosen >= 0))
+
+    def to_node(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
+        """Returns the tokens of parts that go to a node, by their number among these, and which of their choices are
+        of it, bool [tokens that go there, experts a token]."""
+        inside = self._to_node(self._choices(parts), node)
+        tokens = np.flatnonzero(inside.any(axis=1))
+        return tokens, inside[tokens]
+
+    def in_nodes(self, parts: Parts, slices: Parts) -> tuple[list[Ints], int]:
+        """Returns for each slice its rows by their numbers among those that the slices' nodes were sent of parts, which
+        follow one another, and how many these are."""
+        assert self.nodes is not None, "a formula of relays has a map to nodes"
+        begin, first, tokens = 0, dict[int, int](), dict[int, Ints]()
+        for node in np.unique(self.nodes[list(slices)]).tolist():
+            first[node], tokens[node] = begin, self.to_node(parts, node)[0]
+            begin += len(tokens[node])
+        found = []
+        for part in slices:
+            node = int(self.nodes[part])
+            found.append(first[node] + np.searchsorted(tokens[node], self.to_slice(parts, part)[0]))
+        return found, begin
 
     def of(self, parts: Parts) -> Ints:
         """Returns what the tokens of parts chose, with room or not, part after part, int64 [tokens, experts a

@@ -182,8 +182,12 @@ class PlanParts:
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
-        group of the tokens' home."""
-        degree = self.experts.degree
+        group of the tokens' home; of nodes of these (n), the GPU of as high a number in the node as the tokens' home
+        has in its own."""
+        degree, node = self.experts.degree, self.experts.node
+        if index == "n":
+            first = self.home // degree * degree + self.home % node
+            return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
         share = (
             np.arange(degree)
             if index == "k"
@@ -193,9 +197,10 @@ class PlanParts:
 
     def routed(self, axes: tuple[str, ...]) -> Ints | None:
         """Returns the tokens of each cell of a tensor of routed tokens, None of other tensors."""
-        if self.routing is None or axes[1:] not in (("e",), ("k",)):
+        if self.routing is None or axes[1:] not in (("e",), ("k",), ("n",)):
             return None
         tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
+        tokens = self.routing.to_nodes if axes[1] == "n" else tokens
         return tokens.reshape(-1).astype(np.int64)
 
     def relations(self) -> tuple[Relation, ...]:

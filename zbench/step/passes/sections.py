@@ -10,8 +10,7 @@ from zbench.step.layers import (
     DERIVATIVES,
     EMBEDDING,
     EMBEDDING_BACKWARD,
-    EXPERTS,
-    SHARED_EXPERTS,
+    expert_layer,
     head,
     update,
 )
@@ -66,14 +65,14 @@ class Sections:
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool, tied: bool, shared: bool = False) -> Sections:
+def sections(recompute: str, experts: bool, tied: bool, shared: bool = False, two_level: bool = False) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
-    or dense ones. tied: the head is the embedding table.
+    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward = parse_formulas((SHARED_EXPERTS if shared else EXPERTS) if experts else DENSE)
+    forward = parse_formulas(expert_layer(shared, two_level) if experts else DENSE)
     again = made_again(recompute, forward, "x")
     weights = layer_weights(experts, shared)
     return Sections(

@@ -54,7 +54,7 @@ def _layers(result: Reference) -> str:
 
 def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     """Returns the home of the cells of a tensor of tokens and slices: in the tokens' group, the GPU with the slice."""
-    if axes[1] in ("e", "k"):
+    if axes[1] in ("e", "k", "n"):
         return parts.homes_of_experts(axes[1])
     share = {one.fine: one.part for one in parts.maps() if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
     group = parts.home // parts.degree
