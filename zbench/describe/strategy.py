@@ -175,10 +175,10 @@ class Experts:
         check_boolean("experts.padded", self.padded)
         _check_choice("experts.dispatch", self.dispatch, DISPATCHES)
         if self.dispatch == TWO_LEVEL and (self.padded or self.schedule != SEQUENTIAL):
-            name, value = ("padded", self.padded) if self.padded else ("schedule", self.schedule)
+            told = "padded is True" if self.padded else f"schedule is {self.schedule}"
             raise ValueError(
-                f"experts.{name} is {value}; with experts.dispatch={TWO_LEVEL} rows go to a node once, all at a time, so "
-                f"it takes {False if self.padded else SEQUENTIAL}"
+                f"experts.{told}; with experts.dispatch={TWO_LEVEL} rows go to a node once, all at a time, so it takes "
+                f"{'false' if self.padded else SEQUENTIAL}"
             )
         if self.padded and self.capacity == DROPLESS:
             raise ValueError(

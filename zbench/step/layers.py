@@ -1,8 +1,8 @@
 """The formulas of a model's layers, of what is before and after them, and of the optimizer.
 
 Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, k slices of
-them, n nodes of these, v words of the vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms'
-gains are g1, g2, gl.
+them, n nodes of these, v words of the vocabulary. Weights have the name of what they make: wq makes q; wz is gate and
+up in one. Norms' gains are g1, g2, gl.
 
 n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate
 and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of

@@ -5,8 +5,8 @@ has a slot of k, a slice of the experts, on the home of the tokens. What one sid
 sent, a message for each pair of GPUs (the all-to-all of Lepikhin et al. 2021, arXiv 2006.16668).
 
 In two levels a node's relay for a home is the GPU of the same number in the node: it has the tokens that go to any of
-the node's experts, sends them on inside, and sums what comes back (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). Shares
-go to experts directly: they are some bytes a token.
+the node's experts, sends them on inside, and sums what comes back (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+Shares go to experts directly: they are some bytes a token.
 """
 
 from collections.abc import Collection, Iterator

@@ -72,8 +72,8 @@ class ExpertParallel:
             )
         if self.node and self.degree % self.node:
             raise ValueError(
-                f"the expert-parallel degree is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by whole "
-                f"nodes, so it has to be a multiple of their {self.node} GPUs"
+                f"the expert-parallel degree is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by "
+                f"whole nodes, so it has to be a multiple of their {self.node} GPUs"
             )
         if num_gpus % self.degree:
             raise ValueError(f"the expert-parallel degree is {self.degree}; it has to divide {num_gpus} GPUs")
