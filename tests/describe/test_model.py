@@ -81,6 +81,8 @@ def test_experts_have_no_chunks() -> None:
         ("experts_per_token", 2),
         ("shared_experts", -1),
         ("shared_experts", 1),
+        ("gate", "sigmoid"),
+        ("gate", "tanh"),
         ("recompute", "some"),
         ("sharding", "zero4"),
         ("kernels", "slow"),

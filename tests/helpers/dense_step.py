@@ -44,7 +44,7 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([pairs.real, pairs.imag], dim=2)
 
 
-def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None) -> torch.Tensor:
+def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None, gate: str) -> torch.Tensor:
     """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
     all tokens, and those that a token did not choose, or that have no room for it, have a share of 0."""
     if chosen is None:
@@ -56,7 +56,13 @@ def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarra
         common = (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wds"]
     experts, room = torch.from_numpy(np.where(chosen < 0, -1 - chosen, chosen)), torch.from_numpy(chosen >= 0)
     logits = m @ w["wr"]
-    share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1) * room)
+    picked = torch.gather(logits, 1, experts)
+    parts = {
+        "softmax": picked.softmax(1),
+        "softmax_all": torch.gather(logits.softmax(1), 1, experts),
+        "sigmoid": picked.sigmoid() / picked.sigmoid().sum(1, keepdim=True),
+    }
+    share = torch.zeros_like(logits).scatter(1, experts, parts[gate] * room)
     z = torch.einsum("te,xefk->txfk", m, w["ez"])
     return common + torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
 
@@ -83,7 +89,7 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number])
+            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number], model.gate)
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

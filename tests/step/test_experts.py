@@ -47,6 +47,15 @@ def test_exact(number: int) -> None:
     assert execute(step, plans, degree, EXPERTS, how) < 1e-12
 
 
+@pytest.mark.parametrize("gate", ["softmax_all", "sigmoid"])
+@pytest.mark.parametrize("room", [ExpertParallel(), ExpertParallel(capacity=0.5, padded=True)], ids=str)
+def test_exact_whatever_makes_shares(gate: str, room: ExpertParallel) -> None:
+    model, how, plans = replace(EXPERTS, gate=gate), replace(room, degree=2, skew=1.0), [plan_of([7, 3], 4, 4)]
+    step = whole_step(model, plans, 1, "1", 1, "full", how)
+    assert fault(step) == ""
+    assert execute(step, plans, 1, model, how) < 1e-12
+
+
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_mutants(number: int) -> None:
     """The proof and the unrolled walk agree, and what they accept comes out right."""

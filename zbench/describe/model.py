@@ -19,6 +19,7 @@ Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, name
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
 NONE, INPUTS = OFFLOAD = ("none", "inputs")
+SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -31,6 +32,8 @@ class Model:
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
         with as many columns; together they are one feed-forward. 0: none.
+    gate: what makes shares of a token's router logits: "softmax" (of the chosen experts, which add up to 1),
+        "softmax_all" (of all experts; the chosen ones' do not) or "sigmoid" (of each, over the chosen ones' sum).
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
@@ -67,6 +70,7 @@ class Model:
     num_experts: int = 1
     experts_per_token: int = 1
     shared_experts: int = 0
+    gate: Literal["softmax", "softmax_all", "sigmoid"] = "softmax"
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
@@ -106,6 +110,11 @@ class Model:
                 f"model.shared_experts is {self.shared_experts}; model {self.name} has no experts that tokens choose, "
                 "so it takes 0"
             )
+        if self.gate != SOFTMAX and self.num_experts == 1:
+            raise ValueError(
+                f"model.gate is {self.gate!r}; model {self.name} has no experts that tokens choose, so it takes "
+                f"{SOFTMAX}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -117,6 +126,7 @@ class Model:
             ("sharding", SHARDING),
             ("kernels", ("fused", "eager")),
             ("offload", OFFLOAD),
+            ("gate", GATES),
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")

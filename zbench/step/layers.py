@@ -18,6 +18,7 @@ n of the experts, i those of them that go on to a slice there, and nv is the sum
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from zbench.describe.model import SIGMOID, SOFTMAX, SOFTMAX_ALL
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.transpose import Derivative, transpose
 
@@ -43,7 +44,7 @@ _EXPERTS = (
     ATTENTION
     + """
 r[t]       = m[t] wr
-p[t,k]     = share(r[t])                      for goes(t, k)
+p[t,k]     = {gate}(r[t])                      for goes(t, k)
 {out}z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
 u[t,e]     = act(z[t,e])                      for route(t, e)
 v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
@@ -52,13 +53,17 @@ v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
 )
 # Beside shared experts' gate and up tokens go to the others, and beside their way down they come home, as with
 # Megatron-Core's --moe-shared-expert-overlap (its documentation of experts).
+# The functions of shares, by a model's gate.
+SHARES: Mapping[str, str] = MappingProxyType({
+    SOFTMAX: "share", SOFTMAX_ALL: "share_all", SIGMOID: "share_sigmoid",
+})  # fmt: skip
 _SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
 _SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
 
 
-def expert_layer(shared: bool, two_level: bool) -> str:
-    """Returns the formulas of a layer with experts. shared: whether all tokens pass some of them; two_level: whether
-    rows go to a node once, and there to the GPUs of its experts, and back so."""
+def expert_layer(shared: bool, two_level: bool, gate: str) -> str:
+    """Returns the formulas of a layer with experts. gate: of zbench.describe.model.GATES. shared: whether all tokens
+    pass some of them; two_level: whether rows go to a node once, and there to the GPUs of its experts, and back so."""
     beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
     if two_level:
         out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
@@ -66,7 +71,7 @@ def expert_layer(shared: bool, two_level: bool) -> str:
     else:
         out = f"i[t,k] = pick(m[t]) for goes(t, k)\n{beside}"
         home = f"{down}b[t] += settle(v[t,k]) for goes(t, k)\n"
-    return _EXPERTS.format(out=out, home=home, shared=" + bs[t]" if shared else "")
+    return _EXPERTS.format(out=out, home=home, shared=" + bs[t]" if shared else "", gate=SHARES[gate])
 
 
 EMBEDDING = """
@@ -96,7 +101,7 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "turn_keys": Derivative(((1,), (0,))),
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
-    "share": Derivative(((0,),)),
+    **{name: Derivative(((0,),)) for name in SHARES.values()},
     "pick": Derivative(((),)),
     "enter": Derivative(((1,), (0,))),
     "leave": Derivative(((1, 2), (0, 2), (0, 1))),

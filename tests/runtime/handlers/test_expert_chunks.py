@@ -37,8 +37,12 @@ def case_of(
     recompute: str,
     shared: int = 0,
     room: ExpertParallel = TOGETHER,
+    gate: str = "softmax",
 ) -> StepCase:
-    model, plans = replace(EXPERTS, experts_per_token=per_token, shared_experts=shared), [plan_of(lengths, 4, 4)]
+    model, plans = (
+        replace(EXPERTS, experts_per_token=per_token, shared_experts=shared, gate=gate),
+        [plan_of(lengths, 4, 4)],
+    )
     how, overlap = replace(room, degree=4, seed=1, skew=skew), StepOverlap(experts=chunks)
     step = whole_step(model, plans, 1, "1", overlap, recompute, how)
     prove_step(step)
@@ -74,6 +78,12 @@ def test_experts_with_less_room_than_is_wanted(ranks: LocalFleet, room: ExpertPa
     """The dense process drops the same tokens; what is sent has rows of zeros where experts are padded."""
     case = case_of(ExpertChunks(2, 3), [50, 1, 13], 2, 1.0, "full", room=room)
     assert sum(int((one.chosen < 0).sum()) for one in case.tokens if one.chosen is not None) > 10
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize("gate", ["softmax_all", "sigmoid"])
+def test_whatever_makes_shares(ranks: LocalFleet, gate: str) -> None:
+    case = case_of(ExpertChunks(2, 2), [50, 1, 13], 2, 1.0, "none", room=ExpertParallel(capacity=0.4), gate=gate)
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 

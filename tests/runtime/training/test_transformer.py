@@ -24,8 +24,9 @@ from zbench.runtime.training.transformer import Transformer, rope
 DENSE = Model("dense", 3, 24, 6, 3, 4, 40, 31, element_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
 SHARED = replace(EXPERTS, shared_experts=2)
-KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)] + [SHARED]
-LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied", "shared experts"]
+KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)]
+KINDS += [SHARED, replace(EXPERTS, gate="softmax_all"), replace(SHARED, gate="sigmoid")]
+LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied", "shared experts", "shares of all", "sigmoid"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,11 +97,12 @@ def plain_ffn(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return down @ (gate * torch.sigmoid(gate) * up)
 
 
-def plain_experts(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, per_token: int) -> Tensor:
-    share = torch.exp(router @ x) / torch.exp(router @ x).sum()
+def plain_experts(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, m: Model) -> Tensor:
+    per_token, logits = m.experts_per_token, router @ x
+    share = 1 / (1 + torch.exp(-logits)) if m.gate == "sigmoid" else torch.exp(logits) / torch.exp(logits).sum()
     best = sorted(range(len(router)), key=lambda e: -share[e].item())[:per_token]
     parts = [share[e] * plain_ffn(x, gate_up.chunk(len(router))[e], down.chunk(len(router))[e]) for e in best]
-    return torch.stack(parts).sum(0) / sum(share[e] for e in best)
+    return torch.stack(parts).sum(0) / (1 if m.gate == "softmax_all" else sum(share[e] for e in best))
 
 
 def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list[int]) -> Tensor:
@@ -124,7 +126,7 @@ def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list
             if m.num_experts == 1:
                 x[t] = x[t] + plain_ffn(y, p["gate_up"], p["down"])
             else:
-                x[t] = x[t] + plain_experts(y, p["router"], p["gate_up"], p["down"], m.experts_per_token)
+                x[t] = x[t] + plain_experts(y, p["router"], p["gate_up"], p["down"], m)
                 if m.shared_experts:
                     x[t] = x[t] + plain_ffn(y, p["shared_gate_up"], p["shared_down"])
     head_weight = w["embedding"] if m.tied_embeddings else w["head"]

@@ -7,12 +7,15 @@ with padding a row for each choice, expert after expert.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL
+from zbench.step.layers import SHARES
 
 
 @dataclass(frozen=True)
@@ -86,22 +89,29 @@ class Chosen:
         return found
 
 
-def _shares(at: Chosen, r: Floats) -> Any:
-    """Returns the shares of all chosen experts, [tokens, c]."""
-    logits = np.take_along_axis(r, at.all, axis=1)
-    share = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return share / share.sum(axis=1, keepdims=True)
+def _scores(gate: str, at: Chosen, r: Floats) -> Any:
+    """Returns scores, of which shares are parts, of all experts, 0 of those that are not counted; and the derivatives
+    of their logarithms, float64 [tokens, experts] each."""
+    counted = np.ones_like(r, bool)
+    if gate != SOFTMAX_ALL:
+        counted = np.zeros_like(r, bool)
+        np.put_along_axis(counted, at.all, True, axis=1)
+    if gate == SIGMOID:
+        return counted / (1 + np.exp(-r)), 1 / (1 + np.exp(r))
+    return counted * np.exp(r - r.max(axis=1, keepdims=True)), np.ones_like(r)
 
 
-def _share(at: Chosen, r: Floats) -> Any:
-    return at.taken(_shares(at, r)) * at.inside
+def _share(gate: str, at: Chosen, r: Floats) -> Any:
+    scores, _ = _scores(gate, at, r)
+    share = np.take_along_axis(scores / scores.sum(axis=1, keepdims=True), at.all, axis=1)
+    return at.taken(share) * at.inside
 
 
-def _share_d0(at: Chosen, dp: Floats, r: Floats) -> Any:
-    share, inner = _shares(at, r), at.placed(dp * at.inside)
-    found = np.zeros_like(r)
-    np.put_along_axis(found, at.all, share * (inner - (inner * share).sum(axis=1, keepdims=True)), axis=1)
-    return found
+def _share_d0(gate: str, at: Chosen, dp: Floats, r: Floats) -> Any:
+    scores, slope = _scores(gate, at, r)
+    share, given = scores / scores.sum(axis=1, keepdims=True), np.zeros_like(r)
+    np.put_along_axis(given, at.all, at.placed(dp * at.inside), axis=1)
+    return slope * share * (given - (given * share).sum(axis=1, keepdims=True))
 
 
 def _pick(at: Chosen, m: Floats) -> Any:
@@ -169,7 +179,9 @@ def _relay_d0(at: Chosen, di: Floats) -> Any:
 
 
 EXPERT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
+    **{name: partial(_share, gate) for gate, name in SHARES.items()},
+    **{f"{name}_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
+    "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
     "together_d0": _relay,

@@ -9,14 +9,17 @@ Shapes: t tokens, c hidden, f columns of the feed-forward, x experts, n experts 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL
 from zbench.runtime.handlers.context import Context, RoutedRows
 from zbench.runtime.handlers.formats import Fields
+from zbench.step.layers import SHARES
 
 
 def _rows(at: Context) -> RoutedRows:
@@ -53,22 +56,34 @@ def _pick_d0(at: Context, di: Fields) -> Tensor:
     return _placed(at, di[0], di[0])
 
 
-def _shares(at: Context, r: Tensor, dtype: torch.dtype) -> Tensor:
+def _shares(gate: str, at: Context, r: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the shares of all that a token chose, [t, n]."""
-    return r.gather(1, _rows(at).chosen).softmax(1, dtype=dtype)
+    chosen = _rows(at).chosen
+    if gate == SOFTMAX_ALL:
+        return r.softmax(1, dtype=dtype).gather(1, chosen)
+    if gate == SIGMOID:
+        scores = r.gather(1, chosen).to(dtype).sigmoid()
+        return scores / scores.sum(1, keepdim=True)
+    return r.gather(1, chosen).softmax(1, dtype=dtype)
 
 
-def _share(at: Context, r: Fields) -> Tensor:
+def _share(gate: str, at: Context, r: Fields) -> Tensor:
     rows = _rows(at)
-    shares = _shares(at, r[0], rows.dtype)
+    shares = _shares(gate, at, r[0], rows.dtype)
     each = zip(rows.tokens, rows.inside, strict=True)
     return torch.cat([_taken(shares, tokens) * inside for tokens, inside in each])
 
 
-def _share_d0(at: Context, dp: Fields, r: Fields) -> Tensor:
-    rows, shares = _rows(at), _shares(at, r[0], dp[0].dtype)
+def _share_d0(gate: str, at: Context, dp: Fields, r: Fields) -> Tensor:
+    rows, shares = _rows(at), _shares(gate, at, r[0], dp[0].dtype)
     given = _placed(at, dp[0], dp[0] * torch.cat(rows.inside))
-    inner = shares * (given - (given * shares).sum(1, keepdim=True))
+    mean = (given * shares).sum(1, keepdim=True)
+    if gate == SOFTMAX_ALL:
+        found = -mean * r[0].softmax(1, dtype=dp[0].dtype)
+        return found.scatter_add_(1, rows.chosen, shares * given).to(r[0].dtype)  # of a token none twice
+    inner = shares * (given - mean)
+    if gate == SIGMOID:
+        inner = inner * (-r[0].gather(1, rows.chosen).to(inner.dtype)).sigmoid()
     return torch.zeros_like(r[0]).scatter_(1, rows.chosen, inner.to(r[0].dtype))
 
 
@@ -155,7 +170,9 @@ def _relay_d0(at: Context, di: Fields) -> Tensor:
 
 
 ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
+    **{name: partial(_share, gate) for gate, name in SHARES.items()},
+    **{f"{name}_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
+    "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
     "together_d0": _relay,

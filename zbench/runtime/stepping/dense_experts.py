@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
@@ -61,13 +61,21 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> 
     m = _norm(y, w["g2"])
     logits = m @ w["wr"].T
     every = torch.where(chosen < 0, ~chosen, chosen)
-    share = torch.zeros_like(logits).scatter(1, every, logits.gather(1, every).softmax(1) * (chosen >= 0))
+    share = torch.zeros_like(logits).scatter(1, every, _shares(model, logits, every) * (chosen >= 0))
     gate, up = torch.einsum("tc,xkfc->ktxf", m, w["ez"]).unbind(0)
     y = y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
     if not model.shared_experts:
         return y
     gate, up = torch.einsum("tc,kfc->ktf", m, w["wzs"]).unbind(0)
     return y + (F.silu(gate) * up) @ w["wds"]
+
+
+def _shares(model: Model, logits: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the shares of the experts that tokens chose, [t, experts a token]."""
+    if model.gate == SOFTMAX_ALL:
+        return logits.softmax(1).gather(1, chosen)
+    picked = logits.gather(1, chosen)
+    return F.normalize(picked.sigmoid(), p=1, dim=1) if model.gate == SIGMOID else picked.softmax(1)
 
 
 def _norm(x: Tensor, gain: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from zbench.describe.model import Model
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import Elementwise, wide
 from zbench.runtime.training.blocks import CrossEntropy, GatedLinear, Norm, NormLinear, Split
 
@@ -190,8 +190,15 @@ class DecoderLayer(nn.Module):
         An expert without tokens runs on no rows, so that its weights get a gradient of zeros.
         """
         num, per_token = self.model.num_experts, self.model.experts_per_token
-        logits, chosen = linear(x, router).to(wide(x.dtype)).topk(per_token, dim=1)
-        share = logits.softmax(1).to(x.dtype)  # of all experts and renormalised over the k, or of the k: the same
+        every = linear(x, router).to(wide(x.dtype))
+        logits, chosen = every.topk(per_token, dim=1)  # whatever the gate: each grows with the logits
+        if self.model.gate == SOFTMAX_ALL:
+            share = every.softmax(1).gather(1, chosen)
+        elif self.model.gate == SIGMOID:
+            share = F.normalize(logits.sigmoid(), p=1, dim=1)
+        else:
+            share = logits.softmax(1)  # of all experts and renormalised over the k, or of the k: the same
+        share = share.to(x.dtype)
         order = chosen.flatten().argsort(stable=True)  # [T k]: row token * k + choice
         rows = x.index_select(0, order // per_token).split(chosen.flatten().bincount(minlength=num).tolist())
         gate_up, down = self.gate_up.to(x.dtype).chunk(num), self.down.to(x.dtype).chunk(num)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from zbench.describe.model import SOFTMAX
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import (
     DENSE,
@@ -65,14 +66,22 @@ class Sections:
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool, tied: bool, shared: bool = False, two_level: bool = False) -> Sections:
+def sections(
+    recompute: str,
+    experts: bool,
+    tied: bool,
+    shared: bool = False,
+    two_level: bool = False,
+    gate: str = SOFTMAX,
+) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
-    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels.
+    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels; gate: a
+    model's.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward = parse_formulas(expert_layer(shared, two_level) if experts else DENSE)
+    forward = parse_formulas(expert_layer(shared, two_level, gate) if experts else DENSE)
     again = made_again(recompute, forward, "x")
     weights = layer_weights(experts, shared)
     return Sections(
