@@ -26,9 +26,9 @@ def test_parameters_are_the_weights_of_a_llama(model: Model) -> None:
     router = [h * model.num_experts] if model.num_experts > 1 else []
     embeddings = [v * h] if model.tied_embeddings else [v * h, v * h]
     norms = 2 * h
-    all_of_a_layer = sum(layer) + sum(expert) * model.num_experts + sum(router) + norms
+    all_of_a_layer = sum(layer) + sum(expert) * (model.num_experts + model.shared_experts) + sum(router) + norms
     assert model.total_params == model.num_layers * all_of_a_layer + sum(embeddings) + h
-    active = sum(layer) + sum(expert) * model.experts_per_token + sum(router)
+    active = sum(layer) + sum(expert) * (model.experts_per_token + model.shared_experts) + sum(router)
     assert model.active_matmul_params == model.num_layers * active + v * h
 
 
@@ -79,6 +79,10 @@ def test_experts_have_no_chunks() -> None:
         ("num_heads", True),
         ("num_kv_heads", 3),
         ("experts_per_token", 2),
+        ("shared_experts", -1),
+        ("shared_experts", 1),
+        ("gate", "sigmoid"),
+        ("gate", "tanh"),
         ("recompute", "some"),
         ("sharding", "zero4"),
         ("kernels", "slow"),

@@ -189,6 +189,22 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             "experts.popularity is dirichlet; with experts.skew=0 all experts are",
         ),
         (lambda: Experts(skew=1, drift=0), "experts.drift is 0; it takes a whole number from 1 to 16777216"),
+        (lambda: Experts(capacity=0), "experts.capacity is 0; it takes dropless, or a number above 0 and up to 1024"),
+        (lambda: Experts(capacity="most"), "experts.capacity is 'most'; it takes dropless, or a number above 0"),
+        (lambda: Experts(capacity=1.0, padded=1), "experts.padded is 1; it takes true or false"),  # type: ignore[arg-type]
+        (
+            lambda: Experts(padded=True),
+            "experts.padded is True; with experts.capacity=dropless an expert has no number",
+        ),
+        (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
+        (
+            lambda: Experts("clock", "auto", dispatch="two_level"),
+            "experts.schedule is clock; with experts.dispatch=",
+        ),
+        (
+            lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
+            "experts.padded is True; with experts.disp",
+        ),
         (lambda: Experts("lina"), "experts.schedule is 'lina'; it takes sequential, pipemoe, tutel, fsmoe or clock"),
         (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
         (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
@@ -274,6 +290,9 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "overlap.transfers": "ring",
         "experts": "sequential",
         "experts.degree": 1,
+        "experts.capacity": "dropless",
+        "experts.padded": False,
+        "experts.dispatch": "flat",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

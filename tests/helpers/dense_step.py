@@ -10,6 +10,7 @@ SHAPES = {
     "wh": "ve",
 }  # fmt: skip
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
+SHARED_SHAPES = {"wzs": "esk", "wds": "se"}  # of experts that all tokens pass, side by side
 OUTSIDE = ("we", "gl", "wh")
 
 
@@ -18,10 +19,11 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     size = {
         "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
-        "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts,
+        "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts, "s": model.shared_experts * model.ffn_hidden,
     }  # fmt: skip
     found = {}
-    for name, dims in (EXPERT_SHAPES if model.num_experts > 1 else SHAPES).items():
+    shared = SHARED_SHAPES if model.shared_experts else {}
+    for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
         if (model.num_experts > 1 and name in ("wz", "wd")) or (model.tied_embeddings and name == "wh"):
             continue
         layers = () if name in OUTSIDE else (model.num_layers,)
@@ -42,17 +44,27 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs).flatten(2)
 
 
-def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None) -> torch.Tensor:
+def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None, gate: str) -> torch.Tensor:
     """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
-    all tokens, and those that a token did not choose have a share of 0."""
+    all tokens, and those that a token did not choose, or that have no room for it, have a share of 0."""
     if chosen is None:
         z = torch.einsum("te,efk->tfk", m, w["wz"])
         return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
-    experts = torch.from_numpy(chosen)
+    common = torch.zeros_like(m)
+    if "wzs" in w:
+        z = torch.einsum("te,esk->tsk", m, w["wzs"])
+        common = (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wds"]
+    experts, room = torch.from_numpy(np.where(chosen < 0, -1 - chosen, chosen)), torch.from_numpy(chosen >= 0)
     logits = m @ w["wr"]
-    share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1))
+    picked = torch.gather(logits, 1, experts)
+    parts = {
+        "softmax": picked.softmax(1),
+        "softmax_all": torch.gather(logits.softmax(1), 1, experts),
+        "sigmoid": picked.sigmoid() / picked.sigmoid().sum(1, keepdim=True),
+    }
+    share = torch.zeros_like(logits).scatter(1, experts, parts[gate] * room)
     z = torch.einsum("te,xefk->txfk", m, w["ez"])
-    return torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
+    return common + torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
 
 
 def step(
@@ -77,7 +89,7 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number])
+            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number], model.gate)
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

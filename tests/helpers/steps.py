@@ -102,7 +102,7 @@ def tokens_of(
                 for column, value in zip(columns, (one, two, *values), strict=True):
                     column.append(np.array(value, np.int64))
     chosen = [] if routing is None else np.split(routing.chosen, routing.begin[1:-1])
-    return Tokens(*columns, chosen)
+    return Tokens(*columns, chosen, None if routing is None else routing.padding)
 
 
 def routes_of(tokens: list[Tokens], sequences: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray] | None:

@@ -109,6 +109,7 @@ def models(draw: st.DrawFn, heads: int = 6) -> Model:
         tied_embeddings=draw(st.booleans()),
         num_experts=4,
         experts_per_token=draw(st.integers(1, 4)),
+        shared_experts=draw(st.integers(0, 2)),
         recompute=draw(st.sampled_from(RECOMPUTE)),
         sharding=draw(st.sampled_from(SHARDING)),
         kernels=draw(st.sampled_from(("fused", "eager"))),

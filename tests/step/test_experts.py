@@ -47,6 +47,15 @@ def test_exact(number: int) -> None:
     assert execute(step, plans, degree, EXPERTS, how) < 1e-12
 
 
+@pytest.mark.parametrize("gate", ["softmax_all", "sigmoid"])
+@pytest.mark.parametrize("room", [ExpertParallel(), ExpertParallel(capacity=0.5, padded=True)], ids=str)
+def test_exact_whatever_makes_shares(gate: str, room: ExpertParallel) -> None:
+    model, how, plans = replace(EXPERTS, gate=gate), replace(room, degree=2, skew=1.0), [plan_of([7, 3], 4, 4)]
+    step = whole_step(model, plans, 1, "1", 1, "full", how)
+    assert fault(step) == ""
+    assert execute(step, plans, 1, model, how) < 1e-12
+
+
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_mutants(number: int) -> None:
     """The proof and the unrolled walk agree, and what they accept comes out right."""
@@ -83,7 +92,7 @@ def test_a_token_goes_once_to_a_gpu() -> None:
     """What is sent of i is as many rows as tokens have another GPU's expert among those that they chose."""
     step, plans, _, how = case(1)
     layout, sizes = step.layouts[0], step.layouts[0].index["t"].sizes
-    routing = Routing.draw(plans[0], sizes, EXPERTS, how)
+    routing = Routing.draw(plans[0], sizes, 0 * sizes, EXPERTS, how)
     home, part = layout.tensors[layout.number["x"]].home, np.repeat(np.arange(len(sizes)), sizes)
     slices = routing.chosen // (EXPERTS.num_experts // how.degree)
     away = sum(len(set(row.tolist()) - {int(home[at])}) for row, at in zip(slices, part, strict=True))

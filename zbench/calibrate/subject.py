@@ -97,8 +97,9 @@ def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
     rows = max(1, tokens * m.experts_per_token // m.num_experts)
     expert = [(rows, m.hidden, 2 * m.ffn_hidden), (rows, m.ffn_hidden, m.hidden)]
     router = [(tokens, m.hidden, m.num_experts)] if m.num_experts > 1 else []
+    shared = [(tokens, m.hidden, 2 * m.common_ffn), (tokens, m.common_ffn, m.hidden)] if m.shared_experts else []
     attention = [(tokens, m.hidden, heads + 2 * kv_heads), (tokens, heads, m.hidden)]
-    return [*attention, *router, *expert * m.num_experts]
+    return [*attention, *router, *shared, *expert * m.num_experts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def layer_activation_bytes(model: Model) -> int:
     """
     e = model.element_bytes
     attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
-    return 4 * e * model.hidden + attention + 3 * e * model.ffn_hidden * model.experts_per_token
+    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn
 
 
 def input_layers(model: Model) -> int:

@@ -12,6 +12,9 @@ from zbench.describe.checks import check_whole_number
 SEQUENTIAL, PIPEMOE, TUTEL, FSMOE, CLOCK = SCHEDULES = ("sequential", "pipemoe", "tutel", "fsmoe", "clock")
 AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
+FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
+DROPLESS = "dropless"  # of a capacity: an expert takes every token that chose it
+MOST_CAPACITY = 1024  # of a factor: any model's number of experts, from which on nothing can be dropped: a judgement
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)
 MOST_CHUNKS = 64  # more are smaller than the tiles of a matmul for every batch that was tried: a guess
 WITH_CHUNKS, AFTER_CHUNKS = WEIGHTS = ("chunk", "last")

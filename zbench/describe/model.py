@@ -19,6 +19,7 @@ Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, name
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
 NONE, INPUTS = OFFLOAD = ("none", "inputs")
+SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -29,6 +30,10 @@ MOST = 2**24  # of every size and count: a judgement, above any model's, so that
 class Model:
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
+    shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
+        with as many columns; together they are one feed-forward. 0: none.
+    gate: what makes shares of a token's router logits: "softmax" (of the chosen experts, which add up to 1),
+        "softmax_all" (of all experts; the chosen ones' do not) or "sigmoid" (of each, over the chosen ones' sum).
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
@@ -64,6 +69,8 @@ class Model:
     tied_embeddings: bool = False
     num_experts: int = 1
     experts_per_token: int = 1
+    shared_experts: int = 0
+    gate: Literal["softmax", "softmax_all", "sigmoid"] = "softmax"
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
@@ -97,6 +104,17 @@ class Model:
             "micro_batches",
         ):
             check_whole_number(f"model.{field}", getattr(self, field), 1, MOST)
+        check_whole_number("model.shared_experts", self.shared_experts, 0, MOST)
+        if self.shared_experts and self.num_experts == 1:
+            raise ValueError(
+                f"model.shared_experts is {self.shared_experts}; model {self.name} has no experts that tokens choose, "
+                "so it takes 0"
+            )
+        if self.gate != SOFTMAX and self.num_experts == 1:
+            raise ValueError(
+                f"model.gate is {self.gate!r}; model {self.name} has no experts that tokens choose, so it takes "
+                f"{SOFTMAX}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -108,6 +126,7 @@ class Model:
             ("sharding", SHARDING),
             ("kernels", ("fused", "eager")),
             ("offload", OFFLOAD),
+            ("gate", GATES),
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
@@ -135,6 +154,17 @@ class Model:
         return 3 * self.hidden * self.ffn_hidden
 
     @property
+    def common_ffn(self) -> int:
+        """Columns of the feed-forward that every token passes, by which tensor parallelism cuts it: of shared experts
+        all of theirs; without these the model's own, which is then no feed-forward of its own if it has experts."""
+        return self.ffn_hidden * max(1, self.shared_experts)
+
+    @property
+    def active_ffn(self) -> int:
+        """Columns of all feed-forwards that a token passes in a layer."""
+        return self.ffn_hidden * (self.experts_per_token + self.shared_experts)
+
+    @property
     def router_params(self) -> int:
         """Parameters of one layer's router; 0 without experts."""
         return self.hidden * self.num_experts if self.num_experts > 1 else 0
@@ -142,12 +172,13 @@ class Model:
     @property
     def layer_matmul_params(self) -> int:
         """Parameters of one layer that a token is multiplied with (active experts only)."""
-        return self.attention_params + self.ffn_params * self.experts_per_token + self.router_params
+        return self.attention_params + 3 * self.hidden * self.active_ffn + self.router_params
 
     @property
     def layer_params(self) -> int:
         """Parameters of one layer, all experts and both norms."""
-        return self.attention_params + self.ffn_params * self.num_experts + self.router_params + 2 * self.hidden
+        experts = self.ffn_params * (self.num_experts + self.shared_experts)
+        return self.attention_params + experts + self.router_params + 2 * self.hidden
 
     @property
     def head_params(self) -> int:
@@ -173,7 +204,7 @@ class Model:
         on q and k (read, write), SwiGLU (gate and up in, product out). Eager, operation by operation with
         float32 inside: a norm passes 28 bytes an element, RoPE 24, SwiGLU 10 in all, an addition 6.
         """
-        rope, ffn = self.head_dim * (self.num_heads + self.num_kv_heads), self.ffn_hidden * self.experts_per_token
+        rope, ffn = self.head_dim * (self.num_heads + self.num_kv_heads), self.active_ffn
         if self.kernels == "eager":
             return 68 * self.hidden + 24 * rope + 10 * ffn
         return self.element_bytes * (10 * self.hidden + 2 * rope + 3 * ffn)

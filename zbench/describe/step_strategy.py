@@ -12,7 +12,7 @@ from typing import Any
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import SEQUENTIAL
+from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL
 from zbench.describe.model import AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts, TrainingStrategy
@@ -75,6 +75,8 @@ class StepStrategy:
             ("parallel.expert_parallel", self.expert_parallel, 1),
             ("experts.schedule", self.experts.schedule, SEQUENTIAL),
             ("experts.skew", self.experts.skew, 0),
+            ("experts.capacity", self.experts.capacity, DROPLESS),
+            ("experts.dispatch", self.experts.dispatch, FLAT),
             ("overlap.method", self.exchanges.method, WHOLE_EXCHANGES.method),
             ("memory.mlp_chunk_tokens", model_fields["mlp_chunk_tokens"], WHOLE),
             ("memory.loss_chunk_tokens", WHOLE if loss == AUTO else loss, WHOLE),

@@ -12,10 +12,20 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zbench.describe.checks import check_whole_number
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
-from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
+from zbench.describe.expert_schedule import (
+    DISPATCHES,
+    DROPLESS,
+    FLAT,
+    MOST_CAPACITY,
+    POPULARITIES,
+    SEQUENTIAL,
+    TWO_LEVEL,
+    ZIPF,
+    ExpertSchedule,
+)
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -140,7 +150,11 @@ class Experts:
 
     schedule, degree: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens choose, 0:
         all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all three:
-        zbench.step.passes.routing.ExpertParallel).
+        zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of each GPU's
+        at most, over what it would have of them if all experts had as many; others are dropped.
+        dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
+        from there to these GPUs.
+        padded: whether experts get rows of zeros for the tokens that they would take more.
     """
 
     schedule: str = SEQUENTIAL
@@ -148,11 +162,33 @@ class Experts:
     skew: float = 0.0
     popularity: str = ZIPF
     drift: int = 1
+    capacity: float | str = DROPLESS
+    padded: bool = False
+    dispatch: str = FLAT
 
     def __post_init__(self) -> None:
         _ = self.exchanges  # refuses what cannot be
         if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
             raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
+        factor = self.capacity if type(self.capacity) in (int, float) else 0  # a word is none, nor is a boolean
+        if self.capacity != DROPLESS and not 0 < float(factor) <= MOST_CAPACITY:
+            raise ValueError(
+                f"experts.capacity is {self.capacity!r}; it takes {DROPLESS}, or a number above 0 and up to "
+                f"{MOST_CAPACITY}"
+            )
+        check_boolean("experts.padded", self.padded)
+        _check_choice("experts.dispatch", self.dispatch, DISPATCHES)
+        if self.dispatch == TWO_LEVEL and (self.padded or self.schedule != SEQUENTIAL):
+            told = "padded is True" if self.padded else f"schedule is {self.schedule}"
+            raise ValueError(
+                f"experts.{told}; with experts.dispatch={TWO_LEVEL} rows go to a node once, all at a time, so it takes "
+                f"{'false' if self.padded else SEQUENTIAL}"
+            )
+        if self.padded and self.capacity == DROPLESS:
+            raise ValueError(
+                f"experts.padded is {self.padded}; with experts.capacity={DROPLESS} an expert has no number of rows "
+                "that could be filled, so it takes false, or a capacity as in experts.capacity=1.25 beside it"
+            )
         _check_choice("experts.popularity", self.popularity, POPULARITIES)
         check_whole_number("experts.drift", self.drift, 1, MOST)
         for name, value, usual in (("popularity", self.popularity, ZIPF), ("drift", self.drift, 1)):
@@ -194,6 +230,11 @@ class TrainingStrategy:
             raise ValueError(
                 f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
                 f"takes {SEQUENTIAL}, or parallel.expert_parallel=8 beside it"
+            )
+        if self.experts.dispatch != FLAT and self.parallel.expert_parallel == 1:
+            raise ValueError(
+                f"experts.dispatch is {self.experts.dispatch}; with parallel.expert_parallel=1 no token is sent to an "
+                f"expert, so it takes {FLAT}, or parallel.expert_parallel=8 beside it"
             )
         if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
             raise ValueError(
@@ -261,6 +302,8 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
     experts = config["experts"]
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
+    schedule |= {"experts.capacity": experts.get("capacity", DROPLESS), "experts.padded": experts.get("padded", False)}
+    schedule["experts.dispatch"] = experts.get("dispatch", FLAT)
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law
     return found | {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}

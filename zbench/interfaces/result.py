@@ -48,6 +48,8 @@ class StepResult:
     recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
     expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
         (zbench.simulated.expert_degrees.ChosenChunks).
+    expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
+        that are "padded".
     """
 
     seconds: float
@@ -73,3 +75,4 @@ class StepResult:
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)
     expert_chunks: dict[str, Any] = field(default_factory=dict)
+    expert_rows: dict[str, float] = field(default_factory=dict)

@@ -167,7 +167,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "valid": FLAG.optional,
         "loss": NUMBER.nullable.optional,
         **dict.fromkeys(("num_sequences", "num_micro_batches", "num_transfers", "nvlink_bytes"), AMOUNT.optional),
-        **dict.fromkeys(("phases", "checks"), _object(NUMBER).optional),
+        **dict.fromkeys(("phases", "checks", "expert_rows"), _object(NUMBER).optional),
         "octaves": _object(AMOUNTS).optional,
         "plan_notes": _list(OBJECT).optional,
         "trace": _object(TEXT, "file", "digest").nullable.optional,

@@ -111,6 +111,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 CHOICES: Mapping[str, Mapping[str, str]] = {
     "executor": {"whole_step": "simulated"},
     "experts": {"even": "sequential"},
+    "model": {"deepseek_moe_16b_routed": "deepseek_moe_16b"},
 }
 # By key as it is typed today: earlier words for its values.
 VALUES: Mapping[str, Mapping[object, str]] = {"memory.loss_chunk_tokens": {"chunked": "auto"}}

@@ -20,7 +20,7 @@ import numpy as np
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
-from zbench.describe.expert_schedule import SEQUENTIAL, ZIPF
+from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL, ZIPF
 from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
@@ -42,6 +42,9 @@ _SEQUENTIAL: dict[str, Any] = {
     "degree": 1,
     "popularity": ZIPF,
     "drift": 1,
+    "capacity": DROPLESS,
+    "padded": False,
+    "dispatch": FLAT,
 }  # as they were before they had a choice
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {

@@ -123,9 +123,10 @@ class TorchWholeStep:
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
+        cluster = cost.gpus.cluster
+        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
-            "torch_whole_step", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+            "torch_whole_step", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
 
     @property
@@ -203,7 +204,8 @@ class TorchWholeStep:
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        return replace(whole_step_result(batch, self.cost, reports, checked), expert_chunks=chosen.told)
+        result = whole_step_result(batch, self.cost, reports, checked)
+        return replace(result, expert_chunks=chosen.told, expert_rows=of.expert_rows(batch, plans))
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

@@ -76,9 +76,10 @@ class Simulated:
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
         cost = self.cost
-        gpus, experts = cost.gpus.cluster.num_ranks, ExpertParallel.chosen(self.expert_parallel, self.experts)
+        cluster = cost.gpus.cluster
+        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
-            "simulated", cost.gpus.model, gpus, cost.tp, cost.pp, self.overlap, experts, cost.gpus.cluster
+            "simulated", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
 
     @property
@@ -138,7 +139,8 @@ class Simulated:
         before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = replace(self.result(batch, plans, played, ceiling), expert_chunks=chosen.told)
+        result = self.result(batch, plans, played, ceiling)
+        result = replace(result, expert_chunks=chosen.told, expert_rows=self.steps.expert_rows(batch, plans))
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

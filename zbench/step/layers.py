@@ -1,8 +1,8 @@
 """The formulas of a model's layers, of what is before and after them, and of the optimizer.
 
 Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, k slices of
-them, v words of the vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms'
-gains are g1, g2, gl.
+them, n nodes of these, v words of the vocabulary. Weights have the name of what they make: wq makes q; wz is gate and
+up in one. Norms' gains are g1, g2, gl.
 
 n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate
 and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of
@@ -10,12 +10,15 @@ the logits, and the target's logit.
 
 With experts: r has router logits. Slice k of the experts lies on a GPU of each group of them: i has those tokens of t
 that go there, p their shares of the chosen experts; z, u are those of an expert's tokens; v is the sum of what the
-experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down.
+experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down. Shared experts, which all
+tokens pass, are one feed-forward: zs, us and bs are its z, u and b. In two levels ni has those tokens that go to a node
+n of the experts, i those of them that go on to a slice there, and nv is the sum of v over the node's slices.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from zbench.describe.model import SIGMOID, SOFTMAX, SOFTMAX_ALL
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.transpose import Derivative, transpose
 
@@ -37,19 +40,40 @@ b[t]   += u[t,f] wd[f]
 x'[t]   = y[t] + b[t]
 """
 )
-EXPERTS = (
+_EXPERTS = (
     ATTENTION
     + """
 r[t]       = m[t] wr
-p[t,k]     = share(r[t])                      for goes(t, k)
-i[t,k]     = pick(m[t])                       for goes(t, k)
-z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
+p[t,k]     = {gate}(r[t])                      for goes(t, k)
+{out}z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
 u[t,e]     = act(z[t,e])                      for route(t, e)
 v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
-b[t]      += settle(v[t,k])                   for goes(t, k)
-x'[t]      = y[t] + b[t]
+{home}x'[t]      = y[t] + b[t]{shared}
 """
 )
+# Beside shared experts' gate and up tokens go to the others, and beside their way down they come home, as with
+# Megatron-Core's --moe-shared-expert-overlap (its documentation of experts).
+# The functions of shares, by a model's gate.
+SHARES: Mapping[str, str] = MappingProxyType({
+    SOFTMAX: "share", SOFTMAX_ALL: "share_all", SIGMOID: "share_sigmoid",
+})  # fmt: skip
+_SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
+_SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
+
+
+def expert_layer(shared: bool, two_level: bool, gate: str) -> str:
+    """Returns the formulas of a layer with experts. gate: of zbench.describe.model.GATES. shared: whether all tokens
+    pass some of them; two_level: whether rows go to a node once, and there to the GPUs of its experts, and back so."""
+    beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
+    if two_level:
+        out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
+        home = f"nv[t,n(k)] += together(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
+    else:
+        out = f"i[t,k] = pick(m[t]) for goes(t, k)\n{beside}"
+        home = f"{down}b[t] += settle(v[t,k]) for goes(t, k)\n"
+    return _EXPERTS.format(out=out, home=home, shared=" + bs[t]" if shared else "", gate=SHARES[gate])
+
+
 EMBEDDING = """
 w[t]   += lookup(we[v])
 x[t]    = w[t]
@@ -77,11 +101,13 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "turn_keys": Derivative(((1,), (0,))),
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
-    "share": Derivative(((0,),)),
+    **{name: Derivative(((0,),)) for name in SHARES.values()},
     "pick": Derivative(((),)),
     "enter": Derivative(((1,), (0,))),
     "leave": Derivative(((1, 2), (0, 2), (0, 1))),
     "settle": Derivative(((),)),
+    "relay": Derivative(((),)),
+    "together": Derivative(((),)),
     "lose": Derivative((None,)),
 })  # fmt: skip
 SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel group has a slice
@@ -96,6 +122,19 @@ def is_sliced(formula: Formula) -> bool:
 def of_experts(formula: Formula) -> bool:
     """Returns whether a formula is computed where experts are."""
     return "e" in formula.slots
+
+
+def of_relay(formula: Formula) -> bool:
+    """Returns whether a formula is computed where a node gets tokens for its experts and sends what these make home."""
+    return any(axis.map == "n" for one in (*formula.results, *formula.operands) for axis in one.axes)
+
+
+def of_shared_experts(formula: Formula) -> bool:
+    """Returns whether a formula is a matmul or the activation of shared experts, forward or backward, which need
+    nothing of the others."""
+    return any(
+        one.tensor.rstrip("~").removeprefix("d") in ("zs", "us") for one in (*formula.results, *formula.operands)
+    )
 
 
 def is_gradient_of_experts(formula: Formula) -> bool:

@@ -14,7 +14,7 @@ from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(1, 4, 1, 1, 4, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
@@ -29,9 +29,21 @@ def ranks() -> Iterator[LocalFleet]:
             yield fleet
 
 
-def case_of(chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str) -> StepCase:
-    model, plans = replace(EXPERTS, experts_per_token=per_token), [plan_of(lengths, 4, 4)]
-    how, overlap = ExpertParallel(4, 1, skew), StepOverlap(experts=chunks)
+def case_of(
+    chunks: ExpertChunks,
+    lengths: list[int],
+    per_token: int,
+    skew: float,
+    recompute: str,
+    shared: int = 0,
+    room: ExpertParallel = TOGETHER,
+    gate: str = "softmax",
+) -> StepCase:
+    model, plans = (
+        replace(EXPERTS, experts_per_token=per_token, shared_experts=shared, gate=gate),
+        [plan_of(lengths, 4, 4)],
+    )
+    how, overlap = replace(room, degree=4, seed=1, skew=skew), StepOverlap(experts=chunks)
     step = whole_step(model, plans, 1, "1", overlap, recompute, how)
     prove_step(step)
     return StepCase.of(step, model, plans, 1, experts=how, slices=overlap.token_slices)
@@ -53,6 +65,32 @@ def test_exact_with_the_bytes_of_the_step(
     if lengths == [1] or per_token == 1:
         found = [replace(one, parameters=0.0) for one in found]
     assert judged_step(RANKS, found, stated).fault == ""
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_shared_experts_beside_chunks(ranks: LocalFleet, recompute: str) -> None:
+    case = case_of(ExpertChunks(2, 3), [50, 1, 13], 2, 0.0, recompute, shared=2)
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize("room", [ExpertParallel(capacity=0.4), ExpertParallel(capacity=1.0, padded=True)], ids=str)
+def test_experts_with_less_room_than_is_wanted(ranks: LocalFleet, room: ExpertParallel) -> None:
+    """The dense process drops the same tokens; what is sent has rows of zeros where experts are padded."""
+    case = case_of(ExpertChunks(2, 3), [50, 1, 13], 2, 1.0, "full", room=room)
+    assert sum(int((one.chosen < 0).sum()) for one in case.tokens if one.chosen is not None) > 10
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize("gate", ["softmax_all", "sigmoid"])
+def test_whatever_makes_shares(ranks: LocalFleet, gate: str) -> None:
+    case = case_of(ExpertChunks(2, 2), [50, 1, 13], 2, 1.0, "none", room=ExpertParallel(capacity=0.4), gate=gate)
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize("room", [TOGETHER, ExpertParallel(capacity=0.4)], ids=str)
+def test_rows_go_to_a_node_once(ranks: LocalFleet, room: ExpertParallel) -> None:
+    case = case_of(ExpertChunks(), [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:

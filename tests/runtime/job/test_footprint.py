@@ -30,6 +30,7 @@ from zbench.systems.zeppelin.planner import Zeppelin
 
 DENSE = Model("dense", 2, 24, 6, 3, 4, 40, 31, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
+SHARED = replace(EXPERTS, name="shared", shared_experts=2)
 TOKENS = 20
 
 
@@ -68,7 +69,7 @@ def kept(model: Model, level: str) -> int:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("model", [DENSE, EXPERTS, SHARED], ids=["dense", "experts", "shared"])
 def test_what_a_layer_keeps_is_what_is_predicted(model: Model, level: str) -> None:
     one_more = kept(replace(model, num_layers=3), level) - kept(model, level)
     assert one_more == kept_layer_bytes(model, level) * TOKENS

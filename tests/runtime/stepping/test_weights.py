@@ -1,5 +1,7 @@
 """Parameters by the names of a step are those of the network, and whole ones come of their cells again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,9 @@ from zbench.runtime.training.transformer import Transformer
 from zbench.step.passes.build import whole_step
 
 
-@pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "model", [MODEL, EXPERTS, replace(EXPERTS, shared_experts=3)], ids=["dense", "experts", "shared"]
+)
 def test_a_run_begins_with_the_network_s_parameters(model: Model) -> None:
     """Every element of the network is in exactly one parameter of a step."""
     network = Transformer(model, seed=5)

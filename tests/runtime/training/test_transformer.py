@@ -23,8 +23,10 @@ from zbench.runtime.training.transformer import Transformer, rope
 
 DENSE = Model("dense", 3, 24, 6, 3, 4, 40, 31, element_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
+SHARED = replace(EXPERTS, shared_experts=2)
 KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)]
-LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied"]
+KINDS += [SHARED, replace(EXPERTS, gate="softmax_all"), replace(SHARED, gate="sigmoid")]
+LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied", "shared experts", "shares of all", "sigmoid"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,11 +97,12 @@ def plain_ffn(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return down @ (gate * torch.sigmoid(gate) * up)
 
 
-def plain_experts(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, per_token: int) -> Tensor:
-    share = torch.exp(router @ x) / torch.exp(router @ x).sum()
+def plain_experts(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, m: Model) -> Tensor:
+    per_token, logits = m.experts_per_token, router @ x
+    share = 1 / (1 + torch.exp(-logits)) if m.gate == "sigmoid" else torch.exp(logits) / torch.exp(logits).sum()
     best = sorted(range(len(router)), key=lambda e: -share[e].item())[:per_token]
     parts = [share[e] * plain_ffn(x, gate_up.chunk(len(router))[e], down.chunk(len(router))[e]) for e in best]
-    return torch.stack(parts).sum(0) / sum(share[e] for e in best)
+    return torch.stack(parts).sum(0) / (1 if m.gate == "softmax_all" else sum(share[e] for e in best))
 
 
 def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list[int]) -> Tensor:
@@ -123,7 +126,9 @@ def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list
             if m.num_experts == 1:
                 x[t] = x[t] + plain_ffn(y, p["gate_up"], p["down"])
             else:
-                x[t] = x[t] + plain_experts(y, p["router"], p["gate_up"], p["down"], m.experts_per_token)
+                x[t] = x[t] + plain_experts(y, p["router"], p["gate_up"], p["down"], m)
+                if m.shared_experts:
+                    x[t] = x[t] + plain_ffn(y, p["shared_gate_up"], p["shared_down"])
     head_weight = w["embedding"] if m.tied_embeddings else w["head"]
     logits = [head_weight @ plain_norm(t, w["norm"]) for t in x]
     return torch.stack([torch.log(torch.exp(z).sum()) - z[y] for z, y in zip(logits, targets, strict=True)]).sum()
@@ -175,6 +180,7 @@ def test_parameters_are_counted_as_by_the_model(data: st.DataObject) -> None:
         tied_embeddings=data.draw(st.booleans()),
         num_experts=experts,
         experts_per_token=draw(experts),
+        shared_experts=draw(2) if experts > 1 else 0,
     )
     network = Transformer(model, 0, "meta")
     assert sum(p.numel() for p in network.parameters()) == model.total_params

@@ -26,9 +26,19 @@ from zbench.step.passes.two_levels import in_two_levels
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
+NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
-SKEWS = {"even": 0.0, "skewed": 50.0}  # of routing: all tokens choose the same two experts
-NODE = 2  # GPUs, where collectives have two levels
+# How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
+# than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes.
+ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
+    "even": (0, ExpertParallel()),
+    "skewed": (0, ExpertParallel(skew=50.0)),
+    "shared": (2, ExpertParallel()),
+    "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
+    "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
+    "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
+}
+OF_SEVERAL = ("dropped", "padded", "two_level")  # which are tried where experts are on several GPUs
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -50,7 +60,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
     "expert_parallel": (0, 1, 2, 4),
-    "routing": tuple(SKEWS),
+    "routing": tuple(ROUTING),
     "stages": (1, 2, 3),
     "levels": (1, 2),
     "exchanges": tuple(EXCHANGES),
@@ -73,11 +83,11 @@ class StepCombination:
     """A combination of choices.
 
     Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
-    all experts together, 0: there are none; how tokens choose experts; stages of a pipeline, of uneven layers; levels
-    of collectives, two of them over nodes of NODE GPUs each; how exchanges of tensor-parallel groups go beside
-    matmuls; whether the head has parameters of its own or the embedding's; ZeRO's stage, or degrees, two of them with
-    transfers in fewer bits; the level of recomputation,
-    micro-batches, what a backward does with keys, and lengths of sequences.
+    all experts together, 0: there are none; how tokens choose experts, and what these have room for; stages of a
+    pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
+    tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
+    stage, or degrees, two of them with transfers in fewer bits; the level of recomputation, micro-batches, what a
+    backward does with keys, and lengths of sequences.
     """
 
     tensor_parallel: int
@@ -126,6 +136,7 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
+            and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )
@@ -133,8 +144,10 @@ class StepCombination:
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        model = replace(EXPERTS if self.expert_parallel else MODEL, tied_embeddings=self.head == "tied")
-        experts = ExpertParallel(max(self.expert_parallel, 1), seed, SKEWS[self.routing])
+        shared, how = ROUTING[self.routing]
+        model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
+        model = replace(model, tied_embeddings=self.head == "tied")
+        experts = replace(how, degree=max(self.expert_parallel, 1), seed=seed)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         zero = DEGREES.get(self.zero, self.zero)
@@ -185,7 +198,7 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     ).T[order]
     sizes = [len(choices[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
-    numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)
+    numbers = np.stack([(table[:, a] * sizes[b] + table[:, b]).astype(np.int32) for a, b in pairs], axis=1)
     missing = np.zeros((len(pairs), int(numbers.max()) + 1), bool)
     for at in range(len(pairs)):
         missing[at, numbers[:, at]] = True

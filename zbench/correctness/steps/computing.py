@@ -23,13 +23,15 @@ class Missing(Exception):
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of a micro-batch by part of t: sequence, position, token and target, int64 [parts][tokens]; chosen:
-    the experts of each, int64 [parts][tokens, chosen], of a model that has some."""
+    the experts of each, int64 [parts][tokens, chosen], of a model that has some; padding: int64 [parts, experts], as of
+    zbench.step.passes.routing.Routing."""
 
     sequence: list[Ints]
     position: list[Ints]
     token: list[Ints]
     target: list[Ints]
     chosen: list[Ints] = field(default_factory=list)
+    padding: Ints | None = None
 
 
 def store_key(layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
@@ -173,12 +175,21 @@ class ComputeOnPlace:
     def _chosen(self, at: dict[str, int]) -> Chosen:
         """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""
         slices = next(one.part for one in self.layout.maps if one.coarse == "k")
-        mine = np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
-        return Chosen(self.tokens.chosen[at["t"]], (int(mine[0]), int(mine[-1]) + 1), self._range("e", at.get("e", 0)))
+        nodes = next((one.part for one in self.layout.maps if one.coarse == "n"), np.zeros(0, np.int64))
+        node = at["n"] if "n" in at else nodes[at["k"]] if "k" in at and len(nodes) else 0
+        of_node = np.flatnonzero(nodes[slices] == node) if len(nodes) else np.zeros(0, np.int64)
+        mine = of_node if "n" in at else np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
+        padding = None if self.tokens.padding is None else self.tokens.padding[at["t"]]
+        span = int(mine[0]), int(mine[-1]) + 1
+        whole = (int(of_node[0]), int(of_node[-1]) + 1) if len(of_node) else span
+        return Chosen(self.tokens.chosen[at["t"]], span, self._range("e", at.get("e", 0)), padding, whole)
 
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
-        """Returns what parts that do not meet add to a gradient of parameters."""
+        """Returns what parts that do not meet add to a gradient of parameters, or to tokens at home."""
         base = formula.results[0].tensor.removeprefix("d")
+        if formula.results[0].slots == ("t",):
+            width = self.weights["wr" if base.rstrip("~") == "r" else "g1"].shape[-1]
+            return np.zeros((len(self.tokens.chosen[at["t"]]), width))
         shape = list(self._whole(base))
         index = self.layout.index_of(formula.results[0].axes[0].slot)
         shape[CUT[base][1]] = int(self.layout.index[index].sizes[at[formula.results[0].axes[0].slot]])

@@ -39,6 +39,8 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
         shapes |= {"wh": (v, c)}
     if experts > 1:
         shapes |= {"wr": (experts, c), "ez": (experts, 2, f, c), "ed": (experts, f, c)}
+        shared = model.shared_experts * f
+        shapes |= {"wzs": (2, shared, c), "wds": (shared, c)} if shared else {}
     else:
         shapes |= {"wz": (2, f, c), "wd": (f, c)}
     found = {}

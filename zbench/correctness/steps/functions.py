@@ -18,12 +18,12 @@ EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
 DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
     "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
-    "wr": "ex", "r": "tx",
+    "wr": "ex", "r": "tx", "wzs": "efk", "wds": "fe", "zs": "tfk", "us": "tf",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
 CUT: Mapping[str, tuple[str, int]] = {
     "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 0),
-    "ez": ("e", 0), "ed": ("e", 0),
+    "ez": ("e", 0), "ed": ("e", 0), "wzs": ("f", 1), "wds": ("f", 0),
 }  # fmt: skip
 # The order of a parameter's axes in memory, of the same names; shards are pieces of what lies so. x: experts.
 MEMORY: Mapping[str, tuple[str, str]] = {

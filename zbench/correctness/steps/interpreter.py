@@ -196,7 +196,8 @@ class StepInterpreter:
             at = dict(zip(formula.slots, combination, strict=True))
             if formula.relation is not None and not parts_meet(layout, formula, at):
                 if formula.relation[0] != "visible":
-                    if formula.results[0].slots == ("e",):  # the gradient of an expert without tokens is zeros
+                    # The gradient of an expert without tokens is zeros; so is what tokens get that went to none.
+                    if formula.results[0].slots in (("e",), ("t",)):
                         results.append((formula.results[0], at, run.zeros(formula, at)))
                     continue
                 if formula.action != "+=":

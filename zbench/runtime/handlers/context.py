@@ -54,10 +54,12 @@ class Cuts:
 class RoutedRows:
     """The rows of routed tokens of a compute (zbench.runtime.steps.routed).
 
-    chosen: int64 [T, n], the experts of the tokens of t. tokens, inside: of each slice in the slot k, the numbers of
-    the tokens that go there, and which of their choices are of it, bool [these, n]. experts: of each in the slot e, its
-    rows of what its slice was sent, and as which choices. num_sent: the rows that the slices of these were sent. dtype:
-    of shares.
+    chosen: int64 [T, n], the experts of the tokens of t, with room or not. tokens, inside: of each slice in the slot k,
+    or node in n, the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these,
+    n]. experts: of each in the slot e, its rows of what its slice was sent, and as which choices. num_sent: the rows
+    that the slices of these were sent. dtype: of shares. padded: whether there is padding. in_nodes: of each slice in
+    the slot k its rows by their numbers among those that nodes were sent, num_in_nodes of them; () where nodes are of
+    no interest.
     """
 
     chosen: Tensor
@@ -66,6 +68,9 @@ class RoutedRows:
     experts: tuple[tuple[Tensor, Tensor], ...]
     num_sent: int
     dtype: torch.dtype
+    padded: bool = False
+    in_nodes: tuple[Tensor, ...] = ()
+    num_in_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,10 +161,13 @@ class Contexts:
 
     def _routed(self, slots: Mapping[str, Parts]) -> RoutedRows | None:
         """Returns the rows of routed tokens, None of a formula without such."""
-        if self.routed is None or "t" not in slots or not {"k", "e"} & slots.keys():
+        if self.routed is None or "t" not in slots or not {"k", "e", "n"} & slots.keys():
             return None
         parts = slots["t"]
         goes = [self.routed.to_slice(parts, one) for one in slots.get("k", ())]
+        goes += [self.routed.to_node(parts, one) for one in slots.get("n", ())]
+        by_node = "k" in slots and self.routed.nodes is not None
+        in_nodes, num_in_nodes = self.routed.in_nodes(parts, slots["k"]) if by_node else ([], 0)
         experts = slots.get("e", ())
         sent = [self.routed.to_slice(parts, one)[0] for one in np.unique(self.routed.slices[list(experts)]).tolist()]
         return RoutedRows(
@@ -169,6 +177,9 @@ class Contexts:
             tuple((self._tensor(rows), self._tensor(to)) for rows, to in self.routed.to_experts(parts, experts)),
             sum(len(tokens) for tokens in sent),
             DTYPES[self.model.lse_bytes],
+            self.routed.padding is not None,
+            tuple(map(self._tensor, in_nodes)),
+            num_in_nodes,
         )
 
     def _cuts(self, queries: Parts, keys: Parts) -> Cuts:

@@ -1,22 +1,25 @@
 """The functions of an expert layer's formulas in torch, for all parts of an operation at once, grouped by expert.
 
 Rows of routed tokens are those of zbench.runtime.steps.routed: an expert's lie together, and its matmul is of these
-alone, without padding. A sum over what slices or experts make of a token is added in their order, one after another, so
-it has the same bits in every run.
+alone; those of padding are zeros. A sum over what slices or experts make of a token is added in their order, one after
+another, so it has the same bits in every run.
 
 Shapes: t tokens, c hidden, f columns of the feed-forward, x experts, n experts a token; of ez, an expert's gate and up,
 [experts, 2, f, c]; of ed, its way down, [experts, f, c]. Operands are in the formula's order, each as its fields.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL
 from zbench.runtime.handlers.context import Context, RoutedRows
 from zbench.runtime.handlers.formats import Fields
+from zbench.step.layers import SHARES
 
 
 def _rows(at: Context) -> RoutedRows:
@@ -25,15 +28,27 @@ def _rows(at: Context) -> RoutedRows:
 
 
 def _pick(at: Context, m: Fields) -> Tensor:
-    return torch.cat([m[0].index_select(0, rows) for rows in _rows(at).tokens])
+    return torch.cat([_taken(m[0], rows) for rows in _rows(at).tokens])
+
+
+def _taken(values: Tensor, rows: Tensor) -> Tensor:
+    """Returns the values of rows' tokens, zeros of padding (-1)."""
+    if not len(rows) or not len(values):
+        return values.new_zeros(len(rows), *values.shape[1:])
+    return values.index_select(0, rows.clamp(min=0)) * (rows >= 0)[:, None]
 
 
 def _placed(at: Context, like: Tensor, values: Tensor) -> Tensor:
     """Returns the sum, for every token, of what is in rows of routed tokens, one slice after another."""
-    tokens = _rows(at).tokens
-    found = like.new_zeros(len(_rows(at).chosen), *values.shape[1:])
-    for rows, part in zip(tokens, values.split([len(one) for one in tokens]), strict=True):
-        found.index_add_(0, rows, part)  # a token is in a slice once
+    routed = _rows(at)
+    found = like.new_zeros(len(routed.chosen), *values.shape[1:])
+    split = values.split([len(one) for one in routed.tokens])
+    for rows, inside, part in zip(routed.tokens, routed.inside, split, strict=True):
+        if not routed.padded:
+            found.index_add_(0, rows, part)  # a token is in a slice once
+            continue
+        for choice in inside.unbind(1):  # and once for each of its choices
+            found.index_add_(0, rows[choice], part[choice])
     return found
 
 
@@ -41,22 +56,34 @@ def _pick_d0(at: Context, di: Fields) -> Tensor:
     return _placed(at, di[0], di[0])
 
 
-def _shares(at: Context, r: Tensor, dtype: torch.dtype) -> Tensor:
+def _shares(gate: str, at: Context, r: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the shares of all that a token chose, [t, n]."""
-    return r.gather(1, _rows(at).chosen).softmax(1, dtype=dtype)
+    chosen = _rows(at).chosen
+    if gate == SOFTMAX_ALL:
+        return r.softmax(1, dtype=dtype).gather(1, chosen)
+    if gate == SIGMOID:
+        scores = r.gather(1, chosen).to(dtype).sigmoid()
+        return scores / scores.sum(1, keepdim=True)
+    return r.gather(1, chosen).softmax(1, dtype=dtype)
 
 
-def _share(at: Context, r: Fields) -> Tensor:
+def _share(gate: str, at: Context, r: Fields) -> Tensor:
     rows = _rows(at)
-    shares = _shares(at, r[0], rows.dtype)
+    shares = _shares(gate, at, r[0], rows.dtype)
     each = zip(rows.tokens, rows.inside, strict=True)
-    return torch.cat([shares.index_select(0, tokens) * inside for tokens, inside in each])
+    return torch.cat([_taken(shares, tokens) * inside for tokens, inside in each])
 
 
-def _share_d0(at: Context, dp: Fields, r: Fields) -> Tensor:
-    rows, shares = _rows(at), _shares(at, r[0], dp[0].dtype)
+def _share_d0(gate: str, at: Context, dp: Fields, r: Fields) -> Tensor:
+    rows, shares = _rows(at), _shares(gate, at, r[0], dp[0].dtype)
     given = _placed(at, dp[0], dp[0] * torch.cat(rows.inside))
-    inner = shares * (given - (given * shares).sum(1, keepdim=True))
+    mean = (given * shares).sum(1, keepdim=True)
+    if gate == SOFTMAX_ALL:
+        found = -mean * r[0].softmax(1, dtype=dp[0].dtype)
+        return found.scatter_add_(1, rows.chosen, shares * given).to(r[0].dtype)  # of a token none twice
+    inner = shares * (given - mean)
+    if gate == SIGMOID:
+        inner = inner * (-r[0].gather(1, rows.chosen).to(inner.dtype)).sigmoid()
     return torch.zeros_like(r[0]).scatter_(1, rows.chosen, inner.to(r[0].dtype))
 
 
@@ -129,8 +156,24 @@ def _settle_d0(at: Context, dx: Fields) -> Tensor:
     return _pick(at, dx)
 
 
+def _relay(at: Context, ni: Fields) -> Tensor:
+    return torch.cat([ni[0].index_select(0, rows) for rows in _rows(at).in_nodes])
+
+
+def _relay_d0(at: Context, di: Fields) -> Tensor:
+    """Returns what a node's slices have of each of its rows, summed slice after slice."""
+    routed = _rows(at)
+    found = di[0].new_zeros(routed.num_in_nodes, *di[0].shape[1:])
+    for rows, part in zip(routed.in_nodes, di[0].split([len(one) for one in routed.in_nodes]), strict=True):
+        found.index_add_(0, rows, part)  # a token is in a slice once
+    return found
+
+
 ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    "share": _share, "share_d0": _share_d0, "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
+    **{name: partial(_share, gate) for gate, name in SHARES.items()},
+    **{f"{name}_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
+    "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
-    "settle": _settle, "settle_d0": _settle_d0,
+    "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
+    "together_d0": _relay,
 })  # fmt: skip

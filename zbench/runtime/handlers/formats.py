@@ -1,7 +1,8 @@
 """Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
-Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward, v words, c hidden, k two (keys
-and values; gate and up), e and x experts, n those of a token, r rows of routed tokens. A parameter is cut into slices
+Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward that all tokens pass, i those of
+an expert, v words, c hidden, k two (keys and values; gate and up), e and x experts, n those of a token, r rows of
+routed tokens. A parameter is cut into slices
 of tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of
 which a slice is cut along the one that formulas name.
 
@@ -26,15 +27,15 @@ from zbench.step.layout import StepLayout
 
 WHOLE: Mapping[str, str] = {
     "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
-    "gl": "c", "wr": "xc", "ez": "ekfc", "ed": "efc",
+    "gl": "c", "wr": "xc", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
 }  # fmt: skip
 # Fields of tensors of tokens; a capital first: in the dtype of log-sum-exps. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
-    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",), "share": ("Lr",),
+    "u": ("tf",), "zs": ("tkf",), "us": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",), "share": ("Lr",),
 }  # fmt: skip
 # Of tensors of routed tokens; others have hidden activations, too.
-_ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rkf",), "u": ("rf",), "v": ("rc",)}
+_ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rki",), "u": ("ri",), "v": ("rc",)}
 Fields = tuple[Tensor, ...]
 
 
@@ -147,6 +148,6 @@ class Formats:
     def _dims(self) -> Mapping[str, int]:
         one = self.model
         return {
-            "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.ffn_hidden, "x": one.num_experts,
+            "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.common_ffn, "i": one.ffn_hidden, "x": one.num_experts,
             "n": one.experts_per_token,
         }  # fmt: skip

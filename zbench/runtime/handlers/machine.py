@@ -81,7 +81,8 @@ class BatchParts:
         if self.tokens.chosen is None:
             return None
         slices = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == ("k", "e"))
-        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices)
+        nodes = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("n", "k")), None)
+        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding, nodes)
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:
@@ -99,7 +100,8 @@ class BatchParts:
         model = self.machine.model
         dims = {
             "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
-            "f": model.ffn_hidden, "v": model.vocab, "e": model.num_experts, "x": model.num_experts,
+            "f": model.common_ffn, "i": model.ffn_hidden, "v": model.vocab, "e": model.num_experts,
+            "x": model.num_experts,
         }  # fmt: skip
         return ParameterSlices(self.layout, dims)
 

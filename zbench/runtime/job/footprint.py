@@ -108,12 +108,13 @@ def kept_layer_bytes(model: Model, level: str) -> int:
         return 2 * e * h + attention + 2 * e * model.ffn_hidden
     # Of experts also the norm's output, rows gathered, outputs in order; the choice, two orders and the share.
     k = model.experts_per_token
-    return (3 + 2 * k) * e * h + attention + 2 * k * e * model.ffn_hidden + k * (3 * INDEX_BYTES + wide_bytes(model))
+    columns = model.active_ffn  # gate and up of the chosen experts and of shared ones
+    return (3 + 2 * k) * e * h + attention + 2 * e * columns + k * (3 * INDEX_BYTES + wide_bytes(model))
 
 
 def working_bytes(model: Model, level: str) -> int:
     """Returns the bytes per token while one layer's backward runs: what it makes again; gradients of x twice, of gate
     and up, of the product, and the product."""
-    e, width = model.element_bytes, model.ffn_hidden * model.experts_per_token
+    e, width = model.element_bytes, model.active_ffn
     made_again = kept_layer_bytes(model, "none") - kept_layer_bytes(model, level)
     return made_again + 2 * e * model.hidden + 4 * e * width

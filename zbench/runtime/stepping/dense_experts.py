@@ -1,8 +1,9 @@
 """The dense reference of executed steps of a model with experts: one process, whole sequences, torch's autograd.
 
 The experts of every token are given, as a step draws them. All experts see all tokens, and those that a token did not
-choose have a share of 0: no row is sorted, sent or left out, so nothing is shared with what runs steps but the
-conventions of the torch executor's network (norm, RoPE, SwiGLU), which are written out once more.
+choose, or that have no room for it (~expert), have a share of 0: no row is sorted, sent or left out, so nothing is
+shared with what runs steps but the conventions of the torch executor's network (norm, RoPE, SwiGLU), which are written
+out once more.
 
 Shapes: t tokens, c hidden, h heads, g kv heads, d their dimension, f columns of the feed-forward, x experts.
 """
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
@@ -59,9 +60,22 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> 
     y = x + torch.einsum("thd,hdc->tc", o, w["wo"])
     m = _norm(y, w["g2"])
     logits = m @ w["wr"].T
-    share = torch.zeros_like(logits).scatter(1, chosen, logits.gather(1, chosen).softmax(1))
+    every = torch.where(chosen < 0, ~chosen, chosen)
+    share = torch.zeros_like(logits).scatter(1, every, _shares(model, logits, every) * (chosen >= 0))
     gate, up = torch.einsum("tc,xkfc->ktxf", m, w["ez"]).unbind(0)
-    return y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
+    y = y + torch.einsum("tx,txf,xfc->tc", share, F.silu(gate) * up, w["ed"])
+    if not model.shared_experts:
+        return y
+    gate, up = torch.einsum("tc,kfc->ktf", m, w["wzs"]).unbind(0)
+    return y + (F.silu(gate) * up) @ w["wds"]
+
+
+def _shares(model: Model, logits: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the shares of the experts that tokens chose, [t, experts a token]."""
+    if model.gate == SOFTMAX_ALL:
+        return logits.softmax(1).gather(1, chosen)
+    picked = logits.gather(1, chosen)
+    return F.normalize(picked.sigmoid(), p=1, dim=1) if model.gate == SIGMOID else picked.softmax(1)
 
 
 def _norm(x: Tensor, gain: Tensor) -> Tensor:

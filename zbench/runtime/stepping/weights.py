@@ -17,6 +17,7 @@ OUTSIDE: Mapping[str, str] = {"we": "embedding", "gl": "norm", "wh": "head"}  # 
 _ATTENTION = {"g1": "attention_norm", "wq": "qkv", "wkv": "qkv", "wo": "out", "g2": "ffn_norm"}
 _DENSE = _ATTENTION | {"wz": "gate_up", "wd": "down"}
 _EXPERTS = _ATTENTION | {"wr": "router", "ez": "gate_up", "ed": "down"}
+_SHARED = _EXPERTS | {"wzs": "shared_gate_up", "wds": "shared_down"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class InitialWeights:
 
 def layer_names(model: Model) -> Mapping[str, str]:
     """Returns the network's names of a layer's parameters, by those of a step."""
+    if model.shared_experts:
+        return _SHARED
     return _EXPERTS if model.num_experts > 1 else _DENSE
 
 
@@ -54,9 +57,9 @@ def step_weight(model: Model, name: str, value: Tensor) -> Tensor:
             found = torch.stack([x.unflatten(0, (g, d)) for x in value[h * d :].chunk(2)], 1)
         case "wo":
             found = value.T.unflatten(0, (h, d))
-        case "wz":
+        case "wz" | "wzs":
             found = value.unflatten(0, (2, -1))
-        case "wd":
+        case "wd" | "wds":
             found = value.T
         case "ez":
             found = value.unflatten(0, (experts, 2, -1))

@@ -2,7 +2,8 @@
 
 Of a tensor with amounts, as i[t,k] or z[t,e], a cell has the rows of those tokens of its part that go there, in the
 tokens' order. Cells lie one after another, those of a slice or of an expert together, so that an expert's rows are one
-piece. A step says how many tokens go where; which ones is data, as their words are.
+piece. A step says how many tokens go where; which ones is data, as their words are. With padding a cell of a slice has
+the rows of its experts one after another, of each its tokens and then rows of no token.
 """
 
 from dataclasses import dataclass
@@ -18,54 +19,133 @@ from zbench.runtime.steps.instructions import Parts
 class RoutedTokens:
     """The experts of the tokens of a micro-batch.
 
-    chosen: int64 [tokens, experts a token], of a token none twice; tokens in the order of parts of t. sizes: int64
-    [parts], the tokens of each. slices: int64 [experts], the slice (a part of k) that each expert lies in.
+    chosen: int64 [tokens, experts a token], of a token none twice, ~expert of one that has no room; tokens in the order
+    of parts of t. sizes: int64 [parts], the tokens of each. slices: int64 [experts], the slice (a part of k) that each
+    expert lies in. padding: int64 [parts, experts], rows of no token, None: there are none, and a token goes to a slice
+    once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens go there first.
     """
 
     chosen: Ints
     sizes: Ints
     slices: Ints
+    padding: Ints | None = None
+    nodes: Ints | None = None
 
     @cached_property
     def _begin(self) -> Ints:
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     def amounts(self, index: str) -> Ints:
-        """Returns the tokens of every part that go to every expert (index e) or slice (k), int64 [parts, those]."""
-        if index == "e":
-            goes = [(self.chosen == expert).any(axis=1) for expert in range(len(self.slices))]
+        """Returns the rows of every part that go to every expert (index e), slice (k) or node (n), int64 [parts,
+        those]."""
+        if index == "n":
+            assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+            return self._counted([self._to_node(self.chosen, node) for node in range(int(self.nodes.max()) + 1)])
+        if index == "e" or self.padding is not None:
+            found = self._counted([self.chosen == expert for expert in range(len(self.slices))])
         else:
-            goes = [self._to_slice(self.chosen, part).any(axis=1) for part in range(int(self.slices.max()) + 1)]
-        counted = np.concatenate([np.zeros((1, len(goes)), np.int64), np.cumsum(np.stack(goes, axis=1), axis=0)])
+            found = self._counted([self._to_slice(self.chosen, part) for part in self._every_slice])
+        if self.padding is None:
+            return found
+        found = found + self.padding
+        if index == "e":
+            return found
+        return np.stack([found[:, self.slices == part].sum(axis=1) for part in self._every_slice], axis=1)
+
+    @property
+    def _every_slice(self) -> range:
+        return range(int(self.slices.max()) + 1)
+
+    def _counted(self, choices: list[Flags]) -> Ints:
+        """Returns how many tokens of each part have one of some choices, for each of those, int64 [parts, those]."""
+        goes = np.stack([one.any(axis=1) for one in choices], axis=1)
+        counted = np.concatenate([np.zeros((1, len(choices)), np.int64), np.cumsum(goes, axis=0)])
         return np.asarray(np.diff(counted[self._begin], axis=0), np.int64)
 
     def _to_slice(self, chosen: Ints, part: int) -> Flags:
-        """Returns which choices are experts of a slice."""
-        return np.asarray(self.slices[chosen] == part)
+        """Returns which choices are experts of a slice, with room for the token."""
+        return np.asarray((self.slices[chosen] == part) & (chosen >= 0))
+
+    def _to_node(self, chosen: Ints, node: int) -> Flags:
+        """Returns which choices are experts of a node, with room for the token."""
+        assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+        return np.asarray((self.nodes[self.slices[chosen]] == node) & (chosen >= 0))
+
+    def to_node(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
+        """Returns the tokens of parts that go to a node, by their number among these, and which of their choices are
+        of it, bool [tokens that go there, experts a token]."""
+        inside = self._to_node(self._choices(parts), node)
+        tokens = np.flatnonzero(inside.any(axis=1))
+        return tokens, inside[tokens]
+
+    def in_nodes(self, parts: Parts, slices: Parts) -> tuple[list[Ints], int]:
+        """Returns for each slice its rows by their numbers among those that the slices' nodes were sent of parts, which
+        follow one another, and how many these are."""
+        assert self.nodes is not None, "a formula of relays has a map to nodes"
+        begin, first, tokens = 0, dict[int, int](), dict[int, Ints]()
+        for node in np.unique(self.nodes[list(slices)]).tolist():
+            first[node], tokens[node] = begin, self.to_node(parts, node)[0]
+            begin += len(tokens[node])
+        found = []
+        for part in slices:
+            node = int(self.nodes[part])
+            found.append(first[node] + np.searchsorted(tokens[node], self.to_slice(parts, part)[0]))
+        return found, begin
 
     def of(self, parts: Parts) -> Ints:
-        """Returns the experts of the tokens of parts, part after part, int64 [tokens, experts a token]."""
+        """Returns what the tokens of parts chose, with room or not, part after part, int64 [tokens, experts a
+        token]."""
+        found = self._choices(parts)
+        return np.where(found < 0, ~found, found)
+
+    def _choices(self, parts: Parts) -> Ints:
+        """Returns the choices of the tokens of parts, part after part, as `chosen` has them."""
         rows = [np.arange(self._begin[part], self._begin[part + 1]) for part in parts]
         return np.asarray(self.chosen[np.concatenate([np.zeros(0, np.int64), *rows])], np.int64)
 
     def to_slice(self, parts: Parts, part: int) -> tuple[Ints, Flags]:
-        """Returns the tokens of parts that go to a slice, by their number among these, and which of their choices are
-        of the slice, bool [tokens that go there, experts a token]."""
-        inside = self._to_slice(self.of(parts), part)
-        tokens = np.flatnonzero(inside.any(axis=1))
-        return tokens, inside[tokens]
+        """Returns the token of each row of parts that goes to a slice, by its number among these, -1 of padding, and
+        which of the token's choices the row is of, bool [rows, experts a token]."""
+        chosen = self._choices(parts)
+        if self.padding is None:
+            inside = self._to_slice(chosen, part)
+            tokens = np.flatnonzero(inside.any(axis=1))
+            return tokens, inside[tokens]
+        tokens, expert, _ = self._padded(parts, part)
+        return tokens, np.asarray((chosen[tokens] == expert[:, None]) & (tokens >= 0)[:, None])
+
+    def _padded(self, parts: Parts, part: int) -> tuple[Ints, Ints, Ints]:
+        """Returns the token, -1 of padding, the expert and the choice, 0 of padding, of each row of parts that goes to
+        a slice where there is padding."""
+        assert self.padding is not None
+        none = np.zeros(0, np.int64)
+        tokens, experts, choices, first = [none], [none], [none], 0
+        for one in parts:
+            chosen = self._choices((one,))
+            for expert in np.flatnonzero(self.slices == part).tolist():
+                rows, choice = np.nonzero(chosen == expert)
+                empty = int(self.padding[one, expert])
+                tokens += [first + rows, np.full(empty, -1)]
+                choices += [choice, np.zeros(empty, np.int64)]
+                experts.append(np.full(len(rows) + empty, expert))
+            first += len(chosen)
+        return np.concatenate(tokens), np.concatenate(experts), np.concatenate(choices)
 
     def to_experts(self, parts: Parts, experts: Parts) -> list[tuple[Ints, Ints]]:
         """Returns for each expert the rows of what its slice was sent of parts, i[t,k(e)], that go to it, and as which
         of their tokens' choices. The slices of all experts named follow one another in these rows."""
-        chosen, begin, sent = self.of(parts), 0, {}
+        chosen, begin, found = self._choices(parts), 0, dict[int, tuple[Ints, Ints]]()
         for part in np.unique(self.slices[list(experts)]).tolist():
-            tokens = np.flatnonzero(self._to_slice(chosen, part).any(axis=1))
-            sent[part] = (begin, tokens)
+            mine = [expert for expert in experts if self.slices[expert] == part]
+            if self.padding is None:
+                tokens = np.flatnonzero(self._to_slice(chosen, part).any(axis=1))
+                for expert in mine:
+                    rows, choice = np.nonzero(chosen[tokens] == expert)
+                    found[expert] = begin + rows, choice
+            else:
+                tokens, of, choice = self._padded(parts, part)
+                for expert in mine:
+                    rows = np.flatnonzero(of == expert)
+                    found[expert] = begin + rows, choice[rows]
             begin += len(tokens)
-        found = []
-        for expert in experts:
-            first, tokens = sent[int(self.slices[expert])]
-            rows, choice = np.nonzero(chosen[tokens] == expert)
-            found.append((first + rows, choice))
-        return found
+        return [found[expert] for expert in experts]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from zbench.describe.model import Model
+from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import Elementwise, wide
 from zbench.runtime.training.blocks import CrossEntropy, GatedLinear, Norm, NormLinear, Split
 
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         shape = tuple(self.get_parameter(name).shape)
         if len(shape) == 1:
             return torch.ones(shape)
-        into_residual = name.endswith((".out", ".down"))
+        into_residual = name.endswith((".out", ".down", ".shared_down"))
         std = INITIAL_STD / (2 * self.model.num_layers) ** 0.5 if into_residual else INITIAL_STD
         rng = np.random.default_rng([self.seed, *name.encode()])
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).mul_(std)
@@ -111,7 +111,8 @@ class Transformer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer: x [T, h] -> [T, h]. q, k, v are one weight, gate and up are one, experts one below another."""
+    """One decoder layer: x [T, h] -> [T, h]. q, k, v are one weight, gate and up are one, experts one below another,
+    and shared ones one feed-forward."""
 
     def __init__(self, model: Model, make: Callable[..., nn.Parameter]) -> None:
         super().__init__()
@@ -123,6 +124,9 @@ class DecoderLayer(nn.Module):
         self.gate_up = make(model.num_experts * 2 * model.ffn_hidden, model.hidden)
         self.down = make(model.num_experts * model.hidden, model.ffn_hidden)
         self.router = make(model.num_experts, model.hidden) if model.num_experts > 1 else None
+        shared = model.shared_experts * model.ffn_hidden  # columns of one feed-forward
+        self.shared_gate_up = make(2 * shared, model.hidden) if shared else None
+        self.shared_down = make(model.hidden, shared) if shared else None
 
     def forward(
         self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LocalAttend, fused: Elementwise, recompute: str
@@ -166,9 +170,18 @@ class DecoderLayer(nn.Module):
     def _feed_forward(self, x: Tensor, fused: Elementwise) -> Tensor:
         """Returns the layer's output, of the feed-forward's input."""
         if self.router is not None:
-            return x + self._experts(Norm.apply(x, self.ffn_norm, fused), self.router, fused)
+            normed = Norm.apply(x, self.ffn_norm, fused)
+            return self._shared(x, normed, fused) + self._experts(normed, self.router, fused)
         gate_up = NormLinear.apply(x, self.ffn_norm, self.gate_up.to(x.dtype), fused)
         out: Tensor = GatedLinear.apply(x, gate_up, self.down.to(x.dtype), fused)
+        return out
+
+    def _shared(self, x: Tensor, normed: Tensor, fused: Elementwise) -> Tensor:
+        """Returns the feed-forward's input and what shared experts, one SwiGLU, make of it after its norm."""
+        if self.shared_gate_up is None or self.shared_down is None:
+            return x
+        gate_up = linear(normed, self.shared_gate_up)
+        out: Tensor = GatedLinear.apply(x, gate_up, self.shared_down.to(x.dtype), fused)
         return out
 
     def _experts(self, x: Tensor, router: Tensor, fused: Elementwise) -> Tensor:
@@ -177,8 +190,15 @@ class DecoderLayer(nn.Module):
         An expert without tokens runs on no rows, so that its weights get a gradient of zeros.
         """
         num, per_token = self.model.num_experts, self.model.experts_per_token
-        logits, chosen = linear(x, router).to(wide(x.dtype)).topk(per_token, dim=1)
-        share = logits.softmax(1).to(x.dtype)  # of all experts and renormalised over the k, or of the k: the same
+        every = linear(x, router).to(wide(x.dtype))
+        logits, chosen = every.topk(per_token, dim=1)  # whatever the gate: each grows with the logits
+        if self.model.gate == SOFTMAX_ALL:
+            share = every.softmax(1).gather(1, chosen)
+        elif self.model.gate == SIGMOID:
+            share = F.normalize(logits.sigmoid(), p=1, dim=1)
+        else:
+            share = logits.softmax(1)  # of all experts and renormalised over the k, or of the k: the same
+        share = share.to(x.dtype)
         order = chosen.flatten().argsort(stable=True)  # [T k]: row token * k + choice
         rows = x.index_select(0, order // per_token).split(chosen.flatten().bincount(minlength=num).tolist())
         gate_up, down = self.gate_up.to(x.dtype).chunk(num), self.down.to(x.dtype).chunk(num)

@@ -80,7 +80,8 @@ def whole_step(
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
-    formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings)
+    shared, two_level = model.shared_experts > 0, experts.node > 0
+    formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced = 0, [], []

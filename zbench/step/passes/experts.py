@@ -3,9 +3,13 @@
 A formula with a slot of e is computed on the GPU that has the expert, for the tokens of its group that go there; what
 has a slot of k, a slice of the experts, on the home of the tokens. What one side makes of k and the other reads is
 sent, a message for each pair of GPUs (the all-to-all of Lepikhin et al. 2021, arXiv 2006.16668).
+
+In two levels a node's relay for a home is the GPU of the same number in the node: it has the tokens that go to any of
+the node's experts, sends them on inside, and sums what comes back (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+Shares go to experts directly: they are some bytes a token.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -13,12 +17,14 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import is_gradient_of_experts, of_experts
+from zbench.step.layers import is_gradient_of_experts, of_experts, of_relay, of_shared_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
 from zbench.step.template import COMPLETE
+
+HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out
 
 
 @dataclass
@@ -63,56 +69,110 @@ class ExpertModules:
         each = self.parts.model.num_experts // self.degree
         return gpu % self.degree * each + np.arange(each)
 
-    def exchange(self, formula: Formula) -> list[Ints]:
-        """Returns the messages that a formula waits for: of what the template makes on the other side."""
+    def exchange(self, number: int) -> list[Ints]:
+        """Returns the messages that go before a formula: of what the template makes on the other side and the formula
+        waits for; before one of shared experts, which goes beside them, of all that is made there by then."""
+        formula = self.layout.formulas[number]
+        if not of_shared_experts(formula):
+            return self._awaited(formula)
+        found = []
+        for later in (self.layout.formulas[at] for at in self.made if at > number):
+            if all(at < number for one in later.operands for at in self._makers(one)):
+                found += self._awaited(later)
+        return found
+
+    def _awaited(self, formula: Formula) -> list[Ints]:
+        """Returns the messages of what a formula reads and the template makes on the other side, if not sent so far."""
         found = []
         for one in formula.operands:
             axes = self.layout.tensors[self.layout.number[one.tensor]].axes
-            if axes[1:] == ("k",) and one.tensor not in self.moved and self._made_elsewhere(one, formula):
-                self.moved.add(one.tensor)
-                found += self._messages(one.tensor, home=not of_experts(formula))
+            if axes[1:] in (("k",), ("n",)) and one.tensor not in self.moved:
+                elsewhere = [site for site in self._made_at(one) if site != _site(formula)]
+                if elsewhere:
+                    self.moved.add(one.tensor)
+                    found += self._messages(one.tensor, (elsewhere[0], _site(formula)))
         return [np.array(found, np.int64)] if found else []
 
-    def _made_elsewhere(self, one: Reference, formula: Formula) -> bool:
-        makers = [self.layout.formulas[at] for at in self.made]
-        mine = [other for other in makers if any(ref.tensor == one.tensor for ref in other.results)]
-        return any(of_experts(other) != of_experts(formula) for other in mine)
+    def _makers(self, one: Reference) -> list[int]:
+        """Returns the numbers of the template's formulas that make what a reference names."""
+        return [at for at in self.made if any(ref.tensor == one.tensor for ref in self.layout.formulas[at].results)]
 
-    def _messages(self, tensor: str, home: bool) -> list[list[int]]:
-        """Returns the sends of a tensor between homes and experts. home: from experts to homes."""
+    def _made_at(self, one: Reference) -> list[str]:
+        """Returns where the template makes what a reference names."""
+        return [_site(self.layout.formulas[at]) for at in self._makers(one)]
+
+    def _messages(self, tensor: str, ends: tuple[str, str]) -> list[list[int]]:
+        """Returns the sends of a tensor. ends: the site that makes it and the one that reads it."""
+        if EXPERT not in ends:
+            between, index = self._between_nodes(), "n"
+        else:
+            between, index = self._inside_nodes() if RELAY in ends else self._between_gpus(), "k"
+        outwards = _SITES.index(ends[0]) < _SITES.index(ends[1])
         found = []
-        for turn, gpu in product(range(1, self.degree), range(self.parts.num_gpus)):
-            other = self._partner(gpu, turn)
-            sender, receiver = (other, gpu) if home else (gpu, other)
-            tokens = self._goes(gpu, other % self.degree)
+        for near, far, part, tokens in between:
             if len(tokens):
-                cells = [self.lists.number("t", tokens), self.lists.number("k", [other % self.degree])]
-                found.append(operation_row(SEND, self.layout.number[tensor], (sender, receiver), cells, "experts"))
+                cells = [self.lists.number("t", tokens), self.lists.number(index, [part])]
+                pair = (near, far) if outwards else (far, near)
+                found.append(operation_row(SEND, self.layout.number[tensor], pair, cells, "experts"))
         return found
 
-    def _partner(self, gpu: int, turn: int) -> int:
-        """Returns the GPU that another one of its group exchanges with in a turn, so that in each turn every GPU has
-        one of its own: pairwise where the group is a power of two, which spreads over nodes as well (Thakur et al.
-        2005, doi 10.1177/1094342005051521), else around a ring."""
-        place, degree = gpu % self.degree, self.degree
-        return gpu - place + (place ^ turn if degree & (degree - 1) == 0 else (place + turn) % degree)
+    def _between_gpus(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yields, turn by turn, a home, a GPU of its group, this one's slice, and the parts that go there."""
+        for turn, gpu in product(range(1, self.degree), range(self.parts.num_gpus)):
+            part = _partner(gpu % self.degree, turn, self.degree)
+            yield gpu, gpu // self.degree * self.degree + part, part, self._goes(gpu, part)
+
+    def _between_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yields, turn by turn, a home, its relay in another node of its group, this node, and the parts that go
+        there."""
+        assert self.parts.routing is not None
+        node, nodes = self.parts.experts.node, self.degree // self.parts.experts.node
+        for turn, gpu in product(range(1, nodes), range(self.parts.num_gpus)):
+            other, own = _partner(gpu % self.degree // node, turn, nodes), self.parts.own[gpu]
+            tokens = np.asarray(own[self.parts.routing.to_nodes[own, other] > 0], np.int64)
+            yield gpu, gpu // self.degree * self.degree + other * node + gpu % node, other, tokens
+
+    def _inside_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yields, turn by turn, a relay, another GPU of its node, this one's slice, and the parts that go there of the
+        relay's."""
+        assert self.parts.routing is not None
+        node = self.parts.experts.node
+        for turn, gpu in product(range(1, node), range(self.parts.num_gpus)):
+            other = gpu // node * node + _partner(gpu % node, turn, node)
+            parts, part = self._relayed(gpu), other % self.degree
+            yield gpu, other, part, np.asarray(parts[self.parts.routing.to_slices[parts, part] > 0], np.int64)
+
+    def _relayed(self, gpu: int) -> Ints:
+        """Returns the parts of t that a GPU is the relay of which go to its node."""
+        assert self.parts.routing is not None
+        node, first = self.parts.experts.node, gpu // self.degree * self.degree
+        homes = range(first + gpu % node, first + self.degree, node)
+        parts = np.concatenate([self.parts.own[one] for one in homes])
+        return np.asarray(parts[self.parts.routing.to_nodes[parts, gpu % self.degree // node] > 0], np.int64)
 
     def rows(self, number: int) -> list[Ints]:
-        """Returns the operations of a formula of experts, on every GPU that has tokens for them.
+        """Returns the operations of a formula of experts, or of relays, on every GPU that has tokens for them.
 
         The gradients of experts without a token are zeros, which somebody has to write: they are computed wherever the
         group has tokens.
         """
         formula, found = self.layout.formulas[number], []
+        relays = _site(formula) == RELAY
         for gpu in range(self.parts.num_gpus):
-            tokens = self._comes(gpu)
+            tokens = self._relayed(gpu) if relays else self._comes(gpu)
             if not len(tokens) and is_gradient_of_experts(formula):
                 tokens = self._group(gpu)
             if len(tokens):
-                column = {"t": self.lists.number("t", tokens), "e": self.lists.number("e", self._experts(gpu))}
+                held = ("k", self._slices_of_node(gpu)) if relays else ("e", self._experts(gpu))
+                column = {"t": self.lists.number("t", tokens), held[0]: self.lists.number(*held)}
                 slots = [column[slot] for slot in formula.slots]
                 found.append(operation_row(COMPUTE, number, (gpu, -1), slots, "compute"))
         return [np.array(found, np.int64)]
+
+    def _slices_of_node(self, gpu: int) -> Ints:
+        """Returns the slices of the experts in a GPU's node."""
+        node = self.parts.experts.node
+        return gpu % self.degree // node * node + np.arange(node)
 
     def saved(self, name: str) -> list[list[int]]:
         """Returns the entries of a tensor of routed tokens that stays where the experts are."""
@@ -142,3 +202,15 @@ class ExpertModules:
             met = self.parts.routing.to_experts[np.ix_(group, self._experts(gpu))] > 0
             found.append(int(met.sum()) if len(group) else -1)
         return np.array(found, np.int64)
+
+
+def _site(formula: Formula) -> str:
+    """Returns where a formula is computed."""
+    return EXPERT if of_experts(formula) else RELAY if of_relay(formula) else HOME
+
+
+def _partner(place: int, turn: int, count: int) -> int:
+    """Returns the one of `count` that another one exchanges with in a turn, so that in each turn every one has one of
+    its own: pairwise where they are a power of two, which spreads over nodes as well (Thakur et al. 2005, doi
+    10.1177/1094342005051521), else around a ring."""
+    return place ^ turn if count & (count - 1) == 0 else (place + turn) % count

@@ -8,7 +8,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD
-from zbench.step.layers import MERGE, of_experts
+from zbench.step.layers import MERGE, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
@@ -96,8 +96,8 @@ class BatchTemplates:
         for number in self.formulas.numbers[section]:
             one = self.layout.formulas[number]
             if self.parts.routing is not None:
-                found += experts.exchange(one)
-            if of_experts(one):
+                found += experts.exchange(number)
+            if of_experts(one) or of_relay(one):
                 found += experts.rows(number)
             elif one.relation is None or one.relation[0] != "visible":
                 found += linear.rows(number)

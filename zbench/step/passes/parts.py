@@ -137,7 +137,7 @@ class PlanParts:
             Index("t", self.sizes, of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
-            Index("f", self.model.ffn_hidden // self.slices * slices),
+            Index("f", self.model.common_ffn // self.slices * slices),
             Index("v", self.model.vocab // self.slices * slices),
             Index("j", slices),
             *experts,
@@ -178,12 +178,16 @@ class PlanParts:
         """The experts of the tokens; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
-        return Routing.draw(self.plan, self.sizes, self.model, self.experts)
+        return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
-        group of the tokens' home."""
-        degree = self.experts.degree
+        group of the tokens' home; of nodes of these (n), the GPU of as high a number in the node as the tokens' home
+        has in its own."""
+        degree, node = self.experts.degree, self.experts.node
+        if index == "n":
+            first = self.home // degree * degree + self.home % node
+            return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
         share = (
             np.arange(degree)
             if index == "k"
@@ -193,9 +197,10 @@ class PlanParts:
 
     def routed(self, axes: tuple[str, ...]) -> Ints | None:
         """Returns the tokens of each cell of a tensor of routed tokens, None of other tensors."""
-        if self.routing is None or axes[1:] not in (("e",), ("k",)):
+        if self.routing is None or axes[1:] not in (("e",), ("k",), ("n",)):
             return None
         tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
+        tokens = self.routing.to_nodes if axes[1] == "n" else tokens
         return tokens.reshape(-1).astype(np.int64)
 
     def relations(self) -> tuple[Relation, ...]:

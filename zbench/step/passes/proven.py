@@ -10,7 +10,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
-from zbench.describe.expert_schedule import ExpertChunks
+from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
 from zbench.describe.model import INPUTS, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
@@ -66,6 +66,10 @@ class ProvenSteps:
             )
         if experts.skew and model.num_experts == 1:
             raise ValueError(f"experts.skew is {experts.skew}; {model.name} has no experts, so it takes 0")
+        if experts.capacity is not None and model.num_experts == 1:
+            raise ValueError(
+                f"experts.capacity is {experts.capacity}; {model.name} has no experts, so it takes {DROPLESS}"
+            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
@@ -137,3 +141,13 @@ class ProvenSteps:
         """Returns the parts that a step of this run has of a batch's plans."""
         experts, slices = self.experts.of(batch), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
+
+    def expert_rows(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, float]:
+        """Returns what a capacity of experts comes to in a batch: the share of tokens' choices that are "dropped", and
+        of experts' rows that are "padded"; nothing without a capacity."""
+        if self.experts.capacity is None:
+            return {}
+        routing = [one.routing for one in self.parts(batch, plans) if one.routing is not None]
+        choices, dropped = sum(one.chosen.size for one in routing), sum(one.dropped for one in routing)
+        empty = sum(0 if one.padding is None else int(one.padding.sum()) for one in routing)
+        return {"dropped": dropped / choices, "padded": empty / (choices - dropped + empty)}

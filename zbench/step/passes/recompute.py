@@ -10,10 +10,12 @@ from types import MappingProxyType
 
 from zbench.step.formula import Formula, Reference
 
+_GATED = ("z", "u", "zs", "us")  # gate and up, and their product, of shared experts as well
 # What is made again: nothing; what elementwise work alone makes; the feed-forward's, all of it before its gradients or
 # a chunk of tokens where its gradients are made; all of a layer but its input.
 LEVELS: Mapping[str, tuple[str, ...] | None] = MappingProxyType({
-    "none": (), "elementwise": ("n", "m", "u"), "selective": ("m", "z", "u"), "chunked": ("m", "z", "u"), "full": None,
+    "none": (), "elementwise": ("n", "m", "u", "us"), "selective": ("m", *_GATED), "chunked": ("m", *_GATED),
+    "full": None,
 })  # fmt: skip
 BEFORE = ("selective",)  # levels that make again what they do for all tokens before any gradient, as frameworks do
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import ZIPF
+from zbench.describe.expert_schedule import TWO_LEVEL, ZIPF
 from zbench.describe.model import Model
 from zbench.describe.strategy import Experts
 from zbench.plans.plan import Plan
@@ -32,6 +32,8 @@ class ExpertParallel:
     ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are a draw of
     Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
     which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
+    node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go to each GPU.
+    capacity, padded: of an expert, as zbench.describe.strategy.Experts has them; None: as many tokens as choose it.
     """
 
     degree: int = 1
@@ -40,11 +42,23 @@ class ExpertParallel:
     step: int = 0
     popularity: str = ZIPF
     drift: int = 1
+    capacity: float | None = None
+    padded: bool = False
+    node: int = 0
 
     @staticmethod
-    def chosen(degree: int, experts: Experts) -> "ExpertParallel":
-        """Returns the layout and the rule of a run's choices."""
-        return ExpertParallel(degree, skew=experts.skew, popularity=experts.popularity, drift=experts.drift)
+    def chosen(degree: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
+        """Returns the layout and the rule of a run's choices; inside a node there is one level."""
+        two_level = experts.dispatch == TWO_LEVEL and degree > gpus_per_node
+        return ExpertParallel(
+            degree,
+            skew=experts.skew,
+            popularity=experts.popularity,
+            drift=experts.drift,
+            capacity=None if isinstance(experts.capacity, str) else experts.capacity,
+            padded=experts.padded,
+            node=gpus_per_node if two_level else 0,
+        )
 
     def of(self, batch: Batch) -> "ExpertParallel":
         """Returns the same layout and rule for a batch's draw."""
@@ -55,6 +69,11 @@ class ExpertParallel:
         if self.degree < 1 or model.num_experts % self.degree:
             raise ValueError(
                 f"the expert-parallel degree is {self.degree}; it has to divide model.num_experts, {model.num_experts}"
+            )
+        if self.node and self.degree % self.node:
+            raise ValueError(
+                f"the expert-parallel degree is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by "
+                f"whole nodes, so it has to be a multiple of their {self.node} GPUs"
             )
         if num_gpus % self.degree:
             raise ValueError(f"the expert-parallel degree is {self.degree}; it has to divide {num_gpus} GPUs")
@@ -88,23 +107,41 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 
 @dataclass(frozen=True)
 class Routing:
-    """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t; begin:
-    int64 [parts + 1], where those of each part begin. slices: of experts, one a GPU of a group."""
+    """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t, ~expert
+    where the expert has no room; begin: int64 [parts + 1], where those of each part begin. slices: of experts, one a
+    GPU of a group. node: the slices that a node has, 0: nodes are
+    of no interest. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
+    token goes to a GPU once for each expert that it chose there, and not once. None: there is no padding."""
 
     chosen: Ints
     begin: Ints
     num_experts: int
     slices: int
+    padding: Ints | None = None
+    node: int = 0
 
     @staticmethod
-    def draw(plan: Plan, sizes: Ints, model: Model, how: ExpertParallel) -> "Routing":
+    def draw(plan: Plan, sizes: Ints, home: Ints, model: Model, how: ExpertParallel) -> "Routing":
         """Draws the experts of a plan's tokens: the largest of logarithms of odds with Gumbel noise, which is a draw
-        without replacement (Kool et al. 2019, arXiv 1903.06059). sizes: int64 [parts], of the blocks' tokens in order.
+        without replacement (Kool et al. 2019, arXiv 1903.06059). sizes, home: int64 [parts], of the blocks' tokens in
+        order, and the GPU that each part is on.
         """
         odds = how.odds(model.num_experts) + _noise(plan, model.num_experts, (how.seed, how.step))
         chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return Routing(chosen.astype(np.int64), begin, model.num_experts, how.degree)
+        chosen = chosen.astype(np.int64)
+        if how.capacity is None:
+            return Routing(chosen, begin, model.num_experts, how.degree, node=how.node)
+        gpu = np.repeat(home, sizes)
+        room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
+        limited = _with_room(chosen, gpu, room, model.num_experts)
+        found = Routing(limited, begin, model.num_experts, how.degree, node=how.node)
+        return replace(found, padding=_padding(found.to_experts, home, room)) if how.padded else found
+
+    @cached_property
+    def dropped(self) -> int:
+        """The choices that their experts have no room for."""
+        return int((self.chosen < 0).sum())
 
     @cached_property
     def _part(self) -> Ints:
@@ -112,30 +149,73 @@ class Routing:
 
     @cached_property
     def to_experts(self) -> Ints:
-        """The tokens of each part that go to each expert, int64 [parts, experts]."""
+        """The rows of each part that go to each expert, its tokens and padding, int64 [parts, experts]."""
         key = self._part[:, None] * self.num_experts + self.chosen
-        count = np.bincount(key.reshape(-1), minlength=(len(self.begin) - 1) * self.num_experts)
-        return count.reshape(-1, self.num_experts)
+        key = key[self.chosen >= 0] if self.dropped else key.reshape(-1)
+        count = np.bincount(key, minlength=(len(self.begin) - 1) * self.num_experts)
+        found = count.reshape(-1, self.num_experts)
+        return found if self.padding is None else found + self.padding
 
     @cached_property
     def to_slices(self) -> Ints:
-        """The tokens of each part that go to each slice of the experts, int64 [parts, slices]."""
-        slices = self.chosen // (self.num_experts // self.slices)
+        """The rows of each part that go to each slice of the experts, int64 [parts, slices]."""
+        if self.padding is not None:
+            return np.asarray(self.to_experts.reshape(len(self.begin) - 1, self.slices, -1).sum(axis=2))
+        return self._in_runs(self.num_experts // self.slices)
+
+    @cached_property
+    def to_nodes(self) -> Ints:
+        """The tokens of each part that go to each node of slices, int64 [parts, nodes]."""
+        return self._in_runs(self.num_experts // self.slices * self.node)
+
+    def _in_runs(self, size: int) -> Ints:
+        """Returns the tokens of each part that go to each run of so many experts, int64 [parts, runs]."""
+        runs, slices = self.num_experts // size, self.chosen // size
+        if self.dropped:
+            slices = np.sort(np.maximum(slices, -1), axis=1)  # ~expert is below 0, and so is its quotient
         first = np.concatenate([np.ones((len(slices), 1), bool), slices[:, 1:] != slices[:, :-1]], axis=1)
-        key = (self._part[:, None] * self.slices + slices)[first]
-        return np.bincount(key, minlength=(len(self.begin) - 1) * self.slices).reshape(-1, self.slices)
+        first &= slices >= 0
+        key = (self._part[:, None] * runs + slices)[first]
+        return np.bincount(key, minlength=(len(self.begin) - 1) * runs).reshape(-1, runs)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices e, experts, and k, slices of them, of size 1: shards have all of a slice's elements."""
-        return Index("e", np.ones(self.num_experts, np.int64)), Index("k", np.ones(self.slices, np.int64))
+        """Returns the indices e, experts, k, slices of them, and n, nodes of these, if nodes are of interest, of size
+        1: shards have all of a slice's elements."""
+        counts = {"e": self.num_experts, "k": self.slices, **({"n": self.slices // self.node} if self.node else {})}
+        return tuple(Index(name, np.ones(count, np.int64)) for name, count in counts.items())
 
     def maps(self) -> tuple[PartMap, ...]:
-        """Returns the map k(e)."""
-        return (PartMap("k", "e", np.arange(self.num_experts) // (self.num_experts // self.slices)),)
+        """Returns the map k(e), and n(k) if nodes are of interest."""
+        found = (PartMap("k", "e", np.arange(self.num_experts) // (self.num_experts // self.slices)),)
+        return (*found, PartMap("n", "k", np.arange(self.slices) // self.node)) if self.node else found
 
     def relations(self) -> tuple[Relation, ...]:
-        """Returns route(t, e) and goes(t, k)."""
-        return _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
+        """Returns route(t, e) and goes(t, k), and visits(t, n) if nodes are of interest."""
+        found = _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
+        return (*found, _relation("visits", "n", self.to_nodes)) if self.node else found
+
+
+def _with_room(chosen: Ints, gpu: Ints, room: Ints, num_experts: int) -> Ints:
+    """Returns choices with those as ~expert that an expert has no room for: of each GPU's tokens it takes the first in
+    their order. gpu: int64 [tokens]; room: int64 [GPUs], the tokens that every expert takes of a GPU's."""
+    key = (gpu[:, None] * num_experts + chosen).reshape(-1)
+    order = np.argsort(key, kind="stable")
+    counts = np.bincount(key)
+    place = np.empty_like(key)  # of each choice among those of its GPU's tokens and its expert
+    place[order] = np.arange(len(key)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.where(place.reshape(chosen.shape) < room[gpu][:, None], chosen, ~chosen)
+
+
+def _padding(tokens: Ints, home: Ints, room: Ints) -> Ints:
+    """Returns the rows by which each GPU fills its room at every expert, which go with the last of its parts, int64
+    [parts, experts]. tokens: of each part that go to each expert."""
+    found, last = np.zeros_like(tokens), np.full(len(room), -1)
+    np.maximum.at(last, home, np.arange(len(home)))
+    of_gpu = np.zeros((len(room), tokens.shape[1]), np.int64)
+    np.add.at(of_gpu, home, tokens)
+    there = last >= 0
+    found[last[there]] = (room[:, None] - of_gpu)[there]
+    return found
 
 
 def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:

@@ -4,9 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from zbench.describe.model import SOFTMAX
 from zbench.step.formula import Formula, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
-from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
+from zbench.step.layers import (
+    DENSE,
+    DERIVATIVES,
+    EMBEDDING,
+    EMBEDDING_BACKWARD,
+    expert_layer,
+    head,
+    update,
+)
+from zbench.step.passes.parameters.zero import axes_of, layer_weights, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
@@ -57,16 +66,24 @@ class Sections:
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool, tied: bool) -> Sections:
-    """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones. tied: the
-    head is the embedding table.
+def sections(
+    recompute: str,
+    experts: bool,
+    tied: bool,
+    shared: bool = False,
+    two_level: bool = False,
+    gate: str = SOFTMAX,
+) -> Sections:
+    """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
+    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels; gate: a
+    model's.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward = parse_formulas(EXPERTS if experts else DENSE)
+    forward = parse_formulas(expert_layer(shared, two_level, gate) if experts else DENSE)
     again = made_again(recompute, forward, "x")
-    weights = EXPERT_LAYER_WEIGHTS if experts else LAYER_WEIGHTS
+    weights = layer_weights(experts, shared)
     return Sections(
         parse_formulas(EMBEDDING),
         forward,

@@ -20,7 +20,7 @@ from zbench.step.passes.buckets import Buckets
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
-from zbench.step.passes.parameters.zero import layer_weights, outer_weights
+from zbench.step.passes.parameters.zero import outer_weights, weights_of_layers
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import border_templates, pipeline_order, stage_starts
 from zbench.step.passes.sections import sections
@@ -65,7 +65,7 @@ def _begun(model: Model, plan: Plan, zero: str, recompute: str) -> BuiltPipeline
     """Returns a step of a plan's pipelines of which nothing is built."""
     assert plan.pipelines is not None
     shapes = PipelineShapes.of(plan.pipelines)
-    names = [*layer_weights(model), *outer_weights(model.tied_embeddings)]
+    names = [*weights_of_layers(model), *outer_weights(model.tied_embeddings)]
     stage, cut = "none" if zero == "none" else "1", shapes.cut(model, names)
     return BuiltPipelines(
         model,

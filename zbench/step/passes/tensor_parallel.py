@@ -63,7 +63,7 @@ class LinearModules:
         if index == "t":
             tokens = self.group(gpu) if sliced else self.own(gpu)
             return self.lists.number("t", tokens) if len(tokens) else -1
-        return self.lists.whole(index) if index == "k" else self.lists.number(index, self.of_slice(index, gpu))
+        return self.lists.whole(index) if index in ("k", "n") else self.lists.number(index, self.of_slice(index, gpu))
 
     def _exchange(self, one: Reference, sliced: bool) -> list[Ints]:
         """Returns what brings tokens together or sums home before they are read for the first time."""

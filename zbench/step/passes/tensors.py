@@ -54,7 +54,7 @@ def _layers(result: Reference) -> str:
 
 def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     """Returns the home of the cells of a tensor of tokens and slices: in the tokens' group, the GPU with the slice."""
-    if axes[1] in ("e", "k"):
+    if axes[1] in ("e", "k", "n"):
         return parts.homes_of_experts(axes[1])
     share = {one.fine: one.part for one in parts.maps() if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
     group = parts.home // parts.degree
@@ -81,7 +81,8 @@ def _unit(model: Model, name: str) -> int:
     name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden if model.num_experts > 1 else 1
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
-        "z": 2 * wide * element, "u": wide * element, "r": model.num_experts * element,
-        "p": model.experts_per_token * model.lse_bytes, "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
+        "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
+        "r": model.num_experts * element, "p": model.experts_per_token * model.lse_bytes,
+        "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

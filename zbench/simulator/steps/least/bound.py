@@ -7,7 +7,7 @@ systems of a job are measured by one number, also those that choose such degrees
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.steps.least.work import StepWork, step_work
-from zbench.step.passes.parameters.zero import layer_weights, outer_weights, weight_elements
+from zbench.step.passes.parameters.zero import outer_weights, weight_elements, weights_of_layers
 
 
 def step_bound_seconds(batch: Batch, cost: Cost) -> float:
@@ -28,6 +28,6 @@ def update_seconds(cost: Cost) -> float:
     """Returns the seconds of the optimizer where every parameter is updated once, the mean over GPUs. cost: of
     GPUs."""
     model, elements = cost.model, weight_elements(cost.model)
-    total = model.num_layers * sum(elements[name] for name in layer_weights(model))
+    total = model.num_layers * sum(elements[name] for name in weights_of_layers(model))
     total += sum(elements[name] for name in outer_weights(model.tied_embeddings))
     return OPTIMIZER_BYTES * total / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth

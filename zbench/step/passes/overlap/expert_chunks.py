@@ -108,22 +108,38 @@ class _ExpertSegment:
         return {(self.layout.number[one.tensor], row[7] + one.after) for one in refs}
 
     def operations(self) -> list[Row]:
-        """Returns all of the template's operations: what experts need, experts by chunks, what needs them."""
+        """Returns all of the template's operations: what goes to experts, and beside that what is between and waits for
+        none of them, as shared experts; experts by chunks; what needs them."""
         mine = [row[8] == _QUEUE or (row[0] == COMPUTE and row[1] in self.computes) for row in self.rows]
         first, last = mine.index(True), len(mine) - mine[::-1].index(True)
-        before, after, of_them = list(self.rows[:first]), list[Row](), set(self.made)
+        beside, after, of_them = list[Row](), list[Row](), set(self.made)
         for row in (row for row, one in zip(self.rows[first:last], mine[first:last], strict=True) if not one):
             waits = self._tensors(row, results=False) & of_them
             of_them |= self._tensors(row, results=True) if waits else set()
-            (after if waits else before).append(row)
-        return before + list(self._by_chunks()) + after + list(self.rows[last:])
+            (after if waits else beside).append(row)
+        sent, beside = self._sent_of(beside)
+        before = [*self.rows[:first], *sent]
+        return before + list(self._out()) + beside + list(self._by_chunks()) + after + list(self.rows[last:])
 
-    def _by_chunks(self) -> Iterable[Row]:
+    def _sent_of(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Returns those of operations that make what is sent to experts, and the others."""
+        needed = {(row[1], row[7]) for row in self.messages} - self.made
+        found, others = list[Row](), list[Row]()
+        for row in reversed(rows):
+            # A collective, or a message, is of what it moves.
+            makes = self._tensors(row, results=row[0] == COMPUTE)
+            needed |= self._tensors(row, results=False) if makes & needed else set()
+            (found if makes & needed else others).append(row)
+        return found[::-1], others[::-1]
+
+    def _out(self) -> Iterable[Row]:
         out = [row for row in self.messages if (row[1], row[7]) not in self.made]
-        home = [row for row in self.messages if (row[1], row[7]) in self.made]
-        each = {number: rows for number, rows in self.computes.items() if not self._is_late(number)}
         for chunk in range(self.count):
             yield from self._parts_of(out, chunk)
+
+    def _by_chunks(self) -> Iterable[Row]:
+        home = [row for row in self.messages if (row[1], row[7]) in self.made]
+        each = {number: rows for number, rows in self.computes.items() if not self._is_late(number)}
         for chunk in range(self.count):
             for number, rows in each.items():
                 yield from self._computed(number, rows, chunk)

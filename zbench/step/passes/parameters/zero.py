@@ -34,14 +34,20 @@ STAGES = ("none", "1", "2", "3")
 _DEGREES = dict(zip(STAGES, BY_STRATEGY.values(), strict=True))
 LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
+SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
 
-def layer_weights(model: Model) -> tuple[str, ...]:
-    """Returns the names of a layer's parameters."""
-    return EXPERT_LAYER_WEIGHTS if model.num_experts > 1 else LAYER_WEIGHTS
+def layer_weights(experts: bool, shared: bool = False) -> tuple[str, ...]:
+    """Returns the names of the parameters of a layer with experts, some of them maybe shared, or of a dense one."""
+    return (*EXPERT_LAYER_WEIGHTS, *(SHARED_WEIGHTS if shared else ())) if experts else LAYER_WEIGHTS
+
+
+def weights_of_layers(model: Model) -> tuple[str, ...]:
+    """Returns the names of the parameters of a model's layer."""
+    return layer_weights(model.num_experts > 1, model.shared_experts > 0)
 
 
 def head_weights(tied: bool) -> tuple[str, ...]:
@@ -66,6 +72,7 @@ def weight_elements(model: Model) -> Mapping[str, int]:
         "g1": h, "wq": h * model.num_heads * d, "wkv": 2 * h * model.num_kv_heads * d,
         "wo": h * model.num_heads * d, "g2": h, "wz": 2 * h * model.ffn_hidden, "wd": h * model.ffn_hidden,
         "wr": h * experts, "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
+        "wzs": 2 * h * model.common_ffn, "wds": h * model.common_ffn,
         "we": h * model.vocab, "gl": h, "wh": h * model.vocab,
     }  # fmt: skip
 
@@ -207,7 +214,7 @@ class ShardedParameters:
     @property
     def of_layers(self) -> tuple[str, ...]:
         """The parameters of a layer."""
-        return layer_weights(self.model)
+        return weights_of_layers(self.model)
 
     @property
     def outside(self) -> tuple[str, ...]:
