@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "matrix": ("zbench.correctness.matrix", "the table is of what was finished until then"),
     "mutate": ("zbench.correctness.mutate", "the tables are of what was judged until then"),
     "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
+    "reshard": ("zbench.correctness.reshard.command", "the table is of what was brought until then"),
     "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 

@@ -101,6 +101,10 @@ class Store:
         self.held: Held = {}
         self.device = device
 
+    def room(self, key: Key, of: Format, first: Parts, second: Parts) -> torch.Tensor | None:
+        """Returns the bytes in which a message with these cells is to arrive; None: in memory of its own."""
+        return None
+
     def _slab(self, key: Key, cell: Cell) -> Slab:
         found = self.held.get(key, {}).get(cell)
         if found is None:
