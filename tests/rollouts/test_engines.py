@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, ENGINES, HYBRIDFLOW, HYBRIDFLOW_V, resharding_of
+from zbench.rollouts.engines import DS_CHAT, ENGINES, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.weights import Weight
 from zbench.step.byte_law import stated_bytes
@@ -144,3 +144,17 @@ def test_more_parts_than_elements_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"^w has 3 elements, too few for 4 GPUs that share it$"):
         assert made.bytes
+
+
+def test_generation_on_gpus_of_its_own_asks_replicas_of_training_in_turns() -> None:
+    """1-2-2 on GPUs 0 to 3; three replicas of 1-3 on the nine behind: cut in six, the first and the third ask 0-1."""
+    change = resharding_of(STANDALONE, TrainDegrees(1, 2, 2), GenerateDegrees(1, 3), 3)
+    assert [one.tolist() for one in change.groups] == [[0, 1, 4, 5, 6, 10, 11, 12], [2, 3, 7, 8, 9]]
+    made = ReshardedWeights([Weight("w", 0, SIZE, True), Weight("g", 0, 8, False)], 1, UNIT, change)
+    prove_step(made.step)
+    assert made.bytes.received.tolist() == [0] * 4 + [UNIT * (SIZE // 3 + 8)] * 9
+    assert made.bytes.peak.tolist() == [UNIT * (SIZE // 2 + 8)] * 4 + [UNIT * (SIZE // 3 + 8)] * 9
+    assert not made.bytes.redundant.any()
+    moved = [one.get("parameters", (0, 0)) for one in stated_bytes(made.step)]
+    assert [received for _, received in moved] == made.bytes.received.tolist()
+    assert sum(sent for sent, _ in moved) == made.bytes.received.sum()

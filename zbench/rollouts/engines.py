@@ -17,7 +17,11 @@ from zbench.describe.arrays import Flags, Ints
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.weights import Weight
 
-DS_CHAT, HYBRIDFLOW_V, HYBRIDFLOW = ENGINES = ("ds_chat", "hybridflow_v", "hybridflow")  # whose generation is on the GPUs of training
+DS_CHAT, HYBRIDFLOW_V, HYBRIDFLOW = ENGINES = (
+    "ds_chat",
+    "hybridflow_v",
+    "hybridflow",
+)  # whose generation is on the GPUs of training
 STANDALONE = "standalone"
 EVERY_ENGINE = (*ENGINES, STANDALONE)
 NOWHERE = -1  # the stage of GPUs that have none
@@ -27,7 +31,7 @@ NOWHERE = -1  # the stage of GPUs that have none
 class WeightShards:
     """The weights that every GPU has: of the layers of its stage, and of each that is cut, parts [begins, ends).
 
-    parts: that a cut weight has. num_stages; stages, begins, ends: int64 [GPUs], stage NOWHERE of those without weights.
+    parts: that a cut weight has. num_stages; stages, begins, ends: int64 [GPUs], NOWHERE of those without.
     cuts_all: whether norms are cut, too.
     """
 

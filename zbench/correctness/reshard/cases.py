@@ -14,7 +14,7 @@ from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.weights import Weight
 
 ELEMENTS = 840  # of a matrix, which all numbers of slices on up to 8 GPUs divide, together, too
-NORM = 11
+NORM = 17  # which is no multiple of any
 UNIT = 8  # bytes of an element
 LAYERS = 2  # of a stage
 NOTHING = (0, 0)
@@ -136,9 +136,7 @@ def expected(case: Reshard, gpu: int) -> ReshardedGpu:
         kept += wanted + (0 if is_part else own)
         inside += [is_part] if own else []
     assert generates or not received, "nothing is sent to GPUs that do not generate"
-    return ReshardedGpu(
-        *(UNIT * size for size in (received, peak, generating, kept, after)), tuple(inside), ""
-    )
+    return ReshardedGpu(*(UNIT * size for size in (received, peak, generating, kept, after)), tuple(inside), "")
 
 
 def values(weight: Weight, seed: int) -> np.ndarray:

@@ -96,7 +96,9 @@ def judged_reshard(case: Reshard, found: Sequence[ReshardedGpu], step: Step) -> 
             faults.append(f"GPU {gpu} received {one.received} bytes; the step says {told}")
         received, peak, twice = case.table(gpu)
         if not case.norms and (one.received, one.peak) != (received, peak):
-            faults.append(f"GPU {gpu} received {one.received} and has {one.peak} bytes; the table {received} and {peak}")
+            faults.append(
+                f"GPU {gpu} received {one.received} and has {one.peak} bytes; the table {received} and {peak}"
+            )
         if not case.norms and kept_twice(one) > twice:
             faults.append(f"GPU {gpu} keeps {kept_twice(one)} bytes twice; the table has at most {twice}")
     return ReshardVerdict(case, tuple(found), "; ".join(faults))

@@ -44,7 +44,7 @@ class ReshardRank:
         runner = StepRunner(StepMachine(MODEL, self.device, kernel, messages, NoUpdate()), self.board)
         prepared = PreparedStep.of(made.step, self.rank, runner.machine, (), ())
         store, faults = WeightStore(self.device), list[str]()
-        runner.stores = {place: store for place in prepared.places}
+        runner.stores = dict.fromkeys(prepared.places, store)
         mine = list(self._mine(made, prepared)) if runner.stores else []
         for one, key, of in mine:
             parts = tuple(np.flatnonzero(one.trained[self.rank]).tolist())
@@ -61,7 +61,9 @@ class ReshardRank:
             if key in store.generated:
                 found = store.generated[key].memory
                 generating += found.nbytes
-                faults += self._differs("generates with", one.weight, found, case.generated(self.rank, one.weight), seed)
+                faults += self._differs(
+                    "generates with", one.weight, found, case.generated(self.rank, one.weight), seed
+                )
             shard = _shard(store, key, of, one.trained[self.rank])
             if shard is not None:
                 inside.append(store.is_inside(key, shard))

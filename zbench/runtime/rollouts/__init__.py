@@ -1,1 +1,1 @@
-"""Weights of a policy on processes: trained with one layout, generated with in another, and where they lie meanwhile."""
+"""Weights of a policy on processes: trained with in one layout, generated with in another, and where they lie."""

@@ -1,8 +1,8 @@
 """Where the weights of a GPU lie while it generates: no byte of them twice, unless an engine keeps some twice.
 
 Of each weight, what the GPU generates with is one piece of memory. A training shard that is part of it moves in and is
-a view of it from then on; one that is not stays where it is. What else an engine gathers has pieces of its own, which go
-before generation begins. Messages arrive where their elements belong, so nothing is copied after them.
+a view of it from then on; one that is not stays where it is. What else an engine gathers has pieces of its own, which
+go before generation begins. Messages arrive where their elements belong, so nothing is copied after them.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,9 @@ class WeightStore(Store):
         self.passing[key] = [Piece.new(of, run, self.device) for run in _runs(there & ~trained & ~generated)]
         if not (trained & generated).any():
             return
-        assert not (trained & ~generated).any(), "a training shard is part of what its GPU generates with, or none of it"
+        assert not (trained & ~generated).any(), (
+            "a training shard is part of what its GPU generates with, or none of it"
+        )
         parts = tuple(np.flatnonzero(trained).tolist())
         inside = self.generated[key].view(of, parts).copy_(self.take(key, of, parts, (0,))[0])
         self.put(key, Slab.of(of, parts, (0,), (inside,)))
