@@ -61,6 +61,15 @@ class Resharding:
     groups: tuple[Ints, ...]
     gathers_all: bool
 
+    @property
+    def generation_groups(self) -> list[list[int]]:
+        """The GPUs that generate together, which have a slice each: the first of every slice, then the second ones, as
+        they are numbered. Of generation without stages."""
+        own = self.generate
+        gpus = np.flatnonzero(own.stages != NOWHERE)
+        slices = [gpus[own.begins[gpus] == begin].tolist() for begin in np.unique(own.begins[gpus])]
+        return [list(one) for one in zip(*slices, strict=True)]
+
 
 def resharding_of(engine: str, train: TrainDegrees, generate: GenerateDegrees, replicas: int = 1) -> Resharding:
     """Returns the change of an engine, one of EVERY_ENGINE. Degrees: those of generation divide those of training,

@@ -136,11 +136,13 @@ def _score(at: Context, c: Fields, wh: Fields) -> Fields:
 
 
 def _lose(at: Context, one: Fields) -> Tensor:
-    return (one[1] - one[0]).sum()
+    losses = one[1] - one[0]
+    return losses.sum() if at.weights is None else losses @ at.weights.to(losses.dtype)
 
 
 def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
-    """Yields, a chunk of tokens at a time, (tokens, softmax less one at their targets)."""
+    """Yields, a chunk of tokens at a time, (tokens, softmax less one at their targets, by the weights of their
+    losses)."""
     size = at.logit_rows(c, wh)
     for begin in range(0, len(c), size):
         some = slice(begin, begin + size)
@@ -148,6 +150,8 @@ def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
         targets = at.targets[some]
         here = targets >= 0
         error[here.nonzero()[:, 0], targets[here]] -= 1
+        if at.weights is not None:
+            error *= at.weights[some, None]
         yield c[some], error.to(c.dtype)
 
 

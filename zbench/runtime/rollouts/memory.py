@@ -90,6 +90,7 @@ class WeightStore(Store):
         kept = self.read(key, of, parts, (0,)) if parts else ()
         kept = tuple(one.clone() if self.is_inside(key, one) else one for one in kept)
         self.generated.pop(key, None)
+        self.passing.pop(key, None)
         self.forget(key, list(self.held.get(key, ())))
         if parts:
             self.put(key, Slab.of(of, parts, (0,), kept))

@@ -1,0 +1,164 @@
+"""python -m zbench.correctness loop: generates with a policy and trains it by GRPO, on processes. An edge.
+
+Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and an update by whole
+steps, with weights brought from one layout to the other by an engine; beside it one process does the same. Responses
+have to be the same tokens, losses and weights the same to 1e-12 in float64, and bytes of weights those of the step.
+Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from zbench.console.command import Parser
+from zbench.console.console import show
+from zbench.console.meter import Meter
+from zbench.correctness.loop.cases import GROUP, ITERATIONS, AloneReport, Loop, LoopSteps, learned_from, prompts_of
+from zbench.describe.checks import check_whole_number
+from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
+from zbench.rollouts.grpo import Rollout, TrainingTokens
+from zbench.runtime.job.step_job import StepReport
+from zbench.runtime.processes.fleet import Fleet, RankFailed
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.rollouts.policy_job import GenerationReport, PolicyJob
+from zbench.step.byte_law import stated_bytes
+from zbench.step.proof.prove import prove_step
+
+LIMIT = 1e-12  # of differences, in float64
+NAN = float("nan")
+RANK = "zbench.correctness.loop.rank:LoopRank"
+SYSTEMS = ("verl_balance", "dynamic_cp", "flexsp", "zeppelin", "nodewise")
+# engine, training's degrees, generation's, replicas of it: on up to four processes
+LAYOUTS = (
+    (DS_CHAT, "1-2-2", "1-2", 1),
+    (DS_CHAT, "1-4-1", "1-1", 1),
+    (HYBRIDFLOW_V, "1-2-2", "1-2", 1),
+    (HYBRIDFLOW_V, "1-4-1", "1-2", 1),
+    (HYBRIDFLOW_V, "2-2-1", "1-1", 1),
+    (HYBRIDFLOW, "1-2-2", "1-1", 1),
+    (HYBRIDFLOW, "1-4-1", "1-2", 1),
+    (HYBRIDFLOW, "2-2-1", "1-2", 1),
+    (HYBRIDFLOW, "2-1-2", "1-1", 1),
+    (STANDALONE, "1-2-1", "1-1", 2),
+    (STANDALONE, "1-2-1", "1-2", 1),
+    (STANDALONE, "1-1-3", "1-1", 1),
+)
+TITLES = ("loop", "tokens", "loss", "weights", "bytes to generation", "shards shared", "")
+
+
+@dataclass(frozen=True)
+class LoopVerdict:
+    """The verdict on a loop. tokens: of all responses; loss, weights: the largest differences, nan where nothing came
+    back; moved: bytes of weights that came to GPUs that generate; shared: of shards of weights in training, how many
+    lay in the memory of what was generated with, and all; fault: what is wrong, "" if nothing."""
+
+    loop: Loop
+    tokens: int
+    loss: float
+    weights: float
+    moved: int
+    shared: tuple[int, int]
+    fault: str
+
+    def row(self) -> list[str]:
+        """Returns the row of a table."""
+        numbers = f"{self.tokens:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
+        return [str(self.loop), *numbers, "{} of {}".format(*self.shared), "FAILED" if self.fault else ""]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command with the words that follow its name; returns the exit code."""
+    parser = Parser(prog="python -m zbench.correctness loop", description="Generation and training, on processes.")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"that train (default {','.join(SYSTEMS)})")
+    parser.add_argument("--all", action="store_true", help="every system with every layout, not each once")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and what is drawn (default 0)")
+    asked = parser.parse_args(list(arguments))
+    check_whole_number("--seed", asked.seed, 0)
+    chosen = loops(asked.systems.split(","), asked.all)
+    _ = [LoopSteps.of(one) for one in chosen]  # refuses systems that there are not
+    found: list[LoopVerdict] = []
+    try:
+        with Meter(len(chosen), unit="loop") as meter:
+            for one in chosen:
+                found.append(compared(one, asked.seed))
+                meter.show("loop", len(found))
+    finally:  # Ctrl-C, too, leaves the table of what was finished
+        _print(found)
+    return 1 if any(one.fault for one in found) or not found else 0
+
+
+def loops(systems: Sequence[str], every: bool = False) -> list[Loop]:
+    """Lists loops: every layout with one system, these in turns, or with all; and every system at least once."""
+    layouts = [
+        (engine, TrainDegrees.of(train), GenerateDegrees.of(generate), replicas)
+        for engine, train, generate, replicas in LAYOUTS
+    ]
+    if every:
+        return [Loop(*one, system) for one in layouts for system in systems]
+    turns = max(len(layouts), len(systems))
+    return [Loop(*layouts[at % len(layouts)], systems[at % len(systems)]) for at in range(turns)]
+
+
+def compared(loop: Loop, seed: int) -> LoopVerdict:
+    """Runs a loop on processes and compares it with one process."""
+    job = loop.job(seed)
+    try:
+        with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
+            return _run(loop, job, fleet, seed)
+    except RankFailed as error:
+        return LoopVerdict(loop, 0, NAN, NAN, 0, (0, 0), str(error))
+
+
+def _run(loop: Loop, job: PolicyJob, fleet: Fleet, seed: int) -> LoopVerdict:
+    steps, change = LoopSteps.of(loop), job.resharded().step
+    prove_step(change)
+    stated = [one.get("parameters", (0, 0)) for one in stated_bytes(change)]
+    alone: list[AloneReport] = fleet.call("alone")[0]
+    first = [Rollout(prompt, 1) for prompt in prompts_of(seed, 0)]  # any tokens: parameters are drawn to such a step
+    nothing = TrainingTokens(
+        {number: one.tokens for number, one in enumerate(first)},
+        {number: np.zeros(len(one.tokens)) for number, one in enumerate(first)},
+        1,
+    )
+    fleet.call("begin", *steps.of_rollouts(first, 0), nothing)
+    off, tokens, moved, shared, faults = [0.0, 0.0], 0, 0, list[bool](), list[str]()
+    for iteration, wanted in enumerate(alone):
+        prompts = prompts_of(seed, iteration)
+        generated: list[GenerationReport] = fleet.call("generate", iteration, prompts)
+        sequences = {number: one for report in generated for number, one in report.sequences.items()}
+        rollouts = [Rollout(sequences[number], len(prompt)) for number, prompt in enumerate(prompts)]
+        for number, (one, other) in enumerate(zip(rollouts, wanted.sequences, strict=True)):
+            if one.tokens.tolist() != other.tolist():
+                faults.append(f"response {number} of iteration {iteration} has other tokens than in one process")
+        if [report.moved for report in generated] != stated:
+            faults.append(f"weights were {[report.moved for report in generated]} bytes; the step says {stated}")
+        given = learned_from(rollouts)
+        reports: list[StepReport] = fleet.call("learn", *steps.of_rollouts(rollouts, iteration), given)
+        losses = [one.loss for one in reports if one.loss is not None]
+        off[0] = max([off[0], *(abs(loss - wanted.loss) / wanted.scale for loss in losses)] if losses else [NAN])
+        off[1] = max(off[1], fleet.call("difference", iteration)[0])
+        tokens, moved = tokens + given.counted, moved + sum(report.moved[1] for report in generated)
+        shared += [flag for report in generated for flag in report.shared]
+        if faults:
+            break
+    for name, one in zip(("losses", "weights"), off, strict=True):
+        if not one < LIMIT:
+            faults.append(f"the {name} differ by {one:.1e}, above {LIMIT:g}")
+    return LoopVerdict(loop, tokens, off[0], off[1], moved, (sum(shared), len(shared)), "; ".join(faults))
+
+
+def _print(found: Sequence[LoopVerdict]) -> None:
+    """Prints the table, then failures and a last line that counts them."""
+    table = Table(title=f"{ITERATIONS} iterations with {GROUP} responses a prompt; differences to one process")
+    for name in TITLES:
+        table.add_column(name, justify="right" if name in TITLES[1:6] else "left")
+    for one in found:
+        table.add_row(*one.row())
+    show(table)
+    failed = [one for one in found if one.fault]
+    for one in failed:
+        print(f"FAILED {one.loop}: {one.fault}")
+    print(f"{len(found)} loops, {len(failed)} of them FAILED")

@@ -1,0 +1,42 @@
+"""The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
+
+from dataclasses import dataclass, replace
+
+from zbench.describe.arrays import Ints
+from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
+from zbench.rollouts.engines import DS_CHAT, resharding_of
+from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.weights import step_weights
+from zbench.runtime.job.step_job import StepJob
+
+
+@dataclass(frozen=True)
+class PolicyJob:
+    """The job of a loop's ranks. steps: of those that train; the others generate alone. engine, train, generate,
+    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response."""
+
+    steps: StepJob
+    engine: str
+    train: TrainDegrees
+    generate: GenerateDegrees
+    replicas: int
+    limit: int
+
+    def resharded(self) -> ReshardedWeights:
+        """Returns the change of the policy's weights from training to generation."""
+        model = self.steps.cost.gpus.model
+        change = resharding_of(self.engine, self.train, self.generate, self.replicas)
+        if self.engine == DS_CHAT:  # whose steps have norms whole on every GPU
+            change = replace(change, train=replace(change.train, cuts_all=False))
+        return ReshardedWeights(step_weights(model), model.num_layers, model.element_bytes, change)
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """What a rank generated. sequences: prompts with their responses by number, of the first GPU of a group, nothing of
+    others. moved: bytes of weights (sent, received) before. shared: of each weight that it trains, whether training
+    had it in the memory of what was generated with."""
+
+    sequences: dict[int, Ints]
+    moved: tuple[int, int]
+    shared: tuple[bool, ...]
