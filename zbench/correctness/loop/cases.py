@@ -55,8 +55,9 @@ class Loop:
     @property
     def cost(self) -> Cost:
         """The cost model of the GPUs that train: ZeRO-3 over all of them where that is the engine's training."""
-        gpus = self.train.num_gpus
-        cluster = cluster_named("local_2x2", {"num_nodes": 1, "gpus_per_node": gpus, "nics_per_node": 1})
+        nodes = self.train.pipeline  # stages are on nodes of their own
+        gpus = self.train.num_gpus // nodes
+        cluster = cluster_named("local_2x2", {"num_nodes": nodes, "gpus_per_node": gpus, "nics_per_node": 1})
         if self.engine == DS_CHAT:
             return make_cost(cluster, replace(POLICY, sharding="zero3"), pipelines=False)
         degrees = {"tensor_parallel": self.train.tensor, "pipeline_parallel": self.train.pipeline}

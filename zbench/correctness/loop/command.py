@@ -113,9 +113,7 @@ def compared(loop: Loop, seed: int) -> LoopVerdict:
 
 
 def _run(loop: Loop, job: PolicyJob, fleet: Fleet, seed: int) -> LoopVerdict:
-    steps, change = LoopSteps.of(loop), job.resharded().step
-    prove_step(change)
-    stated = [one.get("parameters", (0, 0)) for one in stated_bytes(change)]
+    steps = LoopSteps.of(loop)
     alone: list[AloneReport] = fleet.call("alone")[0]
     first = [Rollout(prompt, 1) for prompt in prompts_of(seed, 0)]  # any tokens: parameters are drawn to such a step
     nothing = TrainingTokens(
@@ -123,7 +121,11 @@ def _run(loop: Loop, job: PolicyJob, fleet: Fleet, seed: int) -> LoopVerdict:
         {number: np.zeros(len(one.tokens)) for number, one in enumerate(first)},
         1,
     )
-    fleet.call("begin", *steps.of_rollouts(first, 0), nothing)
+    begun = steps.of_rollouts(first, 0)
+    change = job.resharded(begun[1]).step
+    prove_step(change)
+    stated = [one.get("parameters", (0, 0)) for one in stated_bytes(change)]
+    fleet.call("begin", *begun, nothing)
     off, tokens, moved, shared, faults = [0.0, 0.0], 0, 0, list[bool](), list[str]()
     for iteration, wanted in enumerate(alone):
         prompts = prompts_of(seed, iteration)

@@ -1,5 +1,5 @@
 """The loop in one process: whole weights, every token by a forward of the whole sequence, gradients by torch's
-autograd, updates by its fused AdamW. It shares prompts, rewards, and how tokens are drawn with what it is compared to."""
+autograd, updates by its fused AdamW. Prompts, rewards and how tokens are drawn are those of what it is compared to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

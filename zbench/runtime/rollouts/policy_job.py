@@ -1,13 +1,16 @@
 """The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zbench.describe.arrays import Ints
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.sharded import ShardedWeights
 from zbench.rollouts.weights import step_weights
 from zbench.runtime.job.step_job import StepJob
+from zbench.step.elements import elements_held
+from zbench.step.template import Step
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,14 @@ class PolicyJob:
     replicas: int
     limit: int
 
-    def resharded(self) -> ReshardedWeights:
-        """Returns the change of the policy's weights from training to generation."""
+    def resharded(self, step: Step) -> ReshardedWeights:
+        """Returns the change of the policy's weights from training to generation. step: of those that train."""
         model = self.steps.cost.gpus.model
+        weights = step_weights(model), model.num_layers, model.element_bytes
         change = resharding_of(self.engine, self.train, self.generate, self.replicas)
-        if self.engine == DS_CHAT:  # whose steps have norms whole on every GPU
-            change = replace(change, train=replace(change.train, cuts_all=False))
-        return ReshardedWeights(step_weights(model), model.num_layers, model.element_bytes, change)
+        if self.engine == DS_CHAT:
+            return ShardedWeights(*weights, change, elements_held(step, step.begins))
+        return ReshardedWeights(*weights, change)
 
 
 @dataclass(frozen=True)

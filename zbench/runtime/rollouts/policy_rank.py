@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
+from zbench.rollouts.engines import resharding_of
 from zbench.rollouts.grpo import TrainingTokens
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.optimizer import NoUpdate
@@ -32,10 +33,9 @@ class PolicyRank(SteppingRank):
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: PolicyJob) -> None:
         super().__init__(rank, num_ranks, rendezvous, job.steps)
         self.loop, self.trained = job, TrainingTokens({}, {}, 0)
-        made = job.resharded()
-        changing = StepRunner(self.runner.machine, self.board, where="to generation, ")
-        self.weights = PolicyWeights(made, job.engine, job.generate.tensor, rank, changing)
-        self.groups = made.change.generation_groups
+        self.weights: PolicyWeights | None = None
+        change = resharding_of(job.engine, job.train, job.generate, job.replicas)
+        self.groups = change.generation_groups
         opened = [dist.new_group(members) for members in self.groups]  # every rank makes every group, as torch asks
         self.own = next(((at, group) for at, group in enumerate(opened) if rank in self.groups[at]), None)
 
@@ -43,24 +43,26 @@ class PolicyRank(SteppingRank):
         """Draws parameters to where a step begins with them. trained: the tokens of the step."""
         self.trained = trained
         self._prepared(batch, step, tokens, NoUpdate())
+        changing = StepRunner(self.runner.machine, self.board, where="to generation, ")
+        self.weights = PolicyWeights(self.loop.resharded(step), self.loop.generate.tensor, self.rank, changing)
 
     def generate(self, iteration: int, prompts: Sequence[Ints]) -> GenerationReport:
         """Brings weights to generation, generates a response to each prompt, and goes back to training. Collective:
         groups have even shares of the prompts in their order."""
+        weights = self.weights
         assert self.resting is not None, "parameters are drawn before generation"
-        moved = self.weights.to_generation(self.resting, self.runner.stores)
-        shared = tuple(self.weights.is_shared(self.runner.stores))
+        assert weights is not None, "parameters are drawn before generation"
+        moved = weights.to_generation(self.resting, self.runner.stores)
+        shared = tuple(weights.is_shared(self.runner.stores))
         found: dict[int, Ints] = {}
         if self.own is not None:
             at, group = self.own
-            policy = PolicySlice(
-                self.model, self.weights.weight, self.weights.part, group if len(self.groups[at]) > 1 else None
-            )
+            policy = PolicySlice(self.model, weights.weight, weights.part, group if len(self.groups[at]) > 1 else None)
             numbers = np.array_split(np.arange(len(prompts)), len(self.groups))[at].tolist()
             mine = {number: prompts[number] for number in numbers}
             found = policy.responses(mine, self.loop.limit, self.job.seed, iteration, self.board.say)
             found = found if self.rank == self.groups[at][0] else {}
-        self.weights.to_training(self.runner.stores)
+        weights.to_training(self.runner.stores)
         return GenerationReport(found, moved, shared)
 
     def learn(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], trained: TrainingTokens) -> StepReport:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.rollouts.engines import DS_CHAT
 from zbench.rollouts.gathers import ReshardedWeights, WeightParts
+from zbench.rollouts.sharded import ShardedWeights
 from zbench.runtime.handlers.formats import WHOLE, Format
 from zbench.runtime.handlers.messages import bytes_by_queue
 from zbench.runtime.handlers.prepared import PreparedStep
@@ -43,11 +43,10 @@ class _Rest:
 
 @dataclass
 class PolicyWeights:
-    """The weights of a policy on one GPU. made: their change from training to generation, by `engine`, to `slices`
-    slices. runner: of that change, with messages of all GPUs."""
+    """The weights of a policy on one GPU. made: their change from training to generation, with `slices` slices. runner:
+    of that change, with messages of all GPUs."""
 
     made: ReshardedWeights
-    engine: str
     slices: int
     gpu: int
     runner: StepRunner
@@ -92,9 +91,8 @@ class PolicyWeights:
         for end in ends:
             end.traffic = Traffic()
         self.runner.run(self.prepared)
-        if self.engine != DS_CHAT:
-            for _, key, _ in self._mine.values():
-                self.store.drop_passing(key)
+        for _, key, _ in self._mine.values():
+            self.store.drop_passing(key)
         return bytes_by_queue(ends).get("parameters", (0, 0))
 
     def to_training(self, stores: Mapping[int, Store]) -> None:
@@ -122,16 +120,15 @@ class PolicyWeights:
         """Returns the slice of a weight that the GPU generates with; parts of it that lie apart are joined for as long
         as it is used. layer: 0 of one that is of no layer."""
         assert self.resting is not None, "weights were brought to generation"
-        one, key, of = self._mine[name if name in self._mine else f"{name}.{layer}"]
+        one, key, _ = self._mine[name if name in self._mine else f"{name}.{layer}"]
         slices = self.resting.parts.slices
         whole = tuple(slices.dims[letter] for letter in WHOLE[name])
         if not one.weight.is_cut:
             return self.store.generated[key].memory.view(whole)
         axis = slices.axis(name)[0]
-        if self.engine == DS_CHAT:  # whose shards are no slices: all is there, one behind the other
-            flat = self.store.read(key, of, tuple(range(len(one.sizes))), (0,))[0]
+        if isinstance(self.made, ShardedWeights):  # all of it is there
             size = whole[axis] // self.slices
-            return flat.view(whole).narrow(axis, self.part * size, size)
+            return self.store.generated[key].memory.view(whole).narrow(axis, self.part * size, size)
         shape = list(whole)
         shape[axis] //= len(one.sizes)
         pieces = self.store.generated[key].memory.view(-1, *shape).unbind()
@@ -148,7 +145,7 @@ class PolicyWeights:
 
     def _check(self, one: WeightParts, rest: _Rest, parts: Parts) -> None:
         """Asserts that a step has a weight's parts where its layout says so."""
-        if one.weight.is_cut:
-            assert parts == (rest.second if self.engine == DS_CHAT else rest.first), "shards are where degrees say"
+        if one.weight.is_cut and not isinstance(self.made, ShardedWeights):
+            assert parts == rest.first, "slices are where degrees say"
         size = int(one.sizes[list(parts)].sum())
         assert size == np.prod(rest.format.shape(0, rest.first, rest.second)), "shards are as large as degrees say"
