@@ -60,8 +60,9 @@ class Loop:
         cluster = cluster_named("local_2x2", {"num_nodes": nodes, "gpus_per_node": gpus, "nics_per_node": 1})
         if self.engine == DS_CHAT:
             return make_cost(cluster, replace(POLICY, sharding="zero3"), pipelines=False)
-        degrees = {"tensor_parallel": self.train.tensor, "pipeline_parallel": self.train.pipeline}
-        return make_cost(cluster, replace(POLICY, sharding="none", **degrees), pipelines=False)
+        tp, pp = self.train.tensor, self.train.pipeline
+        model = replace(POLICY, sharding="none", tensor_parallel=tp, pipeline_parallel=pp)
+        return make_cost(cluster, model, pipelines=False)
 
     def job(self, seed: int) -> PolicyJob:
         """Returns what every rank is told. Its steps have no workload but the rollouts."""

@@ -15,17 +15,15 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.console import show
 from zbench.console.meter import Meter
-from zbench.correctness.loop.cases import GROUP, ITERATIONS, AloneReport, Loop, LoopSteps, learned_from, prompts_of
+from zbench.correctness.loop.cases import GROUP, ITERATIONS, AloneReport, Loop, LoopSteps
+from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
-from zbench.rollouts.grpo import Rollout, TrainingTokens
-from zbench.runtime.job.step_job import StepReport
-from zbench.runtime.processes.fleet import Fleet, RankFailed
+from zbench.runtime.job.step_job import Sizes
+from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.rollouts.policy_job import GenerationReport, PolicyJob
-from zbench.step.byte_law import stated_bytes
-from zbench.step.proof.prove import prove_step
+from zbench.runtime.rollouts.policy_job import PolicyJob
 
 LIMIT = 1e-12  # of differences, in float64
 NAN = float("nan")
@@ -83,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Meter(len(chosen), unit="loop") as meter:
             for one in chosen:
-                found.append(compared(one, asked.seed))
+                found.append(compared(one, one.job(asked.seed), asked.seed))
                 meter.show("loop", len(found))
     finally:  # Ctrl-C, too, leaves the table of what was finished
         _print(found)
@@ -102,54 +100,50 @@ def loops(systems: Sequence[str], every: bool = False) -> list[Loop]:
     return [Loop(*layouts[at % len(layouts)], systems[at % len(systems)]) for at in range(turns)]
 
 
-def compared(loop: Loop, seed: int) -> LoopVerdict:
-    """Runs a loop on processes and compares it with one process."""
-    job = loop.job(seed)
+def compared(loop: Loop, job: PolicyJob, seed: int) -> LoopVerdict:
+    """Runs a loop on processes and compares it with one process. job: what its ranks are told."""
     try:
         with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
-            return _run(loop, job, fleet, seed)
+            alone: list[AloneReport] = fleet.call("alone")[0]
+            driver = LoopDriver(loop, job, fleet, seed)
+            found: list[LoopIteration] = []
+            for iteration, wanted in enumerate(alone):
+                found.append(driver.iterate(iteration))
+                if _other_tokens(found[-1], wanted):  # which later ones follow from
+                    break
+            return judged_loop(loop, found, alone, driver.stated)
     except RankFailed as error:
         return LoopVerdict(loop, 0, NAN, NAN, 0, (0, 0), str(error))
 
 
-def _run(loop: Loop, job: PolicyJob, fleet: Fleet, seed: int) -> LoopVerdict:
-    steps = LoopSteps.of(loop)
-    alone: list[AloneReport] = fleet.call("alone")[0]
-    first = [Rollout(prompt, 1) for prompt in prompts_of(seed, 0)]  # any tokens: parameters are drawn to such a step
-    nothing = TrainingTokens(
-        {number: one.tokens for number, one in enumerate(first)},
-        {number: np.zeros(len(one.tokens)) for number, one in enumerate(first)},
-        1,
-    )
-    begun = steps.of_rollouts(first, 0)
-    change = job.resharded(begun[1]).step
-    prove_step(change)
-    stated = [one.get("parameters", (0, 0)) for one in stated_bytes(change)]
-    fleet.call("begin", *begun, nothing)
-    off, tokens, moved, shared, faults = [0.0, 0.0], 0, 0, list[bool](), list[str]()
-    for iteration, wanted in enumerate(alone):
-        prompts = prompts_of(seed, iteration)
-        generated: list[GenerationReport] = fleet.call("generate", iteration, prompts)
-        sequences = {number: one for report in generated for number, one in report.sequences.items()}
-        rollouts = [Rollout(sequences[number], len(prompt)) for number, prompt in enumerate(prompts)]
-        for number, (one, other) in enumerate(zip(rollouts, wanted.sequences, strict=True)):
-            if one.tokens.tolist() != other.tolist():
-                faults.append(f"response {number} of iteration {iteration} has other tokens than in one process")
-        if [report.moved for report in generated] != stated:
-            faults.append(f"weights were {[report.moved for report in generated]} bytes; the step says {stated}")
-        given = learned_from(rollouts)
-        reports: list[StepReport] = fleet.call("learn", *steps.of_rollouts(rollouts, iteration), given)
-        losses = [one.loss for one in reports if one.loss is not None]
-        off[0] = max([off[0], *(abs(loss - wanted.loss) / wanted.scale for loss in losses)] if losses else [NAN])
-        off[1] = max(off[1], fleet.call("difference", iteration)[0])
-        tokens, moved = tokens + given.counted, moved + sum(report.moved[1] for report in generated)
-        shared += [flag for report in generated for flag in report.shared]
-        if faults:
-            break
-    for name, one in zip(("losses", "weights"), off, strict=True):
-        if not one < LIMIT:
-            faults.append(f"the {name} differ by {one:.1e}, above {LIMIT:g}")
-    return LoopVerdict(loop, tokens, off[0], off[1], moved, (sum(shared), len(shared)), "; ".join(faults))
+def judged_loop(
+    loop: Loop, found: Sequence[LoopIteration], alone: Sequence[AloneReport], stated: Sequence[Sizes]
+) -> LoopVerdict:
+    """Compares iterations with those of one process. stated: by rank, bytes of weights that the step of their change
+    says."""
+    losses, faults = [0.0], list[str]()
+    for number, (one, wanted) in enumerate(zip(found, alone, strict=False)):
+        if wrong := _other_tokens(one, wanted):
+            faults.append(f"responses {', '.join(map(str, wrong))} of iteration {number} have other tokens")
+        if list(one.moved) != list(stated):
+            faults.append(f"ranks have (sent, received) {one.moved} bytes of weights; the step says {stated}")
+        losses += [abs(loss - wanted.loss) / wanted.scale for loss in one.losses] or [NAN]
+    off = float(np.max(losses)), float(np.max([0.0, *(one.weights for one in found)]))
+    for name, size in zip(("losses", "weights"), off, strict=True):
+        if not size < LIMIT:
+            faults.append(f"the {name} differ by {size:.1e}, above {LIMIT:g}")
+    shared = [flag for one in found for flag in one.shared]
+    if loop.engine == HYBRIDFLOW and not all(shared):
+        faults.append(f"{len(shared) - sum(shared)} shards of training lay apart from what was generated with")
+    tokens = sum(one.counted for one in found)
+    moved = sum(received for one in found for _, received in one.moved)
+    return LoopVerdict(loop, tokens, *off, moved, (sum(shared), len(shared)), "; ".join(faults))
+
+
+def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
+    """Lists the sequences that have other tokens than in one process."""
+    pairs = enumerate(zip(one.sequences, wanted.sequences, strict=True))
+    return [number for number, (mine, other) in pairs if mine.tolist() != other.tolist()]
 
 
 def _print(found: Sequence[LoopVerdict]) -> None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
@@ -41,7 +42,8 @@ class LoopRank(PolicyRank):
             return 0.0
         found = whole_weights(self.resting.parts, [piece for one in every for piece in one])
         wanted = self.found[iteration].weights
-        return max(float((found[name] - value).abs().max() / value.abs().max()) for name, value in wanted.items())
+        off = [float((found[name] - value).abs().max() / value.abs().max()) for name, value in wanted.items()]
+        return float(np.max(off))
 
     # -- inside ---------------------------------------------------------------------------------------
     def _initial(self) -> Whole:

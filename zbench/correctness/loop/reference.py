@@ -46,7 +46,7 @@ def alone(weights: Mapping[str, Tensor], seed: int) -> list[AloneIteration]:
             weighted = taken * torch.from_numpy(given.weights[number][:-1])
             loss = loss + weighted.sum() / given.counted
             scale += float(weighted.detach().abs().sum()) / given.counted
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         now = optimizer.updated(now, {name: value.grad for name, value in leaves.items() if value.grad is not None})
         found.append(AloneIteration([one.tokens for one in rollouts], float(loss.detach()), scale, now))
     return found

@@ -136,7 +136,8 @@ def expected(case: Reshard, gpu: int) -> ReshardedGpu:
         kept += wanted + (0 if is_part else own)
         inside += [is_part] if own else []
     assert generates or not received, "nothing is sent to GPUs that do not generate"
-    return ReshardedGpu(*(UNIT * size for size in (received, peak, generating, kept, after)), tuple(inside), "")
+    received, peak, generating, kept, after = (UNIT * size for size in (received, peak, generating, kept, after))
+    return ReshardedGpu(received, peak, generating, kept, after, tuple(inside), "")
 
 
 def values(weight: Weight, seed: int) -> np.ndarray:
