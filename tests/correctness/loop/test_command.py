@@ -9,7 +9,7 @@ import pytest
 
 from zbench.correctness import __main__
 from zbench.correctness.loop.cases import AloneReport, Loop
-from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared, judged_loop, loops
+from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, judged_loop, loops
 from zbench.correctness.loop.driver import LoopIteration
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
@@ -34,7 +34,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_loop_comes_to_one_process(loop: Loop) -> None:
-    found = compared(loop, loop.job(3), 3)
+    found = compared_loop(loop, loop.job(3), 3)
     assert found.fault == ""
     assert found.tokens > 300
     inside, every = found.shared
@@ -46,7 +46,7 @@ def test_another_update_is_found() -> None:
     """A loop that learns at another rate comes to other weights after its first update, and then to other words."""
     loop = Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "local_packing")
     job = loop.job(0)
-    found = compared(loop, replace(job, steps=replace(job.steps, optimizer=AdamW(lr=2e-2))), 0)
+    found = compared_loop(loop, replace(job, steps=replace(job.steps, optimizer=AdamW(lr=2e-2))), 0)
     assert re.search("of iteration 1 have other tokens; .*the weights differ by", found.fault), found.fault
 
 

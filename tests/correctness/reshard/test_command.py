@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zbench.correctness import __main__
-from zbench.correctness.reshard.cases import Reshard, cover, expected, layouts
+from zbench.correctness.reshard.cases import Reshard, cover, expected_gpu, layouts
 from zbench.correctness.reshard.command import judged_reshard, kept_twice
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import EVERY_ENGINE, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
@@ -31,7 +31,7 @@ def test_arithmetic_by_hand_is_that_of_the_step() -> None:
     """Both are of different sources: elements from degrees here, flags of parts there."""
     for case in layouts(6):
         made = case.made.bytes
-        wanted = [expected(case, gpu) for gpu in range(case.num_gpus)]
+        wanted = [expected_gpu(case, gpu) for gpu in range(case.num_gpus)]
         assert [one.received for one in wanted] == made.received.tolist()
         assert [one.peak for one in wanted] == made.peak.tolist()
         assert [kept_twice(one) for one in wanted] == made.redundant.tolist()
@@ -46,7 +46,7 @@ def test_a_cover_has_all_engines_in_turn() -> None:
 
 def test_what_differs_is_told() -> None:
     case = Reshard(HYBRIDFLOW_V, TrainDegrees(1, 4, 1), GenerateDegrees(1, 2), norms=False)
-    right, step = [expected(case, gpu) for gpu in range(4)], case.made.step
+    right, step = [expected_gpu(case, gpu) for gpu in range(4)], case.made.step
     assert judged_reshard(case, right, step).fault == ""
     assert [kept_twice(one) for one in right] == [0, 3360, 3360, 0]
     for changed, told in (

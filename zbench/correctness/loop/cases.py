@@ -98,7 +98,7 @@ class LoopSteps:
 
 @dataclass(frozen=True)
 class AloneReport:
-    """What an iteration in one process came to, without its weights."""
+    """The outcome of an iteration in one process, without its weights."""
 
     sequences: list[Ints]
     loss: float

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Meter(len(chosen), unit="loop") as meter:
             for one in chosen:
-                found.append(compared(one, one.job(asked.seed), asked.seed))
+                found.append(compared_loop(one, one.job(asked.seed), asked.seed))
                 meter.show("loop", len(found))
     finally:  # Ctrl-C, too, leaves the table of what was finished
         _print(found)
@@ -100,7 +100,7 @@ def loops(systems: Sequence[str], every: bool = False) -> list[Loop]:
     return [Loop(*layouts[at % len(layouts)], systems[at % len(systems)]) for at in range(turns)]
 
 
-def compared(loop: Loop, job: PolicyJob, seed: int) -> LoopVerdict:
+def compared_loop(loop: Loop, job: PolicyJob, seed: int) -> LoopVerdict:
     """Runs a loop on processes and compares it with one process. job: what its ranks are told."""
     try:
         with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:

@@ -121,7 +121,7 @@ class ReshardedGpu:
     fault: str
 
 
-def expected(case: Reshard, gpu: int) -> ReshardedGpu:
+def expected_gpu(case: Reshard, gpu: int) -> ReshardedGpu:
     """Returns what has to come out on a GPU, by elements counted by hand."""
     generates = any(case.generated(gpu, one) != NOTHING for one in case.weights)
     received = peak = generating = kept = after = 0

@@ -14,7 +14,7 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.console import show
 from zbench.console.meter import Meter
-from zbench.correctness.reshard.cases import Reshard, ReshardedGpu, cover, expected, layouts
+from zbench.correctness.reshard.cases import Reshard, ReshardedGpu, cover, expected_gpu, layouts
 from zbench.describe.checks import check_whole_number
 from zbench.rollouts.engines import EVERY_ENGINE
 from zbench.runtime.processes.fleet import RankFailed
@@ -86,7 +86,7 @@ def judged_reshard(case: Reshard, found: Sequence[ReshardedGpu], step: Step) -> 
     """Compares what came out on every GPU with arithmetic by hand, with the step and with the published table."""
     faults, stated = [], stated_bytes(step)
     for gpu, one in enumerate(found):
-        wanted = expected(case, gpu)
+        wanted = expected_gpu(case, gpu)
         faults += [one.fault] if one.fault else []
         for name in ("received", "peak", "generating", "kept", "after", "inside"):
             if getattr(one, name) != getattr(wanted, name):

@@ -1,4 +1,4 @@
-"""Where the weights of a GPU lie while it generates: no byte of them twice, unless an engine keeps some twice.
+"""The memory of a GPU's weights while it generates: no byte of them twice, unless an engine keeps some twice.
 
 Of each weight, what the GPU generates with is one piece of memory. A training shard that is part of it moves in and is
 a view of it from then on; one that is not stays where it is. What else an engine gathers has pieces of its own, which

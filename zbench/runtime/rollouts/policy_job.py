@@ -37,8 +37,8 @@ class PolicyJob:
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """What a rank generated. sequences: prompts with their responses by number, of the first GPU of a group, nothing of
-    others. moved: bytes of weights (sent, received) before. shared: of each weight that it trains, whether training
+    """The responses that a rank generated. sequences: prompts with them by number, of the first GPU of a group, nothing
+    of others. moved: bytes of weights (sent, received) before. shared: of each weight that it trains, whether training
     had it in the memory of what was generated with."""
 
     sequences: dict[int, Ints]

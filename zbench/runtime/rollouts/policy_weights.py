@@ -67,7 +67,7 @@ class PolicyWeights:
 
     @property
     def part(self) -> int:
-        """Which slice of the policy the GPU generates with."""
+        """The number of the slice that the GPU generates with."""
         shards = self.made.change.generate
         return int(shards.begins[self.gpu]) * self.slices // shards.parts
 
