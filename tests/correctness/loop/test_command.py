@@ -37,6 +37,7 @@ def test_a_loop_comes_to_one_process(loop: Loop) -> None:
     found = compared_loop(loop, loop.job(3), 3)
     assert found.fault == ""
     assert found.tokens > 300
+    assert found.clipped > 10
     inside, every = found.shared
     assert inside == (0 if loop.engine == STANDALONE else every) < every + 1
 
@@ -52,13 +53,13 @@ def test_another_update_is_found() -> None:
 
 def test_what_differs_is_told() -> None:
     words = [np.array([1, 2, 0])]
-    right, stated = LoopIteration(words, 2, (0.5,), ((0, 8), (8, 0)), (True,), 1e-15), [(0, 8), (8, 0)]
-    alone = [AloneReport(words, 0.5, 0.7)]
+    right, stated = LoopIteration(words, 2, ((0.5,), (0.4, 0.4)), ((0, 8), (8, 0)), (True,), 1e-15), [(0, 8), (8, 0)]
+    alone = [AloneReport(words, [0.5, 0.4], [0.7, 0.7], 1)]
     assert judged_loop(SHARED, [right], alone, stated).fault == ""
     for changed, told in (
         (replace(right, sequences=[np.array([1, 3, 0])]), "responses 0 of iteration 0 have other tokens"),
-        (replace(right, losses=(0.6,)), "the losses differ by 1.4e-01, above 1e-12"),
-        (replace(right, losses=()), "the losses differ by nan"),
+        (replace(right, losses=((0.5,), (0.4, 0.5))), "the losses differ by 1.4e-01, above 1e-12"),
+        (replace(right, losses=((0.5,), ())), "the losses differ by nan"),
         (replace(right, weights=float("nan")), "the weights differ by nan"),
         (replace(right, moved=((0, 8), (0, 0))), "ranks have .* bytes of weights; the step says"),
         (replace(right, shared=(False,)), "1 shards of training lay apart"),

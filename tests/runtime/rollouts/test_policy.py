@@ -28,15 +28,17 @@ def test_a_response_is_the_same_alone_and_beside_others() -> None:
     both = WHOLE.responses(PROMPTS, 12, 0, 1, lambda _: None)
     for number, prompt in PROMPTS.items():
         alone = WHOLE.responses({number: prompt}, 12, 0, 1, lambda _: None)[number]
-        assert both[number].tolist() == alone.tolist()
-        response = alone[len(prompt) :]
+        assert both[number].tokens.tolist() == alone.tokens.tolist()
+        response = alone.response
         assert len(response) == 12 or response[-1] == END
         assert END not in response[:-1]
+        logs = policy_logits(WEIGHTS, torch.from_numpy(alone.tokens)).log_softmax(1)[len(prompt) - 1 : -1]
+        np.testing.assert_allclose(alone.before, -logs[range(len(response)), response], rtol=1e-12)
     other = WHOLE.responses(PROMPTS, 12, 0, 2, lambda _: None)
-    assert any(both[number].tolist() != other[number].tolist() for number in PROMPTS)
+    assert any(both[number].tokens.tolist() != other[number].tokens.tolist() for number in PROMPTS)
 
 
 def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
     logits, rng = torch.tensor([0.5, 0.2, 0.3]).log().double(), generator_of(0, 0, 0)
-    counts = np.bincount([sampled(logits, rng) for _ in range(4000)], minlength=3) / 4000
+    counts = np.bincount([sampled(logits, rng)[0] for _ in range(4000)], minlength=3) / 4000
     assert np.abs(counts - [0.5, 0.2, 0.3]).max() < 0.03  # four standard deviations

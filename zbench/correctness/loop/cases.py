@@ -28,8 +28,8 @@ from zbench.workloads.fixed import Fixed
 POLICY = Model("policy", 2, 8, 8, 4, 4, 12, 16, element_bytes=8, lse_bytes=8)
 PROMPTS, GROUP = 4, 4  # prompts of an iteration, and responses to each
 LIMIT = 24  # tokens of a response
-ITERATIONS = 3
-RATE = 1e-2  # of learning, so that three updates change what is drawn
+ITERATIONS, UPDATES = 3, 2  # and updates after each batch of rollouts
+RATE = 1e-2  # of learning, so that updates change what is drawn, and ratios are clipped
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ class LoopSteps:
 
 @dataclass(frozen=True)
 class AloneReport:
-    """The outcome of an iteration in one process, without its weights."""
+    """The outcome of an iteration in one process, without its weights. losses: of every update, each the mean over
+    responses' tokens; scales: those of its terms' sizes, which have both signs; clipped: tokens whose ratio was."""
 
     sequences: list[Ints]
-    loss: float
-    scale: float
+    losses: list[float]
+    scales: list[float]
+    clipped: int
 
 
 def prompts_of(seed: int, iteration: int) -> list[Ints]:

@@ -1,6 +1,6 @@
 """python -m zbench.correctness loop: generates with a policy and trains it by GRPO, on processes. An edge.
 
-Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and an update by whole
+Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and updates by whole
 steps, with weights brought from one layout to the other by an engine; beside it one process does the same. Responses
 have to be the same tokens, losses and weights the same to 1e-12 in float64, and bytes of weights those of the step.
 Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
@@ -15,7 +15,7 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.console import show
 from zbench.console.meter import Meter
-from zbench.correctness.loop.cases import GROUP, ITERATIONS, AloneReport, Loop, LoopSteps
+from zbench.correctness.loop.cases import GROUP, ITERATIONS, UPDATES, AloneReport, Loop, LoopSteps
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
@@ -44,17 +44,19 @@ LAYOUTS = (
     (STANDALONE, "1-2-1", "1-2", 1),
     (STANDALONE, "1-1-3", "1-1", 1),
 )
-TITLES = ("loop", "tokens", "loss", "weights", "bytes to generation", "shards shared", "")
+TITLES = ("loop", "tokens", "clipped", "loss", "weights", "bytes to generation", "shards shared", "")
 
 
 @dataclass(frozen=True)
 class LoopVerdict:
-    """The verdict on a loop. tokens: of all responses; loss, weights: the largest differences, nan where nothing came
-    back; moved: bytes of weights that came to GPUs that generate; shared: of shards of weights in training, how many
-    lay in the memory of what was generated with, and all; fault: what is wrong, "" if nothing."""
+    """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio was, of all updates; loss, weights:
+    the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that generate;
+    shared: of shards of weights in training, how many lay in the memory of what was generated with, and all; fault:
+    what is wrong, "" if nothing."""
 
     loop: Loop
     tokens: int
+    clipped: int
     loss: float
     weights: float
     moved: int
@@ -63,7 +65,7 @@ class LoopVerdict:
 
     def row(self) -> list[str]:
         """Returns the row of a table."""
-        numbers = f"{self.tokens:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
+        numbers = f"{self.tokens:,}", f"{self.clipped:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
         return [str(self.loop), *numbers, "{} of {}".format(*self.shared), "FAILED" if self.fault else ""]
 
 
@@ -113,7 +115,7 @@ def compared_loop(loop: Loop, job: PolicyJob, seed: int) -> LoopVerdict:
                     break
             return judged_loop(loop, found, alone, driver.stated)
     except RankFailed as error:
-        return LoopVerdict(loop, 0, NAN, NAN, 0, (0, 0), str(error))
+        return LoopVerdict(loop, 0, 0, NAN, NAN, 0, (0, 0), str(error))
 
 
 def judged_loop(
@@ -127,7 +129,8 @@ def judged_loop(
             faults.append(f"responses {', '.join(map(str, wrong))} of iteration {number} have other tokens")
         if list(one.moved) != list(stated):
             faults.append(f"ranks have (sent, received) {one.moved} bytes of weights; the step says {stated}")
-        losses += [abs(loss - wanted.loss) / wanted.scale for loss in one.losses] or [NAN]
+        for mine, other, scale in zip(one.losses, wanted.losses, wanted.scales, strict=True):
+            losses += [abs(loss - other) / scale for loss in mine] or [NAN]
     off = float(np.max(losses)), float(np.max([0.0, *(one.weights for one in found)]))
     for name, size in zip(("losses", "weights"), off, strict=True):
         if not size < LIMIT:
@@ -137,7 +140,8 @@ def judged_loop(
         faults.append(f"{len(shared) - sum(shared)} shards of training lay apart from what was generated with")
     tokens = sum(one.counted for one in found)
     moved = sum(received for one in found for _, received in one.moved)
-    return LoopVerdict(loop, tokens, *off, moved, (sum(shared), len(shared)), "; ".join(faults))
+    clipped = sum(one.clipped for one in alone[: len(found)])
+    return LoopVerdict(loop, tokens, clipped, *off, moved, (sum(shared), len(shared)), "; ".join(faults))
 
 
 def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
@@ -148,9 +152,11 @@ def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
 
 def _print(found: Sequence[LoopVerdict]) -> None:
     """Prints the table, then failures and a last line that counts them."""
-    table = Table(title=f"{ITERATIONS} iterations with {GROUP} responses a prompt; differences to one process")
+    table = Table(
+        title=f"{ITERATIONS} iterations, {GROUP} responses a prompt, {UPDATES} updates; differences to one process"
+    )
     for name in TITLES:
-        table.add_column(name, justify="right" if name in TITLES[1:6] else "left")
+        table.add_column(name, justify="right" if name in TITLES[1:7] else "left")
     for one in found:
         table.add_row(*one.row())
     show(table)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.correctness.loop.cases import Loop, LoopSteps, learned_from, prompts_of
+from zbench.correctness.loop.cases import UPDATES, Loop, LoopSteps, learned_from, prompts_of
 from zbench.describe.arrays import Ints
-from zbench.rollouts.grpo import Rollout, TrainingTokens
+from zbench.rollouts.grpo import Rollout, training_tokens
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.rollouts.policy_job import GenerationReport, PolicyJob
@@ -18,13 +18,13 @@ from zbench.step.proof.prove import prove_step
 @dataclass(frozen=True)
 class LoopIteration:
     """An iteration of a loop. sequences: prompts with their responses. counted: tokens of responses. losses: of every
-    rank that has the loss. moved: bytes of weights (sent, received) before generation, by rank; shared: of each weight
-    that a rank trains, whether it lay in the memory of what was generated with. weights: the largest difference after
-    it to one process."""
+    update, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by rank; shared: of
+    each weight that a rank trains, whether it lay in the memory of what was generated with. weights: the largest
+    difference after it to one process."""
 
     sequences: list[Ints]
     counted: int
-    losses: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
     moved: tuple[Sizes, ...]
     shared: tuple[bool, ...]
     weights: float
@@ -43,27 +43,25 @@ class LoopDriver:
 
     def __post_init__(self) -> None:
         self._steps = LoopSteps.of(self.loop)
-        prompts = [Rollout(one, 1) for one in prompts_of(self.seed, 0)]  # any tokens: parameters are drawn to a step
-        begun = self._steps.of_rollouts(prompts, 0)
+        prompts = [Rollout(one, len(one), np.zeros(0)) for one in prompts_of(self.seed, 0)]
+        begun = self._steps.of_rollouts(prompts, 0)  # of any tokens: parameters are drawn to where a step wants them
         change = self.job.resharded(begun[1]).step
         prove_step(change)
         self.stated = tuple(one.get("parameters", (0, 0)) for one in stated_bytes(change))
-        tokens = {number: one.tokens for number, one in enumerate(prompts)}
-        nothing = {number: np.zeros(len(one)) for number, one in tokens.items()}
-        self.fleet.call("begin", *begun, TrainingTokens(tokens, nothing, 1))
+        self.fleet.call("begin", *begun, training_tokens(prompts, np.zeros(len(prompts))))
 
     def iterate(self, iteration: int) -> LoopIteration:
-        """Generates, rewards and trains once."""
+        """Generates and rewards once, and trains with that."""
         prompts = prompts_of(self.seed, iteration)
         generated: list[GenerationReport] = self.fleet.call("generate", iteration, prompts)
-        found = {number: one for report in generated for number, one in report.sequences.items()}
-        rollouts = [Rollout(found[number], len(prompt)) for number, prompt in enumerate(prompts)]
-        given = learned_from(rollouts)
-        reports: list[StepReport] = self.fleet.call("learn", *self._steps.of_rollouts(rollouts, iteration), given)
+        found = {number: one for report in generated for number, one in report.rollouts.items()}
+        rollouts = [found[number] for number in range(len(prompts))]
+        given, step = learned_from(rollouts), self._steps.of_rollouts(rollouts, iteration)
+        updates: list[list[StepReport]] = [self.fleet.call("learn", *step, given) for _ in range(UPDATES)]
         return LoopIteration(
             [one.tokens for one in rollouts],
             given.counted,
-            tuple(one.loss for one in reports if one.loss is not None),
+            tuple(tuple(one.loss for one in reports if one.loss is not None) for reports in updates),
             tuple(report.moved for report in generated),
             tuple(flag for report in generated for flag in report.shared),
             self.fleet.call("difference", iteration)[0],

@@ -29,7 +29,7 @@ class LoopRank(PolicyRank):
         if self.rank == 0:
             self.board.say("the loop in one process")
             self.found = alone(drawn_weights(self.model, self.job.seed), self.job.seed)
-        return [AloneReport(one.sequences, one.loss, one.scale) for one in self.found]
+        return [AloneReport(one.sequences, one.losses, one.scales, one.clipped) for one in self.found]
 
     def difference(self, iteration: int) -> float:
         """Returns the largest difference of weights to those of one process after an iteration, over the largest

@@ -1,15 +1,26 @@
 """The loop in one process: whole weights, every token by a forward of the whole sequence, gradients by torch's
 autograd, updates by its fused AdamW. Prompts, rewards and how tokens are drawn are those of what it is compared to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.correctness.loop.cases import ITERATIONS, LIMIT, POLICY, RATE, learned_from, prompts_of
+from zbench.correctness.loop.cases import (
+    GROUP,
+    ITERATIONS,
+    LIMIT,
+    POLICY,
+    RATE,
+    UPDATES,
+    AloneReport,
+    prompts_of,
+    rewards_of,
+)
 from zbench.describe.arrays import Ints
-from zbench.rollouts.grpo import Rollout
+from zbench.rollouts.grpo import CLIP, Rollout, group_advantages
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.rollouts.sampling import END, generator_of, sampled
@@ -17,13 +28,9 @@ from zbench.runtime.training.transformer import ROPE_BASE
 
 
 @dataclass(frozen=True)
-class AloneIteration:
-    """An iteration in one process. loss: the mean over responses' tokens; scale: that of its terms' sizes, which have
-    both signs; weights: after it."""
+class AloneIteration(AloneReport):
+    """An iteration in one process. weights: after it."""
 
-    sequences: list[Ints]
-    loss: float
-    scale: float
     weights: Mapping[str, Tensor]
 
 
@@ -36,20 +43,32 @@ def alone(weights: Mapping[str, Tensor], seed: int) -> list[AloneIteration]:
             _generated(now, prompt, seed, iteration, number)
             for number, prompt in enumerate(prompts_of(seed, iteration))
         ]
-        given = learned_from(rollouts)
-        leaves = {name: value.clone().requires_grad_() for name, value in now.items()}
-        loss, scale = torch.zeros((), dtype=torch.float64), 0.0
-        for number, one in enumerate(rollouts):
-            tokens = torch.from_numpy(one.tokens)
-            chances = policy_logits(leaves, tokens).log_softmax(1)
-            taken = -chances[:-1].gather(1, tokens[1:, None])[:, 0]
-            weighted = taken * torch.from_numpy(given.weights[number][:-1])
-            loss = loss + weighted.sum() / given.counted
-            scale += float(weighted.detach().abs().sum()) / given.counted
-        loss.backward()
-        now = optimizer.updated(now, {name: value.grad for name, value in leaves.items() if value.grad is not None})
-        found.append(AloneIteration([one.tokens for one in rollouts], float(loss.detach()), scale, now))
+        losses, scales, clipped = list[float](), list[float](), 0
+        for _ in range(UPDATES):
+            leaves = {name: value.clone().requires_grad_() for name, value in now.items()}
+            terms, outside = _losses(leaves, rollouts)
+            loss = terms.sum() / len(terms)
+            loss.backward()
+            now = optimizer.updated(now, {name: value.grad for name, value in leaves.items() if value.grad is not None})
+            losses.append(float(loss.detach()))
+            scales.append(float(terms.detach().abs().mean()))
+            clipped += outside
+        found.append(AloneIteration([one.tokens for one in rollouts], losses, scales, clipped, now))
     return found
+
+
+def _losses(weights: Mapping[str, Tensor], rollouts: Sequence[Rollout]) -> tuple[Tensor, int]:
+    """Returns the losses of the tokens of all responses, and how many of their ratios are clipped."""
+    found, outside = [], 0
+    for one, advantage in zip(rollouts, group_advantages(rewards_of(rollouts), GROUP).tolist(), strict=True):
+        tokens = torch.from_numpy(one.tokens)
+        logs = policy_logits(weights, tokens).log_softmax(1)[one.prompt - 1 : -1]
+        taken = logs.gather(1, tokens[one.prompt :, None])[:, 0]
+        ratio = (taken + torch.from_numpy(one.before)).exp()
+        bounded = ratio.clamp(1 - CLIP, 1 + CLIP)
+        found.append(-torch.minimum(ratio * advantage, bounded * advantage))
+        outside += int((ratio * advantage > bounded * advantage).sum())
+    return torch.cat(found), outside
 
 
 def policy_logits(weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
@@ -85,9 +104,11 @@ def _turned(x: Tensor, at: Tensor) -> Tensor:
 
 def _generated(weights: Mapping[str, Tensor], prompt: Ints, seed: int, iteration: int, number: int) -> Rollout:
     tokens, rng = torch.from_numpy(prompt), generator_of(seed, iteration, number)
-    while len(tokens) - len(prompt) < LIMIT and (len(tokens) == len(prompt) or tokens[-1] != END):
-        tokens = torch.cat([tokens, torch.tensor([sampled(policy_logits(weights, tokens)[-1], rng)])])
-    return Rollout(tokens.numpy(), len(prompt))
+    before: list[float] = []
+    while len(before) < LIMIT and (not before or tokens[-1] != END):
+        token, likelihood = sampled(policy_logits(weights, tokens)[-1], rng)
+        tokens, before = torch.cat([tokens, torch.tensor([token])]), [*before, likelihood]
+    return Rollout(tokens.numpy(), len(prompt), np.array(before))
 
 
 class _Optimizer:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from zbench.cost.loss import chunk_rows
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Ints
 from zbench.describe.model import AUTO, Model
+from zbench.runtime.handlers.token_loss import PolicyLoss, PolicyTokens
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
@@ -23,12 +24,12 @@ from zbench.step.layout import StepLayout
 
 @dataclass(frozen=True)
 class TokenWords:
-    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch. weights:
-    of every token's loss, None: all count as 1."""
+    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch. policy:
+    what a policy's losses take of tokens; None: losses are negative log-likelihoods."""
 
     tokens: Mapping[int, Ints]
     targets: Mapping[int, Ints]
-    weights: Mapping[int, Floats] | None = None
+    policy: PolicyTokens | None = None
 
     def of(self, sequence: Ints, position: Ints) -> tuple[Ints, Ints]:
         """Returns (tokens, targets) at positions of sequences."""
@@ -37,16 +38,6 @@ class TokenWords:
             mine = sequence == one
             tokens[mine], targets[mine] = self.tokens[one][position[mine]], self.targets[one][position[mine]]
         return tokens, targets
-
-    def weights_of(self, sequence: Ints, position: Ints) -> Floats | None:
-        """Returns the weights of the losses at positions of sequences, None where all count as 1."""
-        if self.weights is None:
-            return None
-        found = np.zeros(len(sequence))
-        for one in np.unique(sequence).tolist():
-            mine = sequence == one
-            found[mine] = self.weights[one][position[mine]]
-        return found
 
 
 NO_WORDS = TokenWords({}, {})
@@ -87,8 +78,8 @@ class Context:
     turns: cosine and sine of the positions of t, [T, D / 2] each. tokens, targets: int64 [T], as words of the slot v:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
-    tokens at a time as zbench.cost.loss has, and not of all of the compute. weights: of the tokens' losses, [T] in the
-    wide dtype, None: all count as 1.
+    tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
+    log-likelihoods.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -100,7 +91,7 @@ class Context:
     kernel: Kernel
     routed: RoutedRows | None = None
     chunks: bool = True
-    weights: Tensor | None = None
+    loss: PolicyLoss | None = None
 
     def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
         """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
@@ -123,7 +114,7 @@ class Contexts:
         """Returns the context of a compute. slots: the parts of each slot."""
         sequence, position = self.tokens.rows(slots.get("t", ()))
         tokens, targets = self.words.of(sequence, position)
-        weights = self.words.weights_of(sequence, position)
+        policy = self.words.policy
         dtype = wide(DTYPES[self.model.element_bytes])
         turns = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
         words = self._numbers("v", slots.get("v", ()))
@@ -141,7 +132,7 @@ class Contexts:
             self.kernel,
             self._routed(slots),
             self.model.loss_chunk_tokens == AUTO,
-            None if weights is None else torch.from_numpy(weights).to(self.device, dtype),
+            None if policy is None else policy.of(sequence, position, turns[0].to(dtype)),
         )
 
     def _tensor(self, array: Ints) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
+from zbench.rollouts.grpo import Rollout
 from zbench.runtime.kernels.elementwise import gated, normed, rotate
 from zbench.runtime.rollouts.sampling import END, generator_of, sampled
 from zbench.runtime.training.transformer import rope
@@ -50,9 +51,10 @@ class PolicySlice:
 
     def responses(
         self, prompts: Mapping[int, Ints], limit: int, seed: int, iteration: int, tell: Callable[[str], None]
-    ) -> dict[int, Ints]:
-        """Returns prompts with the responses to them, by number. limit: of tokens of a response."""
+    ) -> dict[int, Rollout]:
+        """Returns responses to prompts, by number. limit: of tokens of a response."""
         found = {number: prompt.tolist() for number, prompt in prompts.items()}
+        likelihoods: dict[int, list[float]] = {number: [] for number in prompts}
         kept = {number: KeptKeys() for number in prompts}
         draws = {number: generator_of(seed, iteration, number) for number in prompts}
         live, length = list(prompts), 0
@@ -61,10 +63,15 @@ class PolicySlice:
             new = [found[number][len(kept[number]) :] for number in live]
             logits = self.logits(new, [kept[number] for number in live])
             for number, row in zip(live, logits, strict=True):
-                found[number].append(sampled(row, draws[number]))
+                token, likelihood = sampled(row, draws[number])
+                found[number].append(token)
+                likelihoods[number].append(likelihood)
             length += 1
             live = [number for number in live if found[number][-1] != END and length < limit]
-        return {number: np.array(tokens, np.int64) for number, tokens in found.items()}
+        return {
+            number: Rollout(np.array(found[number], np.int64), len(prompt), np.array(likelihoods[number]))
+            for number, prompt in prompts.items()
+        }
 
     def logits(self, new: Sequence[Sequence[int]], kept: Sequence[KeptKeys]) -> Tensor:
         """Returns the logits after the last of the new tokens of each sequence, [sequences, words]."""

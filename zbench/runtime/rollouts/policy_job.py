@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from zbench.describe.arrays import Ints
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.grpo import Rollout
 from zbench.rollouts.sharded import ShardedWeights
 from zbench.rollouts.weights import step_weights
 from zbench.runtime.job.step_job import StepJob
@@ -37,10 +37,10 @@ class PolicyJob:
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """The responses that a rank generated. sequences: prompts with them by number, of the first GPU of a group, nothing
-    of others. moved: bytes of weights (sent, received) before. shared: of each weight that it trains, whether training
-    had it in the memory of what was generated with."""
+    """The responses that a rank generated. rollouts: by number, of the first GPU of a group, nothing of others. moved:
+    bytes of weights (sent, received) before. shared: of each weight that it trains, whether training had it in the
+    memory of what was generated with."""
 
-    sequences: dict[int, Ints]
+    rollouts: dict[int, Rollout]
     moved: tuple[int, int]
     shared: tuple[bool, ...]

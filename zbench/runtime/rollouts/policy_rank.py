@@ -12,10 +12,11 @@ import torch.distributed as dist
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.rollouts.engines import resharding_of
-from zbench.rollouts.grpo import TrainingTokens
+from zbench.rollouts.grpo import NOTHING, Rollout, TrainingTokens
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.optimizer import NoUpdate
 from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.handlers.token_loss import PolicyTokens
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.rollouts.policy import PolicySlice
@@ -32,7 +33,7 @@ class PolicyRank(SteppingRank):
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: PolicyJob) -> None:
         super().__init__(rank, num_ranks, rendezvous, job.steps)
-        self.loop, self.trained = job, TrainingTokens({}, {}, 0)
+        self.loop, self.trained = job, NOTHING
         self.weights: PolicyWeights | None = None
         change = resharding_of(job.engine, job.train, job.generate, job.replicas)
         self.groups = change.generation_groups
@@ -54,7 +55,7 @@ class PolicyRank(SteppingRank):
         assert weights is not None, "parameters are drawn before generation"
         moved = weights.to_generation(self.resting, self.runner.stores)
         shared = tuple(weights.is_shared(self.runner.stores))
-        found: dict[int, Ints] = {}
+        found: dict[int, Rollout] = {}
         if self.own is not None:
             at, group = self.own
             policy = PolicySlice(self.model, weights.weight, weights.part, group if len(self.groups[at]) > 1 else None)
@@ -80,4 +81,5 @@ class PolicyRank(SteppingRank):
     def _words(self, batch: Batch) -> TokenWords:
         tokens = self.trained.tokens
         targets = {number: np.append(words[1:], END) for number, words in tokens.items()}
-        return TokenWords(tokens, targets, self.trained.weights)
+        policy = PolicyTokens(self.trained.advantages, self.trained.before, self.trained.clip)
+        return TokenWords(tokens, targets, policy)

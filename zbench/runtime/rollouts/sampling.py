@@ -11,8 +11,10 @@ def generator_of(seed: int, iteration: int, sequence: int) -> np.random.Generato
     return np.random.default_rng([seed, iteration, sequence])
 
 
-def sampled(logits: Tensor, rng: np.random.Generator) -> int:
-    """Draws a token at temperature 1. logits: float64 [words]."""
-    chances = logits.double().softmax(0).cumsum(0)
+def sampled(logits: Tensor, rng: np.random.Generator) -> tuple[int, float]:
+    """Draws a token at temperature 1; returns it and its negative log-likelihood. logits: of all words, [words]."""
+    logs = logits.double().log_softmax(0)
+    chances = logs.exp().cumsum(0)
     drawn = rng.random() * float(chances[-1])
-    return min(int((chances <= drawn).sum()), len(chances) - 1)
+    token = min(int((chances <= drawn).sum()), len(chances) - 1)
+    return token, -float(logs[token])
