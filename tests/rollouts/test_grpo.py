@@ -12,7 +12,7 @@ def test_an_advantage_is_of_its_group() -> None:
 
 
 def test_a_response_counts_and_its_prompt_does_not() -> None:
-    """Token i is told by token i - 1, so the last token of the prompt has the first advantage, and the last one none."""
+    """Token i is told by token i - 1: the last token of the prompt has the first advantage, and the last one none."""
     rollouts = [
         Rollout(np.array([4, 5, 6, 7]), 2, np.array([0.1, 0.2])),
         Rollout(np.array([4, 0]), 1, np.array([0.3])),

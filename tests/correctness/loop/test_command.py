@@ -9,7 +9,7 @@ import pytest
 
 from zbench.correctness import __main__
 from zbench.correctness.loop.cases import AloneReport, Loop
-from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, judged_loop, loops
+from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, judged_again, judged_loop, loops
 from zbench.correctness.loop.driver import LoopIteration
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
@@ -34,7 +34,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_loop_comes_to_one_process(loop: Loop) -> None:
-    found = compared_loop(loop, loop.job(3), 3)
+    found = compared_loop(loop, loop.job(3), 3, resumed=loop.engine == DS_CHAT)
     assert found.fault == ""
     assert found.tokens > 300
     assert found.clipped > 10
@@ -53,7 +53,10 @@ def test_another_update_is_found() -> None:
 
 def test_what_differs_is_told() -> None:
     words = [np.array([1, 2, 0])]
-    right, stated = LoopIteration(words, 2, ((0.5,), (0.4, 0.4)), ((0, 8), (8, 0)), (True,), 1e-15), [(0, 8), (8, 0)]
+    right, stated = (
+        LoopIteration(words, 2, ((0.5,), (0.4, 0.4)), ((0, 8), (8, 0)), (True,), 1e-15, ("", "")),
+        [(0, 8), (8, 0)],
+    )
     alone = [AloneReport(words, [0.5, 0.4], [0.7, 0.7], 1)]
     assert judged_loop(SHARED, [right], alone, stated).fault == ""
     for changed, told in (
@@ -66,6 +69,14 @@ def test_what_differs_is_told() -> None:
     ):
         fault = judged_loop(SHARED, [changed], alone, stated).fault
         assert re.search(told, fault), fault
+
+
+def test_what_is_another_one_after_a_checkpoint_is_told() -> None:
+    words = [np.array([1, 2, 0])]
+    one = LoopIteration(words, 2, ((0.5,),), (), (), 0.0, ("a", "b"))
+    assert judged_again([one, one], [one]) == judged_again([one], []) == ""
+    for changed in (replace(one, digests=("a", "c")), replace(one, losses=((0.5 + 1e-16 * 2,),))):
+        assert judged_again([one, one], [changed]) == "iteration 1 is another one after a checkpoint"
 
 
 def test_every_layout_and_every_system_is_there() -> None:

@@ -7,7 +7,8 @@ Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from rich.table import Table
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"that train (default {','.join(SYSTEMS)})")
     parser.add_argument("--all", action="store_true", help="every system with every layout, not each once")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and what is drawn (default 0)")
+    parser.add_argument("--resumed", action="store_true", help="each goes on from a checkpoint on fresh processes, too")
     asked = parser.parse_args(list(arguments))
     check_whole_number("--seed", asked.seed, 0)
     chosen = loops(asked.systems.split(","), asked.all)
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Meter(len(chosen), unit="loop") as meter:
             for one in chosen:
-                found.append(compared_loop(one, one.job(asked.seed), asked.seed))
+                found.append(compared_loop(one, one.job(asked.seed), asked.seed, asked.resumed))
                 meter.show("loop", len(found))
     finally:  # Ctrl-C, too, leaves the table of what was finished
         _print(found)
@@ -102,20 +104,41 @@ def loops(systems: Sequence[str], every: bool = False) -> list[Loop]:
     return [Loop(*layouts[at % len(layouts)], systems[at % len(systems)]) for at in range(turns)]
 
 
-def compared_loop(loop: Loop, job: PolicyJob, seed: int) -> LoopVerdict:
-    """Runs a loop on processes and compares it with one process. job: what its ranks are told."""
+def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) -> LoopVerdict:
+    """Runs a loop on processes and compares it with one process. job: what its ranks are told. resumed: whether it goes
+    on from a checkpoint of its first iteration on fresh processes, too, which has to come to the same bits."""
+    found: list[LoopIteration] = []
+    again: list[LoopIteration] = []
     try:
-        with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
-            alone: list[AloneReport] = fleet.call("alone")[0]
-            driver = LoopDriver(loop, job, fleet, seed)
-            found: list[LoopIteration] = []
-            for iteration, wanted in enumerate(alone):
-                found.append(driver.iterate(iteration))
-                if _other_tokens(found[-1], wanted):  # which later ones follow from
-                    break
-            return judged_loop(loop, found, alone, driver.stated)
+        with TemporaryDirectory() as folder:
+            path = f"{folder}/checkpoint"
+            with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
+                alone: list[AloneReport] = fleet.call("alone")[0]
+                driver = LoopDriver(loop, job, fleet, seed)
+                for iteration, wanted in enumerate(alone):
+                    found.append(driver.iterate(iteration))
+                    if _other_tokens(found[-1], wanted):  # which later ones follow from
+                        break
+                    if resumed and iteration == 0:
+                        driver.save(path, 1)
+            if resumed and len(found) == len(alone):
+                with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
+                    driver = LoopDriver(loop, job, fleet, seed)
+                    again = [driver.iterate(iteration, False) for iteration in range(driver.load(path), len(alone))]
     except RankFailed as error:
         return LoopVerdict(loop, 0, 0, NAN, NAN, 0, (0, 0), str(error))
+    verdict = judged_loop(loop, found, alone, driver.stated)
+    return replace(verdict, fault="; ".join(one for one in (verdict.fault, judged_again(found, again)) if one))
+
+
+def judged_again(found: Sequence[LoopIteration], again: Sequence[LoopIteration]) -> str:
+    """Compares the last iterations with those that went on from a checkpoint, to the bit; returns what is wrong."""
+    for number in range(len(found) - len(again), len(found)):
+        one, other = found[number], again[number - len(found)]
+        tokens = [[words.tolist() for words in some.sequences] for some in (one, other)]
+        if (tokens[0], one.losses, one.digests) != (tokens[1], other.losses, other.digests):
+            return f"iteration {number} is another one after a checkpoint"
+    return ""
 
 
 def judged_loop(

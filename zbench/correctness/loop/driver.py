@@ -1,6 +1,7 @@
 """The driver's side of a loop: it hands prompts out, rewards responses, and has the step made that trains with
 them."""
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from zbench.correctness.loop.cases import UPDATES, Loop, LoopSteps, learned_from, prompts_of
 from zbench.describe.arrays import Ints
 from zbench.rollouts.grpo import Rollout, training_tokens
+from zbench.runtime.checkpoints.folder import check_files, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.rollouts.policy_job import GenerationReport, PolicyJob
@@ -20,7 +22,7 @@ class LoopIteration:
     """An iteration of a loop. sequences: prompts with their responses. counted: tokens of responses. losses: of every
     update, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by rank; shared: of
     each weight that a rank trains, whether it lay in the memory of what was generated with. weights: the largest
-    difference after it to one process."""
+    difference after it to one process; digests: of parameters and optimizer state then, by rank."""
 
     sequences: list[Ints]
     counted: int
@@ -28,6 +30,7 @@ class LoopIteration:
     moved: tuple[Sizes, ...]
     shared: tuple[bool, ...]
     weights: float
+    digests: tuple[str, ...]
 
 
 @dataclass
@@ -50,8 +53,8 @@ class LoopDriver:
         self.stated = tuple(one.get("parameters", (0, 0)) for one in stated_bytes(change))
         self.fleet.call("begin", *begun, training_tokens(prompts, np.zeros(len(prompts))))
 
-    def iterate(self, iteration: int) -> LoopIteration:
-        """Generates and rewards once, and trains with that."""
+    def iterate(self, iteration: int, compared: bool = True) -> LoopIteration:
+        """Generates and rewards once, and trains with that. compared: whether weights are, to one process; 0 if not."""
         prompts = prompts_of(self.seed, iteration)
         generated: list[GenerationReport] = self.fleet.call("generate", iteration, prompts)
         found = {number: one for report in generated for number, one in report.rollouts.items()}
@@ -64,5 +67,25 @@ class LoopDriver:
             tuple(tuple(one.loss for one in reports if one.loss is not None) for reports in updates),
             tuple(report.moved for report in generated),
             tuple(flag for report in generated for flag in report.shared),
-            self.fleet.call("difference", iteration)[0],
+            self.fleet.call("difference", iteration)[0] if compared else 0.0,
+            tuple(self.fleet.call("digest")),
         )
+
+    def save(self, path: str, iteration: int) -> None:
+        """Has ranks write a checkpoint that goes on with an iteration."""
+        self.fleet.call("save", path, iteration)
+
+    def load(self, path: str) -> int:
+        """Has ranks take over a checkpoint; returns the iteration that it goes on with.
+
+        Raises:
+            ValueError: there is none, it is broken, or it is another loop's.
+        """
+        found, told = checkpoint_description(path), json.loads(json.dumps(self.job.told()))
+        check_files(path)
+        for name in sorted(told):
+            if found["run"].get(name) != told[name]:
+                other = found["run"].get(name)
+                raise ValueError(f"resume is {path!r}; its loop has {name} {other!r}, this one {told[name]!r}")
+        self.fleet.call("load", path)
+        return int(found["next_step"])

@@ -1,6 +1,7 @@
 """The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, resharding_of
@@ -24,6 +25,12 @@ class PolicyJob:
     generate: GenerateDegrees
     replicas: int
     limit: int
+
+    def told(self) -> dict[str, Any]:
+        """Returns the facts that a loop which goes on from a checkpoint has to have in common with the one that wrote
+        it."""
+        layout = {"engine": self.engine, "train": str(self.train), "generate": str(self.generate)}
+        return self.steps.told() | layout | {"replicas": self.replicas, "limit": self.limit}
 
     def resharded(self, step: Step) -> ReshardedWeights:
         """Returns the change of the policy's weights from training to generation. step: of those that train."""
