@@ -17,11 +17,8 @@ from zbench.describe.arrays import Flags, Ints
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.weights import Weight
 
-DS_CHAT, HYBRIDFLOW_V, HYBRIDFLOW = ENGINES = (
-    "ds_chat",
-    "hybridflow_v",
-    "hybridflow",
-)  # whose generation is on the GPUs of training
+# Of generation on the GPUs of training; and on GPUs of its own.
+DS_CHAT, HYBRIDFLOW_V, HYBRIDFLOW = ENGINES = ("ds_chat", "hybridflow_v", "hybridflow")
 STANDALONE = "standalone"
 EVERY_ENGINE = (*ENGINES, STANDALONE)
 NOWHERE = -1  # the stage of GPUs that have none
@@ -31,7 +28,7 @@ NOWHERE = -1  # the stage of GPUs that have none
 class WeightShards:
     """The weights that every GPU has: of the layers of its stage, and of each that is cut, parts [begins, ends).
 
-    parts: that a cut weight has. num_stages; stages, begins, ends: int64 [GPUs], NOWHERE of those without.
+    parts: that a cut weight has. num_stages; stages (NOWHERE of GPUs without weights), begins, ends: int64 [GPUs].
     cuts_all: whether norms are cut, too.
     """
 

@@ -17,7 +17,11 @@ from zbench.step.template import Step
 @dataclass(frozen=True)
 class PolicyJob:
     """The job of a loop's ranks. steps: of those that train; the others generate alone. engine, train, generate,
-    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response."""
+    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response.
+
+    Raises:
+        ValueError: generation has stages, or slices that are no whole number of training's.
+    """
 
     steps: StepJob
     engine: str
@@ -25,6 +29,13 @@ class PolicyJob:
     generate: GenerateDegrees
     replicas: int
     limit: int
+
+    def __post_init__(self) -> None:
+        told, slices = f"generate is {self.generate}", self.generate.tensor
+        if self.generate.pipeline > 1:
+            raise ValueError(f"{told}; processes generate without stages, so it takes 1-{slices}")
+        if self.train.tensor % slices:
+            raise ValueError(f"{told}; its tensor degree has to divide that of train={self.train}, {self.train.tensor}")
 
     def told(self) -> dict[str, Any]:
         """Returns the facts that a loop which goes on from a checkpoint has to have in common with the one that wrote
