@@ -1,6 +1,8 @@
 """python -m zbench.correctness loop: generation and training on processes come to one process; differences are told."""
 
+import os
 import re
+import signal
 import sys
 from dataclasses import replace
 
@@ -10,10 +12,11 @@ import pytest
 from zbench.correctness import __main__
 from zbench.correctness.loop.cases import AloneReport, Loop
 from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, judged_again, judged_loop, loops
-from zbench.correctness.loop.driver import LoopIteration
+from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
 from zbench.runtime.job.job import AdamW
+from zbench.runtime.processes.launch import LocalFleet
 
 SHARED = Loop(HYBRIDFLOW, TrainDegrees(2, 2, 1), GenerateDegrees(1, 2), 1, "verl_balance")
 
@@ -49,6 +52,22 @@ def test_another_update_is_found() -> None:
     job = loop.job(0)
     found = compared_loop(loop, replace(job, steps=replace(job.steps, optimizer=AdamW(lr=2e-2))), 0)
     assert re.search("of iteration 1 have other tokens; .*the weights differ by", found.fault), found.fault
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterate = LoopDriver.iterate
+
+    def killed(driver: LoopDriver, iteration: int, compared: bool = True) -> LoopIteration:
+        assert isinstance(driver.fleet, LocalFleet)
+        os.kill(driver.fleet.pids[1], signal.SIGKILL)
+        return iterate(driver, iteration, compared)
+
+    monkeypatch.setattr(LoopDriver, "iterate", killed)
+    loop = Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "local_packing")
+    found = compared_loop(loop, loop.job(0), 0)
+    assert re.search("^rank 1 .*signal 9", found.fault), found.fault
+    assert found.row()[-1] == "FAILED"
 
 
 def test_what_differs_is_told() -> None:

@@ -42,7 +42,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """What a policy's losses take of every token, by the sequence's number in the batch, as of PolicyLoss; 0 both where
+    """The advantage and the likelihood of every token, by the sequence's number in the batch, as of PolicyLoss; 0 where
     a token's target was not generated."""
 
     advantages: Mapping[int, Floats]
