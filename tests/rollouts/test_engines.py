@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, ENGINES, HYBRIDFLOW, HYBRIDFLOW_V, resharding_of
+from zbench.rollouts.engines import DS_CHAT, ENGINES, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.weights import Weight
 from zbench.step.byte_law import stated_bytes
@@ -115,10 +115,10 @@ def test_a_step_without_one_of_its_gathers_is_refused() -> None:
 def test_groups_are_those_of_the_papers_figure() -> None:
     """Figure 8, 8 GPUs, 1-4-2 and two slices: micro data-parallel groups are pairs, generation groups every other."""
     change = resharding_of(HYBRIDFLOW, TrainDegrees(1, 4, 2), GenerateDegrees(1, 2))
-    assert change.groups.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [one.tolist() for one in change.groups] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert change.generate.begins.tolist() == [0, 0, 2, 2] * 2
     plain = resharding_of(HYBRIDFLOW_V, TrainDegrees(1, 4, 2), GenerateDegrees(1, 2))
-    assert plain.groups.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [one.tolist() for one in plain.groups] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert plain.generate.begins.tolist() == [0, 2, 0, 2] * 2
     assert (
         resharded(HYBRIDFLOW_V, TrainDegrees(1, 4, 2), GenerateDegrees(1, 2)).bytes.redundant.tolist()
@@ -135,7 +135,7 @@ def test_groups_are_those_of_the_papers_figure() -> None:
 def test_replicas_of_stages_are_numbered_as_megatron_does_it() -> None:
     change = resharding_of(HYBRIDFLOW, TrainDegrees(2, 2, 2), GenerateDegrees(1, 2))
     assert TrainDegrees(2, 2, 2).replicas.tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert change.groups.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert [one.tolist() for one in change.groups] == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_more_parts_than_elements_are_refused() -> None:
@@ -144,3 +144,17 @@ def test_more_parts_than_elements_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"^w has 3 elements, too few for 4 GPUs that share it$"):
         assert made.bytes
+
+
+def test_generation_on_gpus_of_its_own_asks_replicas_of_training_in_turns() -> None:
+    """1-2-2 on GPUs 0 to 3; three replicas of 1-3 on the nine behind: cut in six, the first and the third ask 0-1."""
+    change = resharding_of(STANDALONE, TrainDegrees(1, 2, 2), GenerateDegrees(1, 3), 3)
+    assert [one.tolist() for one in change.groups] == [[0, 1, 4, 5, 6, 10, 11, 12], [2, 3, 7, 8, 9]]
+    made = ReshardedWeights([Weight("w", 0, SIZE, True), Weight("g", 0, 8, False)], 1, UNIT, change)
+    prove_step(made.step)
+    assert made.bytes.received.tolist() == [0] * 4 + [UNIT * (SIZE // 3 + 8)] * 9
+    assert made.bytes.peak.tolist() == [UNIT * (SIZE // 2 + 8)] * 4 + [UNIT * (SIZE // 3 + 8)] * 9
+    assert not made.bytes.redundant.any()
+    moved = [one.get("parameters", (0, 0)) for one in stated_bytes(made.step)]
+    assert [received for _, received in moved] == made.bytes.received.tolist()
+    assert sum(sent for sent, _ in moved) == made.bytes.received.sum()

@@ -9,7 +9,7 @@ from zbench.api.parts import cluster_named
 from zbench.api.words import run_sub_command
 from zbench.cost.cost import Cost
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import ENGINES, HYBRIDFLOW, resharding_of
+from zbench.rollouts.engines import ENGINES, HYBRIDFLOW, STANDALONE, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.reshard import played_resharding
 from zbench.rollouts.weights import Weight
@@ -47,6 +47,23 @@ def test_memory_that_is_played_is_memory_that_is_counted(engine: str) -> None:
     weights = [Weight(f"w{layer}", layer, 1000, True) for layer in range(4)] + [Weight("g", 3, 16, False)]
     made = ReshardedWeights(weights, 4, 2, change)
     assert play_step(made.step, (), cost_of(8)).memory.peak.tolist() == made.bytes.peak.tolist()
+
+
+def test_generation_on_gpus_of_its_own_is_played() -> None:
+    """Two GPUs train, each with half; two generate, each with all, from the two: over a ring of three, both halves at
+    once, or nearly so."""
+    cost = cost_of(4)
+    found = played_resharding(STANDALONE, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), cost)
+    whole = 2 * FOUR.total_params
+    assert found.bytes.received.tolist() == [0, 0, whole, whole]
+    assert found.seconds > whole / 2 / 180e9
+    for train, generate, told in (
+        ("1-4-1", "1-1", "train is 1-4-1, which leaves 0 GPUs of cluster a100_80g_16x8 to generation"),
+        ("1-1-1", "1-2", "train is 1-1-1, which leaves 3 GPUs .* take a multiple of 2"),
+        ("1-1-1", "3-1", "generate is 3-1; its pipeline degree has to divide num_layers=4 of model tiny"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            played_resharding(STANDALONE, TrainDegrees.of(train), GenerateDegrees.of(generate), cost)
 
 
 def test_less_is_moved_in_less_time() -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.steps import EXPERTS, MODEL
-from zbench.rollouts.weights import model_weights
+from zbench.rollouts.weights import model_weights, step_weights
 
 
 def test_weights_are_all_parameters() -> None:
     weights = model_weights(MODEL)
+    assert sum(one.elements for one in step_weights(MODEL)) == MODEL.total_params
     assert sum(one.elements for one in weights) == MODEL.total_params
     assert len({one.name for one in weights}) == len(weights)
     assert sum(one.elements for one in weights if not one.is_cut) == (2 * MODEL.num_layers + 1) * MODEL.hidden

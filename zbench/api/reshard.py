@@ -12,7 +12,7 @@ from zbench.console.sheet import Sheet
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import ENGINES
+from zbench.rollouts.engines import ENGINES, EVERY_ENGINE
 from zbench.rollouts.reshard import PlayedResharding, played_resharding
 
 _WORDS = ("train", "generate", "engine")
@@ -36,8 +36,8 @@ def reshard_words(words: Sequence[str]) -> int:
             raise ValueError(f"{missing[0]} is missing; zbench reshard takes train=p-t-d and generate=p-t")
         train, generate = TrainDegrees.of(chosen["train"]), GenerateDegrees.of(chosen["generate"])
         engines = chosen.get("engine", ",".join(ENGINES)).split(",")
-        if wrong := [engine for engine in engines if engine not in ENGINES]:
-            raise ValueError(not_among("engine", wrong[0], ENGINES))
+        if wrong := [engine for engine in engines if engine not in EVERY_ENGINE]:
+            raise ValueError(not_among("engine", wrong[0], EVERY_ENGINE))
         cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
         model = model_named(chosen.get("model", MODEL), keys["model"])
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])

@@ -14,9 +14,11 @@ with loading(__name__):
 DEVICES = ("zbench.correctness.devices", "what was found is in the file, and the same command goes on")
 # Name: (module with `main(arguments) -> int`, what Ctrl-C has left). Modules are imported when they are asked for.
 SUBCOMMANDS = {
+    "loop": ("zbench.correctness.loop.command", "the table is of what was compared until then"),
     "matrix": ("zbench.correctness.matrix", "the table is of what was finished until then"),
     "mutate": ("zbench.correctness.mutate", "the tables are of what was judged until then"),
     "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
+    "reshard": ("zbench.correctness.reshard.command", "the table is of what was brought until then"),
     "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 

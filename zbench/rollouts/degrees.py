@@ -39,6 +39,12 @@ class TrainDegrees:
         grid = np.arange(self.num_gpus).reshape(self.pipeline, self.data, self.tensor)
         return grid.transpose(1, 0, 2).reshape(self.data, -1)
 
+    @property
+    def places(self) -> tuple[Ints, Ints]:
+        """The stage of every GPU and its slice of the layers there, int64 [GPUs] each."""
+        every = np.arange(self.num_gpus)
+        return every // (self.tensor * self.data), every % self.tensor
+
     def __str__(self) -> str:
         return f"{self.pipeline}-{self.tensor}-{self.data}"
 
@@ -60,6 +66,11 @@ class GenerateDegrees:
         """
         return GenerateDegrees(*_numbers("generate", text, "p-t (pipeline, tensor), as in 1-2", 2))
 
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs of a replica."""
+        return self.pipeline * self.tensor
+
     def __str__(self) -> str:
         return f"{self.pipeline}-{self.tensor}"
 
@@ -71,14 +82,25 @@ def check_degrees(train: TrainDegrees, generate: GenerateDegrees, model: Model) 
             raise ValueError(
                 f"generate is {generate}; its {name} degree has to divide that of train={train}, {getattr(train, name)}"
             )
-    if model.num_layers % train.pipeline:
+    _check_model("train", train, model)
+
+
+def check_own_gpus(train: TrainDegrees, generate: GenerateDegrees, model: Model) -> None:
+    """Raises ValueError unless both degrees divide the model, as they have to where generation has GPUs of its own."""
+    _check_model("train", train, model)
+    _check_model("generate", generate, model)
+
+
+def _check_model(field: str, degrees: TrainDegrees | GenerateDegrees, model: Model) -> None:
+    if model.num_layers % degrees.pipeline:
         raise ValueError(
-            f"train is {train}; its pipeline degree has to divide num_layers={model.num_layers} of model {model.name}"
+            f"{field} is {degrees}; its pipeline degree has to divide num_layers={model.num_layers} of model "
+            f"{model.name}"
         )
     for name in CUT_BY_SLICES:
-        if getattr(model, name) % train.tensor:
-            size = getattr(model, name)
-            raise ValueError(f"train is {train}; its tensor degree has to divide {name}={size} of model {model.name}")
+        if (size := getattr(model, name)) % degrees.tensor:
+            told = f"{field} is {degrees}; its tensor degree has to divide {name}={size}"
+            raise ValueError(f"{told} of model {model.name}")
 
 
 def _numbers(field: str, text: str, takes: str, count: int) -> list[int]:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.rollouts.engines import Resharding
+from zbench.rollouts.engines import NOWHERE, Resharding
 from zbench.rollouts.weights import Weight
 from zbench.step.index import Index
 from zbench.step.layout import StepLayout
@@ -38,7 +38,7 @@ class WeightParts:
 @dataclass(frozen=True)
 class ReshardedBytes:
     """The bytes of weights of every GPU, int64 [GPUs]. received: from others. peak: there at once. redundant: of its
-    training shard, no part of what it generates with."""
+    training shard, no part of what it generates with; 0 of a GPU that does not generate."""
 
     received: Ints
     peak: Ints
@@ -67,37 +67,46 @@ class ReshardedWeights:
     def bytes(self) -> ReshardedBytes:
         """The bytes that GPUs receive and have, counted from who has which parts."""
         found = np.zeros((3, len(self.change.train.stages)), np.int64)
+        generates = self.change.generate.stages[:, None] != NOWHERE
         for one in self.parts:
-            flags = one.there & ~one.trained, one.there, one.trained & ~one.generated
+            flags = one.there & ~one.trained, one.there, one.trained & ~one.generated & generates
             found += self.unit * np.stack([flag @ one.sizes for flag in flags])
         return ReshardedBytes(*found)
+
+    @cached_property
+    def members(self) -> list[Flags]:
+        """The GPUs of every group, bool [GPUs] each."""
+        every = np.arange(len(self.change.train.stages))
+        return [np.isin(every, group) for group in self.change.groups]
+
+    @cached_property
+    def tensors(self) -> list[tuple[WeightParts, int]]:
+        """The tensors of the step in their order: of which weight each is, and of which group."""
+        pairs = [(one, number) for one in self.parts for number in range(len(self.members))]
+        return [(one, number) for one, number in pairs if one.there[self.members[number]].any()]
 
     @cached_property
     def step(self) -> Step:
         """The change as a step of gathers."""
         gpus = len(self.change.train.stages)
         sizes = {one.sizes.tobytes(): one.sizes for one in self.parts}
-        indices = {key: Index(f"e{number}", size) for number, (key, size) in enumerate(sizes.items())}
+        indices = {key: Index(f"z{number}", size) for number, (key, size) in enumerate(sizes.items())}
         lists = ListTable({**{one.name: len(one) for one in indices.values()}, PLACE: gpus})
         tensors: list[Tensor] = []
         operations: list[list[int]] = []
         begins: list[list[int]] = []
         ends: list[list[int]] = []
-        for one in self.parts:
+        for what, (one, number) in enumerate(self.tensors):
             index = indices[one.sizes.tobytes()].name
-            for number, group in enumerate(self.change.groups):
-                mine = np.isin(np.arange(gpus), group)[:, None]
-                trained, there = one.trained & mine, one.there & mine
-                if not there.any():
-                    continue
-                home = np.where(trained.any(axis=0), trained.argmax(axis=0), -1)
-                what = len(tensors)
-                tensors.append(Tensor(f"{one.weight.name}_{number}", (index,), "copy", "", "none", self.unit, home))
-                for members, cells in _gathers(trained, there):
-                    ends_of = -1, lists.number(PLACE, members)
-                    operations.append(operation_row(GATHER, what, ends_of, [lists.number(index, cells)], "parameters"))
-                begins += flagged_items(lists, index, what, trained)
-                ends += flagged_items(lists, index, what, there)
+            trained, there = (flags & self.members[number][:, None] for flags in (one.trained, one.there))
+            home = np.where(trained.any(axis=0), trained.argmax(axis=0), -1)
+            name = f"{one.weight.name}_{number}"
+            tensors.append(Tensor(name, (index,), "copy", "", "none", self.unit, home))
+            for members, cells in _gathers(trained, there):
+                ends_of = -1, lists.number(PLACE, members)
+                operations.append(operation_row(GATHER, what, ends_of, [lists.number(index, cells)], "parameters"))
+            begins += flagged_items(lists, index, what, trained)
+            ends += flagged_items(lists, index, what, there)
         layout = StepLayout(tuple(indices.values()), (), (), (), tuple(tensors), (), lists.lists())
         needs, leaves = Items.of(begins), Items.of(ends)
         template = Template("reshard", 0, Operations.of(operations), (), needs, leaves)

@@ -11,6 +11,7 @@ from torch import Tensor
 from zbench.cost.loss import chunk_rows
 from zbench.describe.arrays import Ints
 from zbench.describe.model import AUTO, Model
+from zbench.runtime.handlers.token_loss import PolicyLoss, PolicyTokens
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
@@ -23,10 +24,12 @@ from zbench.step.layout import StepLayout
 
 @dataclass(frozen=True)
 class TokenWords:
-    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch."""
+    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch. policy:
+    what a policy's losses take of tokens; None: losses are negative log-likelihoods."""
 
     tokens: Mapping[int, Ints]
     targets: Mapping[int, Ints]
+    policy: PolicyTokens | None = None
 
     def of(self, sequence: Ints, position: Ints) -> tuple[Ints, Ints]:
         """Returns (tokens, targets) at positions of sequences."""
@@ -80,7 +83,8 @@ class Context:
     turns: cosine and sine of the positions of t, [T, D / 2] each. tokens, targets: int64 [T], as words of the slot v:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
-    tokens at a time as zbench.cost.loss has, and not of all of the compute.
+    tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
+    log-likelihoods.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -92,6 +96,7 @@ class Context:
     kernel: Kernel
     routed: RoutedRows | None = None
     chunks: bool = True
+    loss: PolicyLoss | None = None
 
     def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
         """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
@@ -114,6 +119,7 @@ class Contexts:
         """Returns the context of a compute. slots: the parts of each slot."""
         sequence, position = self.tokens.rows(slots.get("t", ()))
         tokens, targets = self.words.of(sequence, position)
+        policy = self.words.policy
         dtype = wide(DTYPES[self.model.element_bytes])
         turns = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
         words = self._numbers("v", slots.get("v", ()))
@@ -131,6 +137,7 @@ class Contexts:
             self.kernel,
             self._routed(slots),
             self.model.loss_chunk_tokens == AUTO,
+            None if policy is None else policy.of(sequence, position, turns[0].to(dtype)),
         )
 
     def _tensor(self, array: Ints) -> Tensor:

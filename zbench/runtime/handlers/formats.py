@@ -6,6 +6,7 @@ routed tokens. A parameter is cut into slices
 of tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of
 which a slice is cut along the one that formulas name.
 
+A tensor that is cut along shards alone lies flat, as weights on their way to generation (zbench.rollouts.gathers).
 A tensor with amounts has rows: of a cell as many as the step says, cells with the same second part together.
 """
 
@@ -134,6 +135,7 @@ class Formats:
             fields: tuple[tuple[str, torch.dtype], ...] = (own, own, own) if state else (own,)
         else:
             mine = _FIELDS.get(name, ("tc",)) if tensor.amounts is None else _ROUTED.get(name, ("rc",))
+            mine = ("z",) if letters == ["z"] else mine
             fields = tuple((axes.removeprefix("L"), lse if axes.startswith("L") else element) for axes in mine)
         where = [*letters, "", ""][:2] if tensor.amounts is None else ["", ""]
         none = np.ones(1, np.int64)

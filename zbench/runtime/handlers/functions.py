@@ -136,11 +136,15 @@ def _score(at: Context, c: Fields, wh: Fields) -> Fields:
 
 
 def _lose(at: Context, one: Fields) -> Tensor:
-    return (one[1] - one[0]).sum()
+    losses = one[1] - one[0]
+    return (losses if at.loss is None else at.loss.values(losses)).sum()
 
 
-def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
-    """Yields, a chunk of tokens at a time, (tokens, softmax less one at their targets)."""
+def _errors(at: Context, c: Tensor, wh: Tensor, one: Fields) -> Any:
+    """Yields, a chunk of tokens at a time, (tokens, the derivatives of their losses by logits): softmax less one at
+    their targets, by the slope of their losses."""
+    chosen, top = one
+    slopes = None if at.loss is None else at.loss.slopes(top - chosen)
     size = at.logit_rows(c, wh)
     for begin in range(0, len(c), size):
         some = slice(begin, begin + size)
@@ -148,15 +152,17 @@ def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
         targets = at.targets[some]
         here = targets >= 0
         error[here.nonzero()[:, 0], targets[here]] -= 1
+        if slopes is not None:
+            error *= slopes[some, None]
         yield c[some], error.to(c.dtype)
 
 
 def _score_d0(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
-    return torch.cat([error @ wh[0] for _, error in _errors(at, c[0], wh[0], one[1])])
+    return torch.cat([error @ wh[0] for _, error in _errors(at, c[0], wh[0], one)])
 
 
 def _score_d1(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
-    return torch.stack([error.T @ rows for rows, error in _errors(at, c[0], wh[0], one[1])]).sum(0)
+    return torch.stack([error.T @ rows for rows, error in _errors(at, c[0], wh[0], one)]).sum(0)
 
 
 def _contribute(at: Context, state: Fields, share: Fields) -> Tensor:

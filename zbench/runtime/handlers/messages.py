@@ -53,8 +53,9 @@ class StepMessages(Protocol):
     ahead: int
     times: StepTimes
 
-    def receive(self, queue: int, size: int, peer: int) -> Arrival:
-        """Posts the receive of a message of `size` bytes."""
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+        """Posts the receive of a message of `size` bytes. into: the bytes that it arrives in; None: memory of its
+        own."""
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
@@ -84,8 +85,8 @@ class GlooMessages:
     _received: Counter[int] = field(default_factory=Counter)
     _works: Works = field(default_factory=lambda: deque([[]]))
 
-    def receive(self, queue: int, size: int, peer: int) -> Arrival:
-        data = torch.empty(size, dtype=torch.uint8, device=self.device)
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+        data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
         name = self._received[peer] % NAMES
         self._received[peer] += 1
         return Arrival(data, [self.ends[queue].receive(data, peer, name)])
@@ -121,8 +122,9 @@ class BatchedStepMessages:
     _arrivals: dict[int, Arrival] = field(default_factory=dict)  # by their place in the batch
     _works: Works = field(default_factory=lambda: deque([[]]))
 
-    def receive(self, queue: int, size: int, peer: int) -> Arrival:
-        found = Arrival(torch.empty(size, dtype=torch.uint8, device=self.device), [])
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+        data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
+        found = Arrival(data, [])
         end = self.ends[queue]
         end.traffic.received(end.peers[peer], size)
         self._arrivals[len(self._batch)] = found

@@ -60,7 +60,8 @@ class StepRunner:
     def run(self, prepared: PreparedStep, settles: bool = True) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all
         messages have arrived, or leaves the last ones under way, to be waited for where they are read."""
-        ahead, times = PostedAhead(self.machine.messages, prepared), self.machine.messages.times
+        messages = self.machine.messages
+        ahead, times = PostedAhead(messages, prepared, self.stores), messages.times
         for program, one, layer in prepared.schedule():
             parts = prepared.batches[program.layout]
             if one is None:

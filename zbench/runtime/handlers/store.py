@@ -104,6 +104,10 @@ class Store:
         self.held: Held = {}
         self.device = device
 
+    def room(self, key: Key, of: Format, first: Parts, second: Parts) -> torch.Tensor | None:
+        """Returns the bytes in which a message with these cells is to arrive; None: in memory of its own."""
+        return None
+
     def slab(self, key: Key, cell: Cell) -> Slab:
         """Returns the piece that a cell is in."""
         found = self.held.get(key, {}).get(cell)

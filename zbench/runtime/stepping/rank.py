@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
 from zbench.interfaces.result import SWITCH
@@ -24,7 +25,7 @@ from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
-from zbench.runtime.handlers.runner import Lost, StepRunner
+from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -60,7 +61,7 @@ class SteppingRank:
         dtype = DTYPES[self.model.element_bytes]
         kernel = choose_kernel(job.kernel, self.device, self.model.head_dim, dtype, self.model.mask)
         self.group = dist.new_group()
-        messages = open_messages(self.group, gpus.cluster.node_of, self.device)
+        messages = open_messages(self.group, self._node_of(num_ranks), self.device)
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
         self.runner, self.updates = StepRunner(machine, self.board), 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
@@ -95,7 +96,8 @@ class SteppingRank:
         """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
         noted: the report has what this rank did, part by part."""
         where = f"step {batch.step}"
-        update = self._update(batch.num_tokens) if train else NoUpdate()
+        counted = self._counted(batch)
+        update = self._update(counted) if train else NoUpdate()
         update = NotedUpdate(update) if train and self.job.exact else update
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
@@ -105,10 +107,10 @@ class SteppingRank:
         self.runner.where = f"{where}, "
         self.runner.lost = {} if wanted is not None and step.encodings else None
         ran = self._run(prepared, where)
-        losses = [float(one) / batch.num_tokens for one in self.runner.take(prepared, "loss")]
+        losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst = None
         if wanted is not None and isinstance(update, NotedUpdate):
-            off = [(abs(loss * batch.num_tokens / wanted.loss - 1), "the loss") for loss in losses]
+            off = [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         messages = self.runner.machine.messages
@@ -119,20 +121,36 @@ class SteppingRank:
         self.rendezvous.close()
 
     # -- inside ---------------------------------------------------------------------------------------
+    def _node_of(self, num_ranks: int) -> Ints:
+        """Returns the node of every rank, int64 [num_ranks]."""
+        return self.job.cost.gpus.cluster.node_of
+
     def _update(self, num_tokens: int) -> Update:
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
 
+    def _initial(self) -> Whole:
+        """Returns the parameters that training begins with."""
+        return InitialWeights(self.model, self.job.seed)
+
+    def _counted(self, batch: Batch) -> int:
+        """Returns of how many tokens the loss is the mean."""
+        return batch.num_tokens
+
+    def _words(self, batch: Batch) -> TokenWords:
+        """Returns the words of a batch's tokens."""
+        words = BatchWords(self.job, batch)
+        return TokenWords(words, BatchTargets(words))
+
     def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
         """Returns this rank's instructions; the first step's parameters are put where it begins with them."""
-        words = BatchWords(self.job, batch)
-        given = TokenWords(words, BatchTargets(words))
+        given = self._words(batch)
         machine = replace(self.runner.machine, update=update)
         prepared = PreparedStep.of(step, self.process, machine, tokens, [given] * len(tokens))
         prepared.make_contexts()
         if not self.runner.stores:
             self.board.say("drawing parameters")
-            self.runner.begin(prepared, InitialWeights(self.model, self.job.seed))
+            self.runner.begin(prepared, self._initial())
             self.resting = Resting.before(prepared)
         return prepared
 

@@ -25,7 +25,7 @@ from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import measured_peak_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.rank import Ran, SteppingRank
-from zbench.runtime.stepping.round_state import RoundState
+from zbench.runtime.stepping.rank_state import RankState
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
@@ -99,7 +99,7 @@ class RoundRank(SteppingRank):
         messages.times.end()
         self._synchronize()
         ran = Ran(began, perf_counter() - began, 0.0, Traffic())
-        self.aside = RoundState(self.rank, prepared, store).set_aside()
+        self.aside = RankState(self.rank, prepared, store).set_aside()
         return self._report(messages, None, ran, compiling)
 
     def save(self, path: str, step: Step, meta: Mapping[str, Any]) -> None:
@@ -120,9 +120,9 @@ class RoundRank(SteppingRank):
         self.updates, self.aside = kept.updates, kept.set_aside()
         self.board.resume()
 
-    def _kept(self, step: Step) -> RoundState:
+    def _kept(self, step: Step) -> RankState:
         prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
-        return RoundState(self.rank, prepared, self.outer.stores[self.rank], self.updates)
+        return RankState(self.rank, prepared, self.outer.stores[self.rank], self.updates)
 
     # -- inside ---------------------------------------------------------------------------------------
     def _update(self, num_tokens: int) -> Update:

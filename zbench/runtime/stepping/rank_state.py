@@ -1,5 +1,5 @@
-"""The state of a rank in the midst of a round, for checkpoints: parameters and optimizer state of its worker, outer
-parameters and momentum, and the average that is under way."""
+"""The state of a rank between two steps, for checkpoints: parameters and optimizer state; in the midst of a round outer
+parameters, their momentum and the average that is under way besides."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from zbench.runtime.steps.instructions import Parts
 
 
 @dataclass
-class RoundState:
-    """The state of a rank between two steps. prepared: what the round under way ends with, whose begin it is. updates:
-    of the worker's own optimizer so far."""
+class RankState:
+    """The state of a rank between two steps. prepared: a step that begins with it, in a round what that ends with.
+    updates: of the optimizer so far, in a round the worker's own."""
 
     rank: int
     prepared: PreparedStep

@@ -1,0 +1,1 @@
+"""A policy that generates and is trained by what it generated, on processes and in one process beside it."""

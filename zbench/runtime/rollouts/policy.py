@@ -1,0 +1,131 @@
+"""A GPU's slice of a policy, and the responses that its tensor-parallel group generates with keys and values kept.
+
+All GPUs of a group have the same logits to the bit, as sums are reduced once and then handed round, so all of them draw
+the same tokens. A prompt is read at once; after it each sequence goes on by a token a pass until it ends.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.rollouts.grpo import Rollout
+from zbench.runtime.kernels.elementwise import gated, normed, rotate
+from zbench.runtime.rollouts.sampling import END, generator_of, sampled
+from zbench.runtime.training.transformer import rope
+
+
+@dataclass
+class KeptKeys:
+    """The keys and values of a sequence's tokens, [tokens, 2, kv heads, their dimension] of each layer."""
+
+    layers: list[Tensor] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.layers[0]) if self.layers else 0
+
+    def append(self, layer: int, more: Tensor) -> Tensor:
+        """Adds tokens to a layer and returns all that it has."""
+        if layer == len(self.layers):
+            self.layers.append(more)
+        else:
+            self.layers[layer] = torch.cat([self.layers[layer], more])
+        return self.layers[layer]
+
+
+@dataclass(frozen=True)
+class PolicySlice:
+    """A GPU's slice of a policy. weight: by its name in a step and its layer, the GPU's slice. part: which one it is.
+    group: the GPUs of all slices, None where there is one."""
+
+    model: Model
+    weight: Callable[[str, int], Tensor]
+    part: int
+    group: Any
+
+    def responses(
+        self, prompts: Mapping[int, Ints], limit: int, seed: int, iteration: int, tell: Callable[[str], None]
+    ) -> dict[int, Rollout]:
+        """Returns responses to prompts, by number. limit: of tokens of a response."""
+        found = {number: prompt.tolist() for number, prompt in prompts.items()}
+        likelihoods: dict[int, list[float]] = {number: [] for number in prompts}
+        kept = {number: KeptKeys() for number in prompts}
+        draws = {number: generator_of(seed, iteration, number) for number in prompts}
+        live, length = list(prompts), 0
+        while live:
+            tell(f"generating token {length} of {len(live)} sequences")
+            new = [found[number][len(kept[number]) :] for number in live]
+            logits = self.logits(new, [kept[number] for number in live])
+            for number, row in zip(live, logits, strict=True):
+                token, likelihood = sampled(row, draws[number])
+                found[number].append(token)
+                likelihoods[number].append(likelihood)
+            length += 1
+            live = [number for number in live if found[number][-1] != END and length < limit]
+        return {
+            number: Rollout(np.array(found[number], np.int64), len(prompt), np.array(likelihoods[number]))
+            for number, prompt in prompts.items()
+        }
+
+    def logits(self, new: Sequence[Sequence[int]], kept: Sequence[KeptKeys]) -> Tensor:
+        """Returns the logits after the last of the new tokens of each sequence, [sequences, words]."""
+        counts = [len(tokens) for tokens in new]
+        before = [len(one) for one in kept]
+        at = [torch.arange(begin, begin + count) for begin, count in zip(before, counts, strict=True)]
+        turns = rope(torch.cat(at), self.model.head_dim)
+        x = self._embedded(torch.tensor([token for tokens in new for token in tokens]))
+        for layer in range(self.model.num_layers):
+            x = self._layer(layer, x, turns, counts, kept)
+        last = torch.tensor(counts).cumsum(0) - 1
+        mine = normed(x[last], self.weight("gl", 0)) @ self.weight("wh", 0).T
+        if self.group is None:
+            return mine
+        every = [torch.empty_like(mine) for _ in range(self.group.size())]
+        dist.all_gather(every, mine.contiguous(), self.group)
+        return torch.cat(every, 1)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        table = self.weight("we", 0)
+        words = tokens - self.part * len(table)
+        here = (words >= 0) & (words < len(table))
+        return self._summed(table[torch.where(here, words, 0)] * here[:, None])
+
+    def _layer(
+        self, layer: int, x: Tensor, turns: tuple[Tensor, Tensor], counts: list[int], kept: Sequence[KeptKeys]
+    ) -> Tensor:
+        def weight(name: str) -> Tensor:
+            return self.weight(name, layer)
+
+        n = normed(x, weight("g1"))
+        q = rotate(torch.einsum("tc,hdc->thd", n, weight("wq")), *turns)
+        kv = torch.einsum("tc,gkdc->tkgd", n, weight("wkv"))
+        kv = torch.stack((rotate(kv[:, 0], *turns), kv[:, 1]), 1)
+        o = [
+            _attended(own, one.append(layer, more))
+            for own, more, one in zip(q.split(counts), kv.split(counts), kept, strict=True)
+        ]
+        y = x + self._summed(torch.einsum("thd,hdc->tc", torch.cat(o), weight("wo")))
+        z = torch.einsum("tc,kfc->tkf", normed(y, weight("g2")), weight("wz"))
+        return y + self._summed(gated(z.flatten(1)) @ weight("wd"))
+
+    def _summed(self, x: Tensor) -> Tensor:
+        """Returns the sum of what the slices have."""
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+
+def _attended(q: Tensor, kv: Tensor) -> Tensor:
+    """Returns the causal attention of a sequence's last tokens, q [t, heads, d], to all of its tokens, kv [s, 2, kv
+    heads, d]."""
+    spread = kv.repeat_interleave(q.shape[1] // kv.shape[2], 2)
+    scores = torch.einsum("thd,shd->hts", q, spread[:, 0]) / q.shape[2] ** 0.5
+    later = torch.arange(len(kv)) > torch.arange(len(kv) - len(q), len(kv))[:, None]
+    chances = scores.masked_fill(later, -torch.inf).softmax(2)
+    return torch.einsum("hts,shd->thd", chances, spread[:, 1])

@@ -1,0 +1,64 @@
+"""The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
+from zbench.rollouts.engines import DS_CHAT, resharding_of
+from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.grpo import Rollout
+from zbench.rollouts.sharded import ShardedWeights
+from zbench.rollouts.weights import step_weights
+from zbench.runtime.job.step_job import StepJob
+from zbench.step.elements import elements_held
+from zbench.step.template import Step
+
+
+@dataclass(frozen=True)
+class PolicyJob:
+    """The job of a loop's ranks. steps: of those that train; the others generate alone. engine, train, generate,
+    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response.
+
+    Raises:
+        ValueError: generation has stages, or slices that are no whole number of training's.
+    """
+
+    steps: StepJob
+    engine: str
+    train: TrainDegrees
+    generate: GenerateDegrees
+    replicas: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        told, slices = f"generate is {self.generate}", self.generate.tensor
+        if self.generate.pipeline > 1:
+            raise ValueError(f"{told}; processes generate without stages, so it takes 1-{slices}")
+        if self.train.tensor % slices:
+            raise ValueError(f"{told}; its tensor degree has to divide that of train={self.train}, {self.train.tensor}")
+
+    def told(self) -> dict[str, Any]:
+        """Returns the facts that a loop which goes on from a checkpoint has to have in common with the one that wrote
+        it."""
+        layout = {"engine": self.engine, "train": str(self.train), "generate": str(self.generate)}
+        return self.steps.told() | layout | {"replicas": self.replicas, "limit": self.limit}
+
+    def resharded(self, step: Step) -> ReshardedWeights:
+        """Returns the change of the policy's weights from training to generation. step: of those that train."""
+        model = self.steps.cost.gpus.model
+        weights = step_weights(model), model.num_layers, model.element_bytes
+        change = resharding_of(self.engine, self.train, self.generate, self.replicas)
+        if self.engine == DS_CHAT:
+            return ShardedWeights(*weights, change, elements_held(step, step.begins))
+        return ReshardedWeights(*weights, change)
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """The responses that a rank generated. rollouts: by number, of the first GPU of a group, nothing of others. moved:
+    bytes of weights (sent, received) before. shared: of each weight that it trains, whether training had it in the
+    memory of what was generated with."""
+
+    rollouts: dict[int, Rollout]
+    moved: tuple[int, int]
+    shared: tuple[bool, ...]
