@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.rollouts import Rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class Batch:
     lengths: int64 [num_sequences], tokens of each sequence, each at least 1.
     documents: int64 [num_sequences], which document of a corpus each sequence is the head of;
         None where the workload draws lengths only.
+    rollouts: the prompts and responses that the sequences are; None where they are not told.
     """
 
     lengths: Ints
     seed: int
     step: int
     documents: Ints | None = None
+    rollouts: Rollouts | None = None
 
     @property
     def num_tokens(self) -> int:

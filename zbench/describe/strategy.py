@@ -1,6 +1,6 @@
 """The strategy by which a model is trained: sharding, recomputation, chunks of tokens, degrees of parallelism, how
-exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, and the rounds in which workers
-come together.
+exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, the rounds in which workers come
+together, and the job that training is a part of.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -16,12 +16,13 @@ from zbench.describe.checks import check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.expert_schedule import POPULARITIES, SEQUENTIAL, ZIPF, ExpertSchedule
+from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 
-STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync")
+STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync", "job")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
@@ -33,6 +34,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
 
+_JOB = ("algorithm", "schedule", "generate_tensor", "generate_nodes", "memory_share", "engine")
 _SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
 
 
@@ -177,8 +179,10 @@ class TrainingStrategy:
     overlap: ExchangeOverlap
     experts: Experts
     sync: RoundSync = EVERY
+    job: RolloutJob = TRAINING
 
     def __post_init__(self) -> None:
+        self._check_job()
         method = self.overlap.method
         if method != NONE and self.parallel.tensor_parallel == 1:
             raise ValueError(
@@ -228,6 +232,25 @@ class TrainingStrategy:
                 f"takes {NOWHERE}"
             )
 
+    def _check_job(self) -> None:
+        """Refuses rollouts with what their iterations have no stages of.
+
+        Raises:
+            ValueError: the message names the key of the other group.
+        """
+        if not self.job.has_rollouts:
+            return
+        for name, value, usual in (
+            ("sync.method", self.sync.method, EVERY.method),
+            ("sharding.strategy", self.sharding.strategy, self.sharding.strategy if self.sharding.strategy != NESTED else
+             "none, zero1, zero2 or zero3"),
+            ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
+            ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
+            ("memory.offload", self.memory.offload, NOWHERE),
+        ):  # fmt: skip
+            if value != usual:
+                raise ValueError(f"{name} is {value}; with job=rlhf it takes {usual}")
+
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
@@ -259,7 +282,9 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law
-    return found | {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+    found |= {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+    job = asdict(TRAINING) | dict(config["job"])
+    return found | {f"job.{key}": job[key] for key in _JOB}
 
 
 def _sync(config: Mapping[str, Any]) -> Mapping[str, Any]:

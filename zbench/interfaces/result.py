@@ -9,8 +9,10 @@ from typing import Any
 
 # Parts that a step's seconds are told in: computing, waiting, and idle at the end. Simulated (whole steps,
 # zbench.simulator.steps.breakdown) link and rank are told apart, which are messages where they are measured.
-COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter")
-WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host")
+COMPUTES = (
+    "attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter", "generation", "scoring"
+)  # fmt: skip
+WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host", "generation")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 SWITCH = "switch"  # beside queues of zbench.step.operations: what moves because a step's strategy is another one
 NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH)  # what nvlink_bytes leaves out
@@ -48,6 +50,10 @@ class StepResult:
     recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
     expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
         (zbench.simulated.expert_degrees.ChosenChunks).
+    rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
+        by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
+        replica's seconds over the mean; tokens of "responses" that were trained on, "off_policy" among them, by a
+        policy that was "policy_age" updates old, and those that were "given_up".
     """
 
     seconds: float
@@ -73,3 +79,4 @@ class StepResult:
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)
     expert_chunks: dict[str, Any] = field(default_factory=dict)
+    rollouts: dict[str, Any] = field(default_factory=dict)

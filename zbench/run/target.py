@@ -13,6 +13,7 @@ from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import SEQUENTIAL
+from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import AUTO, WHOLE, Model
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import (
@@ -41,6 +42,7 @@ _STRATEGY = {
     "overlap": ExchangeOverlap,
     "experts": Experts,
     "sync": RoundSync,
+    "job": RolloutJob,
 }
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
@@ -159,6 +161,7 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
         ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
         ("memory.offload", strategy.memory.offload, "none"),
         ("sync.method", strategy.sync.method, EVERY.method),
+        ("job.algorithm", strategy.job.algorithm, TRAINING.algorithm),
     ):
         if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
             raise ValueError(

@@ -1,0 +1,104 @@
+"""The weights' way from training to generation in an iteration of rollouts, as a job has it.
+
+Where all GPUs train and generate it is an engine's (zbench.rollouts.engines), by how training leaves weights: in shards
+of every GPU, as ZeRO does after an update, or in slices and stages. Where generation has GPUs of its own, those that
+train gather all weights where they are in shards, and the first of them send each slice to the replicas.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.job import AUTO_ENGINE, RolloutJob
+from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees, check_degrees
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, Resharding, WeightShards, resharding_of
+from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.weights import model_weights
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.proof.prove import prove_step
+
+_IN_SHARDS = ("zero1", "zero2", "zero3")  # of every GPU, after an update
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change from training's weights to generation's. engine: that brings them, "" if nothing has to come. played: the
+    steps of it, one after another."""
+
+    engine: str
+    played: Sequence[PlayedStep]
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all of it, simulated."""
+        return sum(one.seconds for one in self.played)
+
+
+def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
+    """Proves and plays a job's change. cost: of the GPUs that train; whole: of all.
+
+    Raises:
+        ValueError: the engine does not go with the sharding, or the degrees do not fit.
+    """
+    model, gpus = cost.model, cost.cluster.num_ranks
+    in_shards = model.sharding in _IN_SHARDS and gpus > 1
+    if job.generate_nodes:
+        gathered = [_played(_sharded(gpus, 1), cost)] if in_shards else []
+        return Transition("standalone", [*gathered, _played(_sent(gpus, whole.cluster.num_ranks, job), whole)])
+    if model.tensor_parallel == 1 and not in_shards:
+        return Transition("", [])
+    engine = _engine(job, cost)
+    if engine == DS_CHAT:
+        return Transition(engine, [_played(_sharded(gpus, job.generate_tensor), cost)])
+    train = TrainDegrees(1, model.tensor_parallel, gpus // model.tensor_parallel)
+    generate = GenerateDegrees(1, job.generate_tensor)
+    if train.tensor % generate.tensor:
+        raise ValueError(
+            f"job.generate_tensor is {generate.tensor}; with engine {engine} it has to divide parallel.tensor_parallel, "
+            f"{train.tensor}"
+        )
+    check_degrees(train, generate, model)
+    return Transition(engine, [_played(resharding_of(engine, train, generate), cost)])
+
+
+def _engine(job: RolloutJob, cost: Cost) -> str:
+    """Returns the engine of a job whose GPUs train and generate.
+
+    Raises:
+        ValueError: it does not go with the sharding.
+    """
+    sharding, sliced = cost.model.sharding, cost.model.tensor_parallel > 1
+    usual = DS_CHAT if sharding == "zero3" or not sliced else HYBRIDFLOW
+    engine = usual if job.engine == AUTO_ENGINE else job.engine
+    if (engine == DS_CHAT and sharding == "none") or (engine != DS_CHAT and usual == DS_CHAT):
+        raise ValueError(
+            f"job.engine is {engine}; with sharding {sharding} and parallel.tensor_parallel "
+            f"{cost.model.tensor_parallel} it takes {usual}"
+        )
+    return engine
+
+
+def _sharded(gpus: int, tensor: int) -> Resharding:
+    """Returns the change from shards of every GPU to all weights on each."""
+    return resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, tensor))
+
+
+def _sent(gpus: int, every: int, job: RolloutJob) -> Resharding:
+    """Returns the change from all weights on training's GPUs, of which the first ones send a slice each, to the slices
+    of the others. every: GPUs of both."""
+    tensor, at = job.generate_tensor, np.arange(every)
+    sends, takes = at < min(tensor, gpus), at >= gpus
+    begins = np.where(sends, at * tensor // min(tensor, gpus), 0)
+    ends = np.where(sends, (at + 1) * tensor // min(tensor, gpus), 0)
+    train = WeightShards(tensor, 1, 0 * at, begins, ends, cuts_all=True)
+    slices = np.where(takes, (at - gpus) % tensor, 0)
+    generate = WeightShards(tensor, 1, 0 * at, slices, np.where(takes, slices + 1, 0), cuts_all=True)
+    return Resharding(train, generate, at[None], False)
+
+
+def _played(change: Resharding, cost: Cost) -> PlayedStep:
+    weights = ReshardedWeights(model_weights(cost.model), cost.model.num_layers, cost.model.element_bytes, change)
+    prove_step(weights.step)
+    return play_step(weights.step, (), cost)

@@ -1,0 +1,242 @@
+"""The simulated executor of a job with rollouts: a step of a run is an iteration of generation, scoring and training.
+
+Training is a whole step of the batch's plans, as without rollouts, and each model that scores is the forwards of the
+same plans by themselves, on the same clock; generation has a clock of its own (zbench.rollouts.generate), and the
+weights' way to it is a step of its own (zbench.rollouts.transition). A schedule puts these together.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.cost.memory import static_bytes
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.batch import Batch
+from zbench.describe.job import ONE_STEP_OFF, STREAMED, TRAINING, RolloutJob
+from zbench.describe.rollouts import Rollouts
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.rollouts.generate import Generation, GenerationCost, generate
+from zbench.rollouts.iteration import GENERATE, RESHARD, SCORE, TRAIN, ScheduledIteration, StageSeconds, scheduled
+from zbench.rollouts.transition import Transition, job_transition
+from zbench.simulated.executor import Simulated
+from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.passes.own_plans import plans_of_layouts
+
+
+@dataclass(slots=True)
+class SimulatedIterations(Simulated):
+    """Plays iterations on the cluster of `cost`, which is the part of it that trains, and nodes that generate alone
+    where the job has some."""
+
+    job: RolloutJob = TRAINING
+    _generation: GenerationCost | None = field(default=None, init=False, repr=False, compare=False)
+    _transition: Transition | None = field(default=None, init=False, repr=False, compare=False)
+    _beside: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    @staticmethod
+    def of(training: Simulated, job: RolloutJob) -> "SimulatedIterations":
+        """Returns the executor that trains as `training` does, in iterations of a job.
+
+        Raises:
+            ValueError: the job does not go with how it trains, or does not fit.
+        """
+        given = {one.name: getattr(training, one.name) for one in fields(training) if one.init}
+        return SimulatedIterations(**given, job=job)
+
+    def __post_init__(self) -> None:
+        Simulated.__post_init__(self)
+        gpus = self.cost.gpus
+        if self.cost.pp > 1:
+            raise ValueError(
+                f"parallel.pipeline_parallel is {self.cost.pp}; with job=rlhf all layers are on all GPUs, so it takes 1"
+            )
+        self._generation = GenerationCost(
+            Cost(cluster=self._generating.cluster, model=gpus.model), self.job.generate_tensor, self.job.memory_share
+        )
+        self._check_room()
+
+    @property
+    def _whole(self) -> Cost:
+        """The cost model of all GPUs, those that generate alone after those that train."""
+        gpus = self.cost.gpus
+        nodes = gpus.cluster.num_nodes + self.job.generate_nodes
+        return Cost(cluster=replace(gpus.cluster, num_nodes=nodes), model=gpus.model)
+
+    @property
+    def _generating(self) -> Cost:
+        """The cost model of the GPUs that generate."""
+        gpus, nodes = self.cost.gpus, self.job.generate_nodes
+        cluster = replace(gpus.cluster, num_nodes=nodes) if nodes else gpus.cluster
+        return Cost(cluster=cluster, model=gpus.model)
+
+    @property
+    def _resting(self) -> int:
+        """The bytes on a GPU of the models beside the actor that trains: another one's state, and weights, which are
+        cut as the actor's are."""
+        cost, stages = self.cost, self.job.stages
+        model = cost.gpus.model
+        cut = cost.gpus.cluster.num_ranks if model.sharding == "zero3" else cost.tp
+        scoring = len(set(stages.scores) - set(stages.trains))
+        trained = (len(stages.trains) - 1) * (static_bytes(cost) // cost.tp)
+        return trained + scoring * model.element_bytes * model.total_params // cut
+
+    def _check_room(self) -> None:
+        """Refuses what has no room on a GPU that trains while it generates.
+
+        Raises:
+            ValueError: it says what needs how much.
+        """
+        job, device = self.job, self.cost.gpus.cluster.device
+        if job.generate_nodes:
+            return
+        kept, share = static_bytes(self.cost) // self.cost.tp + self._resting, job.memory_share
+        weights = self.cost.gpus.model.element_bytes * self.cost.gpus.model.total_params
+        if job.schedule == STREAMED:  # in slices of a replica, beside their shards
+            kept += len(job.stages.scores) * weights // job.generate_tensor
+        if kept + share * device.memory_bytes > device.memory_bytes:
+            raise ValueError(
+                f"job.memory_share is {share}; model {self.cost.model.name} does not fit: {kept / 2**30:.1f} GiB of "
+                f"{job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, so "
+                f"it takes at most {max(0.0, 1 - kept / device.memory_bytes):.2f}"
+            )
+
+    def start(self) -> Ready:
+        """Begins a run, whose first iteration is generated with the weights that it trains."""
+        self._beside = None
+        return Simulated.start(self)
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Plays one iteration.
+
+        Raises:
+            ValueError: the batch has no prompts and responses, or a sequence has no room in generation.
+        """
+        if batch.rollouts is None:
+            raise ValueError("a batch has no prompts and responses; job=rlhf takes a workload of both, as rl_traces")
+        trained = Simulated.step(self, batch, plans)
+        transition = self._transition = self._transition or job_transition(self.job, self.cost.gpus, self._whole)
+        generation, apart = self._generated(batch, batch.rollouts)
+        streamed, stages = self.job.schedule == STREAMED, self.job.stages
+        forward = None if streamed else play_step(self.steps.forwards(plans), plans_of_layouts(plans), self.cost.gpus)
+        seconds = StageSeconds(
+            transition.seconds,
+            stages.generations * generation.seconds,
+            apart,
+            forward.seconds if forward is not None else 0.0,
+            trained.seconds,
+        )
+        models = len(stages.scores), len(stages.trains)
+        whole = scheduled(self.job.schedule, seconds, models, self._beside or 0.0)
+        late = self.job.schedule == ONE_STEP_OFF and self._beside is not None
+        self._beside = whole.beside
+        result = self._together(trained, forward, transition, whole)
+        told = self._told(batch, (seconds, whole), generation, late)
+        return replace(result, rollouts=told)
+
+    def _generated(self, batch: Batch, rollouts: Rollouts) -> tuple[Generation, Floats]:
+        """Plays generation; returns it, and the seconds in which each replica scores what it has generated once."""
+        of, responses = self._generation, batch.lengths - rollouts.prompts
+        assert of is not None
+        prompts = np.concatenate([rollouts.prompts, rollouts.given_up[0]])
+        responses = np.concatenate([responses, rollouts.given_up[1]])
+        order = _dealt(len(batch.lengths), len(prompts))
+        replicas = of.cost.cluster.num_ranks // of.tensor
+        played = generate(prompts[order], responses[order], of, replicas)
+        if self.job.schedule != STREAMED:
+            return played, np.zeros(replicas)
+        trained = np.concatenate([batch.lengths, np.zeros(len(prompts) - len(batch.lengths), np.int64)])
+        kept = [one[one > 0] for one in np.array_split(trained[order], replicas)]
+        return played, np.array([of.prefill_seconds(one) if len(one) else 0.0 for one in kept])
+
+    def _together(
+        self, trained: StepResult, forward: PlayedStep | None, transition: Transition, whole: ScheduledIteration
+    ) -> StepResult:
+        """Returns the result of an iteration, of what its stages were by themselves. Ranks are those that train."""
+        stages, ranks = self.job.stages, len(trained.attention_seconds)
+        models = len(stages.trains)
+        others = [(one, 1) for one in transition.played if len(one.moving) == self.cost.gpus.cluster.num_ranks]
+        others += [(forward, len(stages.scores))] if forward is not None else []
+        nics = np.zeros((2, len(trained.nic_tx_bytes)), np.int64)
+        sent = {name: models * np.array(sizes) for name, sizes in trained.nic_tx_for.items()}
+        for one, times in others:
+            for name, sizes in one.nic_tx.items():
+                nics += times * np.stack([sizes, one.nic_rx[name]])
+                if sizes.any():
+                    sent[name] = sent.get(name, 0) + times * sizes
+        rest = whole.seconds - whole.train
+        spent = {name: models * np.array(values) for name, values in trained.seconds_for.items()}
+        for name, more in self._beside_training(whole, ranks).items():
+            spent[name] = spent.get(name, 0.0) + more
+        peak = [size + self._resting for size in trained.peak_bytes]
+        return replace(
+            trained,
+            seconds=whole.seconds,
+            bound_seconds=models * trained.bound_seconds + rest,
+            ceiling_seconds=None if trained.ceiling_seconds is None else models * trained.ceiling_seconds + rest,
+            attention_seconds=_times(models, trained.attention_seconds),
+            linear_seconds=_times(models, trained.linear_seconds),
+            communication_seconds=_times(models, trained.communication_seconds),
+            exposed_seconds=_times(models, trained.exposed_seconds),
+            exposed_nic_seconds=_times(models, trained.exposed_nic_seconds or []) or None,
+            nic_tx_bytes=(models * np.array(trained.nic_tx_bytes) + nics[0]).tolist(),
+            nic_rx_bytes=(models * np.array(trained.nic_rx_bytes) + nics[1]).tolist(),
+            nvlink_bytes=models * trained.nvlink_bytes,
+            peak_bytes=peak,
+            out_of_memory=max(peak) > trained.capacity_bytes,
+            seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
+            nic_tx_for={name: sizes.tolist() for name, sizes in sent.items()},
+        )
+
+    def _beside_training(self, whole: ScheduledIteration, ranks: int) -> dict[str, Floats]:
+        """Returns what an iteration's seconds go to beside training, of every rank."""
+        resharding = whole.seconds - whole.waited - whole.score - whole.train
+        if self.job.generate_nodes:
+            own = np.zeros(ranks)
+        else:
+            of_gpus = np.repeat(whole.generated, self.job.generate_tensor)
+            own = of_gpus.reshape(ranks, -1).mean(axis=1)
+        return {
+            "generation": own,
+            "waiting_generation": whole.waited - own,
+            "waiting_parameters": np.full(ranks, resharding),
+            "scoring": np.full(ranks, whole.score),
+        }
+
+    def _told(
+        self, batch: Batch, seconds: tuple[StageSeconds, ScheduledIteration], generation: Generation, late: bool
+    ) -> dict[str, Any]:
+        """Returns StepResult.rollouts. seconds: of stages by themselves, and of the iteration."""
+        own, whole = seconds
+        assert batch.rollouts is not None
+        stages, given_up = self.job.stages, int(batch.rollouts.given_up[1].sum())
+        responses = batch.num_tokens - int(batch.rollouts.prompts.sum())
+        every = {
+            RESHARD: (own.reshard, 0),
+            GENERATE: (float(own.generate.max()), stages.generations * (responses + given_up)),
+            SCORE: (whole.score, len(stages.scores) * batch.num_tokens),
+            TRAIN: (whole.train, len(stages.trains) * batch.num_tokens),
+        }
+        return {
+            "seconds": {name: value for name, (value, _) in every.items()},
+            "tokens": {name: tokens for name, (_, tokens) in every.items() if tokens},
+            "waited_seconds": whole.waited,
+            "generation_imbalance": float(generation.seconds.max() / generation.seconds.mean()),
+            "responses": responses,
+            "given_up": given_up,
+            "off_policy": responses if late else 0,
+            "policy_age": int(late),
+        }
+
+
+def _dealt(kept: int, every: int) -> Ints:
+    """Returns the order in which sequences are generated: those that are given up lie evenly among the others."""
+    at = np.concatenate([(np.arange(kept) + 0.5) / kept, (np.arange(every - kept) + 0.5) / max(every - kept, 1)])
+    return np.argsort(at, kind="stable")
+
+
+def _times(models: int, seconds: list[float]) -> list[float]:
+    return [models * one for one in seconds]
