@@ -3,32 +3,47 @@
 Where all GPUs train and generate it is an engine's (zbench.rollouts.engines), by how training leaves weights: in shards
 of every GPU, as ZeRO does after an update, or in slices and stages. Where generation has GPUs of its own, those that
 train gather all weights where they are in shards, and the first of them send each slice to the replicas.
+
+Layers are alike and gathered one after another, so a change is played with a few of them, and each of the others adds
+what one of these does (tests/rollouts/test_transition.py has both).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
 from zbench.describe.job import AUTO_ENGINE, RolloutJob
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees, check_degrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, Resharding, WeightShards, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.weights import model_weights
-from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.play import play_step
 from zbench.step.proof.prove import prove_step
 
+LAYERS = (2, 3)  # that are played
+_QUEUE = "parameters"
 _IN_SHARDS = ("zero1", "zero2", "zero3")  # of every GPU, after an update
+
+
+@dataclass(frozen=True)
+class PlayedChange:
+    """A step of gathers, played. seconds: simulated. nic_tx, nic_rx: int64 [NICs], bytes."""
+
+    seconds: float
+    nic_tx: Ints
+    nic_rx: Ints
 
 
 @dataclass(frozen=True)
 class Transition:
     """A change from training's weights to generation's. engine: that brings them, "" if nothing has to come. played: the
-    steps of it, one after another."""
+    steps of it, one after another, those of the GPUs that train first."""
 
     engine: str
-    played: Sequence[PlayedStep]
+    played: Sequence[PlayedChange]
 
     @property
     def seconds(self) -> float:
@@ -98,7 +113,23 @@ def _sent(gpus: int, every: int, job: RolloutJob) -> Resharding:
     return Resharding(train, generate, at[None], False)
 
 
-def _played(change: Resharding, cost: Cost) -> PlayedStep:
-    weights = ReshardedWeights(model_weights(cost.model), cost.model.num_layers, cost.model.element_bytes, change)
+def _played(change: Resharding, cost: Cost) -> PlayedChange:
+    """Proves and plays a change with a few layers, and adds what the others take."""
+    every = cost.model.num_layers
+    if every <= LAYERS[1]:
+        return _played_layers(change, cost, every)
+    few, more = (_played_layers(change, cost, layers) for layers in LAYERS)
+    times = (every - LAYERS[1]) // (LAYERS[1] - LAYERS[0])
+    return PlayedChange(
+        more.seconds + times * (more.seconds - few.seconds),
+        more.nic_tx + times * (more.nic_tx - few.nic_tx),
+        more.nic_rx + times * (more.nic_rx - few.nic_rx),
+    )
+
+
+def _played_layers(change: Resharding, cost: Cost, layers: int) -> PlayedChange:
+    model = replace(cost.model, num_layers=layers)
+    weights = ReshardedWeights(model_weights(model), layers, model.element_bytes, change)
     prove_step(weights.step)
-    return play_step(weights.step, (), cost)
+    played = play_step(weights.step, (), Cost(cluster=cost.cluster, model=model))
+    return PlayedChange(played.seconds, played.nic_tx[_QUEUE], played.nic_rx[_QUEUE])

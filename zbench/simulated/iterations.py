@@ -158,15 +158,16 @@ class SimulatedIterations(Simulated):
         """Returns the result of an iteration, of what its stages were by themselves. Ranks are those that train."""
         stages, ranks = self.job.stages, len(trained.attention_seconds)
         models = len(stages.trains)
-        others = [(one, 1) for one in transition.played if len(one.moving) == self.cost.gpus.cluster.num_ranks]
-        others += [(forward, len(stages.scores))] if forward is not None else []
-        nics = np.zeros((2, len(trained.nic_tx_bytes)), np.int64)
+        count = len(trained.nic_tx_bytes)  # of nodes that train, which come first
+        others = [("parameters", 1, one.nic_tx[:count], one.nic_rx[:count]) for one in transition.played]
+        if forward is not None:
+            others += [(name, len(stages.scores), tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
+        nics = models * np.array([trained.nic_tx_bytes, trained.nic_rx_bytes], np.int64)
         sent = {name: models * np.array(sizes) for name, sizes in trained.nic_tx_for.items()}
-        for one, times in others:
-            for name, sizes in one.nic_tx.items():
-                nics += times * np.stack([sizes, one.nic_rx[name]])
-                if sizes.any():
-                    sent[name] = sent.get(name, 0) + times * sizes
+        for name, times, tx, rx in others:
+            nics += times * np.stack([tx, rx])
+            if tx.any():
+                sent[name] = sent.get(name, 0) + times * tx
         rest = whole.seconds - whole.train
         spent = {name: models * np.array(values) for name, values in trained.seconds_for.items()}
         for name, more in self._beside_training(whole, ranks).items():
@@ -182,8 +183,8 @@ class SimulatedIterations(Simulated):
             communication_seconds=_times(models, trained.communication_seconds),
             exposed_seconds=_times(models, trained.exposed_seconds),
             exposed_nic_seconds=_times(models, trained.exposed_nic_seconds or []) or None,
-            nic_tx_bytes=(models * np.array(trained.nic_tx_bytes) + nics[0]).tolist(),
-            nic_rx_bytes=(models * np.array(trained.nic_rx_bytes) + nics[1]).tolist(),
+            nic_tx_bytes=nics[0].tolist(),
+            nic_rx_bytes=nics[1].tolist(),
             nvlink_bytes=models * trained.nvlink_bytes,
             peak_bytes=peak,
             out_of_memory=max(peak) > trained.capacity_bytes,
