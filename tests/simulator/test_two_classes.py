@@ -62,7 +62,13 @@ COSTS = {
     "grouped": grouped(Cost(SHARED, MODELS["gqa"]), 2),
 }
 MEMORY = ("peak_bytes", "capacity_bytes")
-LATER = ("ceiling_seconds", "nic_tx_for", "seconds_for", "expert_chunks")  # of a result, which had none then
+LATER = (
+    "ceiling_seconds",
+    "nic_tx_for",
+    "seconds_for",
+    "expert_chunks",
+    "rollouts",
+)  # of a result, which had none then
 DIGESTS: dict[str, dict[str, str]] = {
     "wide": {
         "allgather": "8c22cb587b5b163e", "bytescale": "ca92e5e935e58fa2", "distca": "9cfbf39759134d53",

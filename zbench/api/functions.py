@@ -64,8 +64,8 @@ def plan(
     as in wait="published", and variant="published" gives it to all that are not named; with pipelines=False no
     planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may, for models
     without experts). strategy:
-    how a model by name is trained, by group (sharding, recompute, memory, parallel, overlap, experts, sync) a name of
-    conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's
+    how a model by name is trained, by group (sharding, recompute, memory, parallel, overlap, experts, sync, job) a name
+    of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's
     yaml chooses.
     world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels":
     3}; plans are for the cluster in that world. Systems that choose from a workload before a run (static_best) plan

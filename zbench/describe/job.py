@@ -43,8 +43,8 @@ ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
 class RolloutJob:
     """What a step of a run is: a training step, or an iteration of generation, scoring and training.
 
-    algorithm: none, a training step alone; ppo, remax, safe_rlhf, grpo, with the stages of ALGORITHMS. All models are of
-        the actor's size.
+    algorithm: none, a training step alone; ppo, remax, safe_rlhf, grpo, with the stages of ALGORITHMS. All models are
+        of the actor's size.
     schedule: synchronous, one stage after another; streamed, GPUs that have generated theirs score these meanwhile;
         one_step_off, the next batch is generated while this one is trained on, by the policy before.
     generate_tensor: GPUs of a replica that generates. generate_nodes: nodes of the cluster that generate alone, 0: all
@@ -114,8 +114,8 @@ class RolloutJob:
             return cluster
         if self.generate_nodes >= cluster.num_nodes:
             raise ValueError(
-                f"job.generate_nodes is {self.generate_nodes}; cluster {cluster.name} has num_nodes={cluster.num_nodes}, "
-                f"of which at least 1 trains, so it takes at most {cluster.num_nodes - 1}"
+                f"job.generate_nodes is {self.generate_nodes}; cluster {cluster.name} has num_nodes="
+                f"{cluster.num_nodes}, of which at least 1 trains, so it takes at most {cluster.num_nodes - 1}"
             )
         return replace(cluster, num_nodes=cluster.num_nodes - self.generate_nodes)
 

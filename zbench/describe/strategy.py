@@ -1,6 +1,6 @@
 """The strategy by which a model is trained: sharding, recomputation, chunks of tokens, degrees of parallelism, how
-exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, the rounds in which workers come
-together, and the job that training is a part of.
+exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, the rounds in which workers
+come together, and the job that training is a part of.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -240,14 +240,15 @@ class TrainingStrategy:
         """
         if not self.job.has_rollouts:
             return
+        strategy = self.sharding.strategy
+        unnested = strategy if strategy != NESTED else "none, zero1, zero2 or zero3"
         for name, value, usual in (
             ("sync.method", self.sync.method, EVERY.method),
-            ("sharding.strategy", self.sharding.strategy, self.sharding.strategy if self.sharding.strategy != NESTED else
-             "none, zero1, zero2 or zero3"),
+            ("sharding.strategy", strategy, unnested),
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
             ("memory.offload", self.memory.offload, NOWHERE),
-        ):  # fmt: skip
+        ):
             if value != usual:
                 raise ValueError(f"{name} is {value}; with job=rlhf it takes {usual}")
 

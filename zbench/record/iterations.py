@@ -26,7 +26,7 @@ def iteration_figures(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     responses, late = (sum(one[name] for one in every) for name in ("responses", "off_policy"))
     given_up = sum(one["given_up"] for one in every)
     found["generation_imbalance"] = sum(one["generation_imbalance"] for one in every) / len(every)
-    found["off_policy"] = late / responses
+    found["off_policy"] = late / responses if responses else 0.0
     found["policy_age"] = sum(one["policy_age"] * one["off_policy"] for one in every) / late if late else 0.0
-    found["given_up"] = given_up / (responses + given_up)
+    found["given_up"] = given_up / (responses + given_up) if given_up else 0.0
     return found

@@ -2,27 +2,29 @@
 
 Where all GPUs train and generate it is an engine's (zbench.rollouts.engines), by how training leaves weights: in shards
 of every GPU, as ZeRO does after an update, or in slices and stages. Where generation has GPUs of its own, those that
-train gather all weights where they are in shards, and the first of them send each slice to the replicas.
+train gather all weights where they are in shards, and some of them send the slices to the replicas (broadcast).
 
 Layers are alike and gathered one after another, so a change is played with a few of them, and each of the others adds
 what one of these does (tests/rollouts/test_transition.py has both).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.job import AUTO_ENGINE, RolloutJob
+from zbench.describe.model import Model
+from zbench.rollouts.broadcast import broadcast_step, slice_chains
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees, check_degrees
-from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, Resharding, WeightShards, resharding_of
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, Resharding, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.weights import model_weights
 from zbench.simulator.steps.play import play_step
 from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
 
+StepOf = Callable[[Model], Step]
 LAYERS = (2, 3)  # that are played
 _QUEUE = "parameters"
 _IN_SHARDS = ("zero1", "zero2", "zero3")  # of every GPU, after an update
@@ -39,8 +41,8 @@ class PlayedChange:
 
 @dataclass(frozen=True)
 class Transition:
-    """A change from training's weights to generation's. engine: that brings them, "" if nothing has to come. played: the
-    steps of it, one after another, those of the GPUs that train first."""
+    """A change from training's weights to generation's. engine: that brings them, "" if nothing has to come. played:
+    the steps of it, one after another, those of the GPUs that train first."""
 
     engine: str
     played: Sequence[PlayedChange]
@@ -61,7 +63,7 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     in_shards = model.sharding in _IN_SHARDS and gpus > 1
     if job.generate_nodes:
         gathered = [_played(_sharded(gpus, 1), cost)] if in_shards else []
-        return Transition("standalone", [*gathered, _played(_sent(gpus, whole.cluster.num_ranks, job), whole)])
+        return Transition("standalone", [*gathered, _played(_sent(cost, whole, job.generate_tensor), whole)])
     if model.tensor_parallel == 1 and not in_shards:
         return Transition("", [])
     engine = _engine(job, cost)
@@ -71,11 +73,11 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     generate = GenerateDegrees(1, job.generate_tensor)
     if train.tensor % generate.tensor:
         raise ValueError(
-            f"job.generate_tensor is {generate.tensor}; with engine {engine} it has to divide parallel.tensor_parallel, "
-            f"{train.tensor}"
+            f"job.generate_tensor is {generate.tensor}; with engine {engine} it has to divide "
+            f"parallel.tensor_parallel, {train.tensor}"
         )
     check_degrees(train, generate, model)
-    return Transition(engine, [_played(resharding_of(engine, train, generate), cost)])
+    return Transition(engine, [_played(_gathered(resharding_of(engine, train, generate)), cost)])
 
 
 def _engine(job: RolloutJob, cost: Cost) -> str:
@@ -95,30 +97,29 @@ def _engine(job: RolloutJob, cost: Cost) -> str:
     return engine
 
 
-def _sharded(gpus: int, tensor: int) -> Resharding:
-    """Returns the change from shards of every GPU to all weights on each."""
-    return resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, tensor))
+def _sharded(gpus: int, tensor: int) -> StepOf:
+    """Returns the step from shards of every GPU to all weights on each, of a model."""
+    return _gathered(resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, tensor)))
 
 
-def _sent(gpus: int, every: int, job: RolloutJob) -> Resharding:
-    """Returns the change from all weights on training's GPUs, of which the first ones send a slice each, to the slices
-    of the others. every: GPUs of both."""
-    tensor, at = job.generate_tensor, np.arange(every)
-    sends, takes = at < min(tensor, gpus), at >= gpus
-    begins = np.where(sends, at * tensor // min(tensor, gpus), 0)
-    ends = np.where(sends, (at + 1) * tensor // min(tensor, gpus), 0)
-    train = WeightShards(tensor, 1, 0 * at, begins, ends, cuts_all=True)
-    slices = np.where(takes, (at - gpus) % tensor, 0)
-    generate = WeightShards(tensor, 1, 0 * at, slices, np.where(takes, slices + 1, 0), cuts_all=True)
-    return Resharding(train, generate, at[None], False)
+def _sent(cost: Cost, whole: Cost, tensor: int) -> StepOf:
+    """Returns the step that sends slices to the GPUs that generate alone, of a model."""
+    cluster, every = cost.cluster, whole.cluster.num_ranks
+    chains = slice_chains(cluster.num_ranks, every, tensor, cluster.gpus_per_node)
+    return lambda model: broadcast_step(model_weights(model), model.element_bytes, chains, every)
 
 
-def _played(change: Resharding, cost: Cost) -> PlayedChange:
+def _gathered(change: Resharding) -> StepOf:
+    """Returns the step of an engine's change, of a model."""
+    return lambda model: ReshardedWeights(model_weights(model), model.num_layers, model.element_bytes, change).step
+
+
+def _played(step_of: StepOf, cost: Cost) -> PlayedChange:
     """Proves and plays a change with a few layers, and adds what the others take."""
     every = cost.model.num_layers
     if every <= LAYERS[1]:
-        return _played_layers(change, cost, every)
-    few, more = (_played_layers(change, cost, layers) for layers in LAYERS)
+        return _played_layers(step_of, cost, every)
+    few, more = (_played_layers(step_of, cost, layers) for layers in LAYERS)
     times = (every - LAYERS[1]) // (LAYERS[1] - LAYERS[0])
     return PlayedChange(
         more.seconds + times * (more.seconds - few.seconds),
@@ -127,9 +128,9 @@ def _played(change: Resharding, cost: Cost) -> PlayedChange:
     )
 
 
-def _played_layers(change: Resharding, cost: Cost, layers: int) -> PlayedChange:
+def _played_layers(step_of: StepOf, cost: Cost, layers: int) -> PlayedChange:
     model = replace(cost.model, num_layers=layers)
-    weights = ReshardedWeights(model_weights(model), layers, model.element_bytes, change)
-    prove_step(weights.step)
-    played = play_step(weights.step, (), Cost(cluster=cost.cluster, model=model))
+    step = step_of(model)
+    prove_step(step)
+    played = play_step(step, (), Cost(cluster=cost.cluster, model=model))
     return PlayedChange(played.seconds, played.nic_tx[_QUEUE], played.nic_rx[_QUEUE])

@@ -260,8 +260,8 @@ def _in_iterations(executor: Executor, workload: Workload, job: RolloutJob) -> E
         )
     if workload.batch(0).rollouts is None:
         raise ValueError(
-            f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, as "
-            "workload=rl_traces, or workload=rl_traces_file with your own"
+            f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
+            "as workload=rl_traces, or workload=rl_traces_file with your own"
         )
     return SimulatedIterations.of(executor, job)
 

@@ -19,12 +19,31 @@ from zbench.describe.rollouts import Rollouts
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.rollouts.generate import Generation, GenerationCost, generate
-from zbench.rollouts.iteration import GENERATE, RESHARD, SCORE, TRAIN, ScheduledIteration, StageSeconds, scheduled
+from zbench.rollouts.generate import GenerationCost, generate
+from zbench.rollouts.iteration import (
+    GENERATE,
+    RESHARD,
+    SCORE,
+    TRAIN,
+    ScheduledIteration,
+    StageSeconds,
+    scheduled,
+    scored_meanwhile,
+)
 from zbench.rollouts.transition import Transition, job_transition
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """What was generated. seconds: of each replica, float64 [replicas]. ends: when all has ended, and is scored where
+    it is meanwhile. scored: seconds in which each replica scores meanwhile, float64 [replicas]."""
+
+    seconds: Floats
+    ends: float
+    scored: Floats
 
 
 @dataclass(slots=True)
@@ -100,8 +119,8 @@ class SimulatedIterations(Simulated):
         if kept + share * device.memory_bytes > device.memory_bytes:
             raise ValueError(
                 f"job.memory_share is {share}; model {self.cost.model.name} does not fit: {kept / 2**30:.1f} GiB of "
-                f"{job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, so "
-                f"it takes at most {max(0.0, 1 - kept / device.memory_bytes):.2f}"
+                f"{job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, "
+                f"so it takes at most {max(0.0, 1 - kept / device.memory_bytes):.2f}"
             )
 
     def start(self) -> Ready:
@@ -119,58 +138,57 @@ class SimulatedIterations(Simulated):
             raise ValueError("a batch has no prompts and responses; job=rlhf takes a workload of both, as rl_traces")
         trained = Simulated.step(self, batch, plans)
         transition = self._transition = self._transition or job_transition(self.job, self.cost.gpus, self._whole)
-        generation, apart = self._generated(batch, batch.rollouts)
+        generated = self._generated(batch, batch.rollouts)
         streamed, stages = self.job.schedule == STREAMED, self.job.stages
         forward = None if streamed else play_step(self.steps.forwards(plans), plans_of_layouts(plans), self.cost.gpus)
-        seconds = StageSeconds(
-            transition.seconds,
-            stages.generations * generation.seconds,
-            apart,
-            forward.seconds if forward is not None else 0.0,
-            trained.seconds,
-        )
-        models = len(stages.scores), len(stages.trains)
-        whole = scheduled(self.job.schedule, seconds, models, self._beside or 0.0)
+        score = 0.0 if forward is None else len(stages.scores) * forward.seconds
+        seconds = StageSeconds(transition.seconds, generated.ends, score, len(stages.trains) * trained.seconds)
+        whole = scheduled(self.job.schedule, seconds, self._beside or 0.0)
         late = self.job.schedule == ONE_STEP_OFF and self._beside is not None
         self._beside = whole.beside
-        result = self._together(trained, forward, transition, whole)
-        told = self._told(batch, (seconds, whole), generation, late)
-        return replace(result, rollouts=told)
+        result = self._together(trained, (transition, generated, forward), seconds, whole)
+        return replace(result, rollouts=self._told(batch, generated, seconds, whole.waited, late))
 
-    def _generated(self, batch: Batch, rollouts: Rollouts) -> tuple[Generation, Floats]:
-        """Plays generation; returns it, and the seconds in which each replica scores what it has generated once."""
-        of, responses = self._generation, batch.lengths - rollouts.prompts
+    def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
+        """Plays generation, and what replicas score meanwhile."""
+        of, kept, job = self._generation, len(batch.lengths), self.job
         assert of is not None
         prompts = np.concatenate([rollouts.prompts, rollouts.given_up[0]])
-        responses = np.concatenate([responses, rollouts.given_up[1]])
-        order = _dealt(len(batch.lengths), len(prompts))
-        replicas = of.cost.cluster.num_ranks // of.tensor
-        played = generate(prompts[order], responses[order], of, replicas)
-        if self.job.schedule != STREAMED:
-            return played, np.zeros(replicas)
-        trained = np.concatenate([batch.lengths, np.zeros(len(prompts) - len(batch.lengths), np.int64)])
-        kept = [one[one > 0] for one in np.array_split(trained[order], replicas)]
-        return played, np.array([of.prefill_seconds(one) if len(one) else 0.0 for one in kept])
+        responses = np.concatenate([batch.lengths - rollouts.prompts, rollouts.given_up[1]])
+        order = _dealt(kept, len(prompts))
+        played = generate(prompts[order], responses[order], of, of.cost.cluster.num_ranks // of.tensor)
+        seconds = job.stages.generations * played.seconds
+        if job.schedule != STREAMED:
+            return _Generated(seconds, float(seconds.max()), np.zeros(len(seconds)))
+        ends = np.zeros(len(order))
+        ends[order] = (job.stages.generations - 1) * float(played.seconds.max()) + played.ends
+        each = [of.prefill_seconds(batch.lengths[at : at + 1]) for at in range(kept)]
+        scored = scored_meanwhile(ends[:kept], seconds, len(job.stages.scores) * np.array(each))
+        return _Generated(seconds, *scored)
 
     def _together(
-        self, trained: StepResult, forward: PlayedStep | None, transition: Transition, whole: ScheduledIteration
+        self,
+        trained: StepResult,
+        stages: tuple[Transition, _Generated, PlayedStep | None],
+        seconds: StageSeconds,
+        whole: ScheduledIteration,
     ) -> StepResult:
         """Returns the result of an iteration, of what its stages were by themselves. Ranks are those that train."""
-        stages, ranks = self.job.stages, len(trained.attention_seconds)
-        models = len(stages.trains)
+        transition, generated, forward = stages
+        models, scoring = len(self.job.stages.trains), len(self.job.stages.scores)
         count = len(trained.nic_tx_bytes)  # of nodes that train, which come first
         others = [("parameters", 1, one.nic_tx[:count], one.nic_rx[:count]) for one in transition.played]
         if forward is not None:
-            others += [(name, len(stages.scores), tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
+            others += [(name, scoring, tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
         nics = models * np.array([trained.nic_tx_bytes, trained.nic_rx_bytes], np.int64)
         sent = {name: models * np.array(sizes) for name, sizes in trained.nic_tx_for.items()}
         for name, times, tx, rx in others:
             nics += times * np.stack([tx, rx])
             if tx.any():
                 sent[name] = sent.get(name, 0) + times * tx
-        rest = whole.seconds - whole.train
+        rest = whole.seconds - seconds.train
         spent = {name: models * np.array(values) for name, values in trained.seconds_for.items()}
-        for name, more in self._beside_training(whole, ranks).items():
+        for name, more in self._beside_training(generated, seconds, whole).items():
             spent[name] = spent.get(name, 0.0) + more
         peak = [size + self._resting for size in trained.peak_bytes]
         return replace(
@@ -192,40 +210,41 @@ class SimulatedIterations(Simulated):
             nic_tx_for={name: sizes.tolist() for name, sizes in sent.items()},
         )
 
-    def _beside_training(self, whole: ScheduledIteration, ranks: int) -> dict[str, Floats]:
+    def _beside_training(
+        self, generated: _Generated, seconds: StageSeconds, whole: ScheduledIteration
+    ) -> dict[str, Floats]:
         """Returns what an iteration's seconds go to beside training, of every rank."""
-        resharding = whole.seconds - whole.waited - whole.score - whole.train
-        if self.job.generate_nodes:
-            own = np.zeros(ranks)
-        else:
-            of_gpus = np.repeat(whole.generated, self.job.generate_tensor)
-            own = of_gpus.reshape(ranks, -1).mean(axis=1)
+        ranks, each = self.cost.cluster.num_ranks, self.job.generate_tensor
+        own, scored = np.zeros((2, ranks))
+        if not self.job.generate_nodes:
+            own, scored = (
+                np.repeat(one, each).reshape(ranks, -1).mean(axis=1) for one in (generated.seconds, generated.scored)
+            )
         return {
             "generation": own,
-            "waiting_generation": whole.waited - own,
-            "waiting_parameters": np.full(ranks, resharding),
-            "scoring": np.full(ranks, whole.score),
+            "waiting_generation": np.maximum(whole.waited - own - scored, 0.0),
+            "waiting_parameters": np.full(ranks, seconds.reshard),
+            "scoring": scored + seconds.score,
         }
 
     def _told(
-        self, batch: Batch, seconds: tuple[StageSeconds, ScheduledIteration], generation: Generation, late: bool
+        self, batch: Batch, generated: _Generated, seconds: StageSeconds, waited: float, late: bool
     ) -> dict[str, Any]:
-        """Returns StepResult.rollouts. seconds: of stages by themselves, and of the iteration."""
-        own, whole = seconds
+        """Returns StepResult.rollouts. late: whether the policy that generated is one update old."""
         assert batch.rollouts is not None
         stages, given_up = self.job.stages, int(batch.rollouts.given_up[1].sum())
         responses = batch.num_tokens - int(batch.rollouts.prompts.sum())
         every = {
-            RESHARD: (own.reshard, 0),
-            GENERATE: (float(own.generate.max()), stages.generations * (responses + given_up)),
-            SCORE: (whole.score, len(stages.scores) * batch.num_tokens),
-            TRAIN: (whole.train, len(stages.trains) * batch.num_tokens),
+            RESHARD: (seconds.reshard, 0),
+            GENERATE: (float(generated.seconds.max()), stages.generations * (responses + given_up)),
+            SCORE: (seconds.score + float(generated.scored.mean()), len(stages.scores) * batch.num_tokens),
+            TRAIN: (seconds.train, len(stages.trains) * batch.num_tokens),
         }
         return {
             "seconds": {name: value for name, (value, _) in every.items()},
             "tokens": {name: tokens for name, (_, tokens) in every.items() if tokens},
-            "waited_seconds": whole.waited,
-            "generation_imbalance": float(generation.seconds.max() / generation.seconds.mean()),
+            "waited_seconds": waited,
+            "generation_imbalance": float(generated.seconds.max() / generated.seconds.mean()),
             "responses": responses,
             "given_up": given_up,
             "off_policy": responses if late else 0,

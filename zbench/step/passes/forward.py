@@ -22,9 +22,7 @@ from zbench.step.passes.sections import Sections, sections
 from zbench.step.template import Instance, Items, Step, Template
 
 
-def forward_step(
-    model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap
-) -> Step:
+def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap) -> Step:
     """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` GPUs. zero, overlap: as of whole_step;
     between micro-batches parameters are where training has them while it computes.
 
@@ -32,7 +30,9 @@ def forward_step(
         ValueError: the model has experts or plans have pipelines, or a degree cannot be.
     """
     if model.num_experts > 1:
-        raise ValueError(f"model {model.name} has num_experts={model.num_experts}; a forward by itself takes one without")
+        raise ValueError(
+            f"model {model.name} has num_experts={model.num_experts}; a forward by itself takes one without"
+        )
     if plans[0].pipelines is not None:
         raise ValueError("plans have pipelines of their own; a forward by itself takes plans without")
     check_plans(model, tuple(plans), degree)
