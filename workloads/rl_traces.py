@@ -89,7 +89,8 @@ class RLTracesFile:
     """A workload of the user's prompts and responses, drawn at random from the rows of a file.
 
     path: .jsonl, .parquet or .npz, with a length of each in the fields, columns or arrays prompt_field and
-        response_field. context_limit: longer sequences are refused, as a cut response would be no trace.
+        response_field. context_limit: longer sequences are refused, as a cut response would be no trace; null: the
+        file's longest sequence has as many.
     short_rounds: as zbench.workloads.pair_batches has them; 0: no tail batching.
     """
 
@@ -98,12 +99,12 @@ class RLTracesFile:
     path: str | None = None
     prompt_field: str = "prompt_length"
     response_field: str = "response_length"
-    context_limit: int = 131072
+    context_limit: int | None = None
     short_rounds: int = 0
     _pairs: Ints = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_batch(self.seed, self.tokens, self.context_limit, "cut")
+        check_batch(self.seed, self.tokens, 1 if self.context_limit is None else self.context_limit, "cut")
         whole("workload.short_rounds", self.short_rounds, 0, 1 << 10)
         columns = [self._column("prompt_field"), self._column("response_field")]
         if len(columns[0]) != len(columns[1]):
@@ -112,12 +113,14 @@ class RLTracesFile:
                 "each sequence has one of both"
             )
         pairs = np.stack(columns)
-        if (longest := int(pairs.sum(axis=0).max())) > self.context_limit:
+        longest = int(pairs.sum(axis=0).max())
+        if self.context_limit is not None and longest > self.context_limit:
             raise ValueError(
                 f"workload.context_limit is {self.context_limit}; a sequence of '{self.path}' has {longest} tokens, so "
                 "it takes at least that"
             )
         object.__setattr__(self, "_pairs", pairs)
+        object.__setattr__(self, "context_limit", self.context_limit or longest)
 
     def _column(self, key: str) -> Ints:
         """Reads a length of every row.

@@ -95,13 +95,13 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
         ),
         ("a.jsonl", [{"prompt_length": 1}], "workload.response_field is 'response_length'; it must be a field"),
         ("a.jsonl", [{"prompt_length": 1, "response_length": 0}], "workload.path is .* line 1 is 0, and a length"),
-        ("a.jsonl", [{"prompt_length": 9, "response_length": 200_000}], "workload.context_limit is 131072; a sequence"),
+        ("a.jsonl", [{"prompt_length": 9, "response_length": 200_000}], "workload.context_limit is 100000; a sequence"),
         ("a.txt", [], "workload.path is .* which has one length a row; prompts and responses take a file that ends in"),
     ],
 )
 def test_traces_without_lengths_are_refused(name: str, rows: list[dict[str, Any]], told: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
-        make("rl_traces_file", write_rows(tmp_path / name, rows))
+        make("rl_traces_file", write_rows(tmp_path / name, rows), "context_limit=100000")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from zbench.step.template import Step
 
 StepOf = Callable[[Model], Step]
 LAYERS = (2, 3)  # that are played
+STANDALONE = "standalone"
 _QUEUE = "parameters"
 _IN_SHARDS = ("zero1", "zero2", "zero3")  # of every GPU, after an update
 
@@ -57,27 +58,49 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     """Proves and plays a job's change. cost: of the GPUs that train; whole: of all.
 
     Raises:
-        ValueError: the engine does not go with the sharding, or the degrees do not fit.
+        ValueError: as `job_engine`.
     """
-    model, gpus = cost.model, cost.cluster.num_ranks
-    in_shards = model.sharding in _IN_SHARDS and gpus > 1
-    if job.generate_nodes:
-        gathered = [_played(_sharded(gpus, 1), cost)] if in_shards else []
-        return Transition("standalone", [*gathered, _played(_sent(cost, whole, job.generate_tensor), whole)])
-    if model.tensor_parallel == 1 and not in_shards:
-        return Transition("", [])
-    engine = _engine(job, cost)
+    gpus, engine = cost.cluster.num_ranks, job_engine(job, cost)
+    if engine == STANDALONE:
+        gathered = [_played(_sharded(gpus, 1), cost)] if _in_shards(cost) else []
+        return Transition(engine, [*gathered, _played(_sent(cost, whole, job.generate_tensor), whole)])
     if engine == DS_CHAT:
         return Transition(engine, [_played(_sharded(gpus, job.generate_tensor), cost)])
-    train = TrainDegrees(1, model.tensor_parallel, gpus // model.tensor_parallel)
-    generate = GenerateDegrees(1, job.generate_tensor)
+    change = resharding_of(engine, *_degrees(job, cost)) if engine else None
+    return Transition(engine, [] if change is None else [_played(_gathered(change), cost)])
+
+
+def job_engine(job: RolloutJob, cost: Cost) -> str:
+    """Returns what brings weights to a job's generation: an engine, STANDALONE, or "" where all is there already.
+
+    Raises:
+        ValueError: the engine does not go with the sharding, or the degrees do not fit.
+    """
+    if job.generate_nodes:
+        return STANDALONE
+    if cost.model.tensor_parallel == 1 and not _in_shards(cost):
+        return ""
+    engine = _engine(job, cost)
+    if engine == DS_CHAT:
+        return engine
+    train, generate = _degrees(job, cost)
     if train.tensor % generate.tensor:
         raise ValueError(
             f"job.generate_tensor is {generate.tensor}; with engine {engine} it has to divide "
             f"parallel.tensor_parallel, {train.tensor}"
         )
-    check_degrees(train, generate, model)
-    return Transition(engine, [_played(_gathered(resharding_of(engine, train, generate)), cost)])
+    check_degrees(train, generate, cost.model)
+    return engine
+
+
+def _in_shards(cost: Cost) -> bool:
+    """Returns whether an update leaves weights in shards of every GPU."""
+    return cost.model.sharding in _IN_SHARDS and cost.cluster.num_ranks > 1
+
+
+def _degrees(job: RolloutJob, cost: Cost) -> tuple[TrainDegrees, GenerateDegrees]:
+    gpus, tensor = cost.cluster.num_ranks, cost.model.tensor_parallel
+    return TrainDegrees(1, tensor, gpus // tensor), GenerateDegrees(1, job.generate_tensor)
 
 
 def _engine(job: RolloutJob, cost: Cost) -> str:

@@ -176,6 +176,8 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
 
 
 def _rollouts_fault(batch: Batch) -> str | None:
+    prompts: Any
+    given_up: Any
     prompts, given_up = (getattr(batch.rollouts, name, None) for name in ("prompts", "given_up"))
     if not _is_ints(prompts) or len(prompts) != len(batch.lengths):
         return f"rollouts with prompts as {_kind(prompts)}; there is one for each of {len(batch.lengths)} lengths"

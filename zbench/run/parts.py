@@ -263,7 +263,14 @@ def _in_iterations(executor: Executor, workload: Workload, job: RolloutJob) -> E
             f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
             "as workload=rl_traces, or workload=rl_traces_file with your own"
         )
-    return SimulatedIterations.of(executor, job)
+    made = SimulatedIterations.of(executor, job)
+    if isinstance(workload, HasContextLimit) and workload.context_limit > made.kv_tokens:
+        raise ValueError(
+            f"workload.context_limit is {workload.context_limit}; keys and values of {made.kv_tokens} tokens have room "
+            f"on a replica of job.generate_tensor={job.generate_tensor} in job.memory_share={job.memory_share}, so it "
+            "takes at most that, or more memory"
+        )
+    return made
 
 
 def _machine(

@@ -30,7 +30,7 @@ from zbench.rollouts.iteration import (
     scheduled,
     scored_meanwhile,
 )
-from zbench.rollouts.transition import Transition, job_transition
+from zbench.rollouts.transition import Transition, job_engine, job_transition
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -77,6 +77,13 @@ class SimulatedIterations(Simulated):
             Cost(cluster=self._generating.cluster, model=gpus.model), self.job.generate_tensor, self.job.memory_share
         )
         self._check_room()
+        job_engine(self.job, gpus)  # refuses one that does not go with the sharding
+
+    @property
+    def kv_tokens(self) -> int:
+        """The tokens that a replica has room for, of which no sequence may have more."""
+        assert self._generation is not None
+        return self._generation.kv_tokens
 
     @property
     def _whole(self) -> Cost:
