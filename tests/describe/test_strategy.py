@@ -100,7 +100,8 @@ def test_every_choice_can_be(path: Path) -> None:
         assert made.method == path.stem
         assert (made.in_rounds, made.age) == (path.stem != EVERY_STEP, int(path.stem == CO2))
     elif path.parent.name == "job":
-        assert made.has_rollouts == (path.stem == "rlhf")
+        assert made.has_rollouts == (path.stem != "training")
+        assert path.stem in ("training", "rlhf", f"rlhf_{made.schedule}")
     else:
         assert (made.schedule, made.skew) == (path.stem, 0)
         assert made.exchanges.is_open == (path.stem != SEQUENTIAL)
@@ -111,7 +112,7 @@ def test_there_is_a_choice_for_every_value() -> None:
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
     assert names["sync"] == set(SYNC_METHODS)
-    assert names["job"] == {"training", "rlhf"}
+    assert names["job"] == {"training", "rlhf", "rlhf_streamed", "rlhf_one_step_off"}
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())

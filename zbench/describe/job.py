@@ -27,7 +27,7 @@ class IterationStages:
     trains: tuple[str, ...]
 
 
-# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1; GRPO: DeepSeekMath (arXiv
+# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO: DeepSeekMath (arXiv
 # 2402.03300), section 4.1, which has no critic. ReMax (arXiv 2310.10505) takes the reward of a greedy response to the
 # same prompt for its baseline.
 ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
