@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.batch import Batch
-from zbench.describe.rollouts import Rollouts
+from zbench.describe.batch import Batch, Rollouts
 from zbench.workloads.check import whole
 from zbench.workloads.fill import generator
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.rollouts.iteration import StageSeconds, scheduled, scored_meanwhile
+from zbench.rollouts.iteration import StageSeconds, scheduled_iteration, scored_meanwhile
 
 STAGES = StageSeconds(reshard=1.0, generated=10.0, score=2.0, train=4.0)
 
@@ -13,13 +13,13 @@ STAGES = StageSeconds(reshard=1.0, generated=10.0, score=2.0, train=4.0)
 @pytest.mark.parametrize("schedule", ["synchronous", "streamed"])
 def test_stages_follow_each_other_whatever_went_before(schedule: str) -> None:
     for beside in (0.0, 6.0, 50.0):
-        found = scheduled(schedule, STAGES, beside)
+        found = scheduled_iteration(schedule, STAGES, beside)
         assert (found.seconds, found.waited, found.beside) == (17.0, 10.0, 6.0)
 
 
 @pytest.mark.parametrize(("beside", "waited"), [(0.0, 10.0), (6.0, 4.0), (50.0, 0.0)])
 def test_one_step_off_hides_generation_behind_the_iteration_before(beside: float, waited: float) -> None:
-    found = scheduled("one_step_off", STAGES, beside)
+    found = scheduled_iteration("one_step_off", STAGES, beside)
     assert (found.seconds, found.waited, found.beside) == (7.0 + waited, waited, 6.0)
 
 
@@ -33,7 +33,7 @@ def test_iterations_one_step_off_take_what_two_clocks_side_by_side_take() -> Non
         if at + 1 < len(every):
             generated = moment + every[at + 1].generated
         moment += one.score + one.train
-        found = scheduled("one_step_off", one, beside)
+        found = scheduled_iteration("one_step_off", one, beside)
         total, beside = total + found.seconds, found.beside
     assert total == pytest.approx(moment)
 

@@ -12,8 +12,7 @@ from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
-from zbench.step.passes.build import whole_step
-from zbench.step.passes.forward import forward_step
+from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.parameters.zero import ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.template import Step
@@ -62,6 +61,12 @@ def test_exchanges_beside_matmuls_are_as_in_training() -> None:
     flat = forward_step(MODEL, plans, 2, ZeroCut("1"), USUAL)
     slices = overlap.token_slices
     assert loss_of(step, plans, 2, MODEL, slices) == pytest.approx(loss_of(flat, plans, 2, MODEL), rel=1e-12)
+
+
+def test_what_training_gathers_before_all_else_comes_a_layer_ahead() -> None:
+    plans = [plan_of([9, 7], 4, 4), plan_of([3], 4, 4, first=2)]
+    step = forward_step(MODEL, plans, 1, ZeroCut("1"), StepOverlap("all"))
+    assert fault(step) == ""
 
 
 def test_experts_are_refused() -> None:

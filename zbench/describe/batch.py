@@ -10,7 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.rollouts import Rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The prompts of a batch's sequences that were generated, and what was generated for nothing.
+
+    prompts: int64 [num_sequences], tokens of each sequence that are its prompt, fewer than it has; the others are its
+        response.
+    given_up: int64 [2, sequences], prompt and response tokens of sequences that were begun with the batch and given up
+        before they ended; no step trains with those.
+    """
+
+    prompts: Ints
+    given_up: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ class IterationStages:
     trains: tuple[str, ...]
 
 
-# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO: DeepSeekMath (arXiv
-# 2402.03300), section 4.1, which has no critic. ReMax (arXiv 2310.10505) takes the reward of a greedy response to the
-# same prompt for its baseline.
+# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO:
+# DeepSeekMath (arXiv 2402.03300), section 4.1, which has no critic. ReMax (arXiv 2310.10505) takes the reward of a
+# greedy response to the same prompt for its baseline.
 ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
     NO_ROLLOUTS: IterationStages(0, (), ("actor",)),
     "ppo": IterationStages(1, ("reference", "reward", "critic"), ("actor", "critic")),
@@ -41,7 +41,7 @@ ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
-    """What a step of a run is: a training step, or an iteration of generation, scoring and training.
+    """The job of a run, of which a step is a training step, or an iteration of generation, scoring and training.
 
     algorithm: none, a training step alone; ppo, remax, safe_rlhf, grpo, with the stages of ALGORITHMS. All models are
         of the actor's size.

@@ -38,7 +38,7 @@ class ScheduledIteration:
     beside: float
 
 
-def scheduled(schedule: str, stages: StageSeconds, beside: float) -> ScheduledIteration:
+def scheduled_iteration(schedule: str, stages: StageSeconds, beside: float) -> ScheduledIteration:
     """Returns an iteration. beside: seconds of the iteration before, in which this one's generation was under way; 0
     for the first."""
     waited = max(0.0, stages.generated - (beside if schedule == ONE_STEP_OFF else 0.0))

@@ -13,9 +13,8 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.batch import Batch
+from zbench.describe.batch import Batch, Rollouts
 from zbench.describe.job import ONE_STEP_OFF, STREAMED, TRAINING, RolloutJob
-from zbench.describe.rollouts import Rollouts
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -27,7 +26,7 @@ from zbench.rollouts.iteration import (
     TRAIN,
     ScheduledIteration,
     StageSeconds,
-    scheduled,
+    scheduled_iteration,
     scored_meanwhile,
 )
 from zbench.rollouts.transition import Transition, job_engine, job_transition
@@ -150,7 +149,7 @@ class SimulatedIterations(Simulated):
         forward = None if streamed else play_step(self.steps.forwards(plans), plans_of_layouts(plans), self.cost.gpus)
         score = 0.0 if forward is None else len(stages.scores) * forward.seconds
         seconds = StageSeconds(transition.seconds, generated.ends, score, len(stages.trains) * trained.seconds)
-        whole = scheduled(self.job.schedule, seconds, self._beside or 0.0)
+        whole = scheduled_iteration(self.job.schedule, seconds, self._beside or 0.0)
         late = self.job.schedule == ONE_STEP_OFF and self._beside is not None
         self._beside = whole.beside
         result = self._together(trained, (transition, generated, forward), seconds, whole)

@@ -15,8 +15,7 @@ from zbench.describe.model import INPUTS, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
-from zbench.step.passes.build import whole_step
-from zbench.step.passes.forward import forward_step
+from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut

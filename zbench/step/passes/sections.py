@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from zbench.step.formula import Formula, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
+from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, head_forward, update
 from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, axes_of, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
@@ -76,4 +76,13 @@ def sections(recompute: str, experts: bool, tied: bool) -> Sections:
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
         recompute,
         weights,
+    )
+
+
+@lru_cache(maxsize=2)
+def forward_sections(tied: bool) -> Sections:
+    """Returns the formulas of forwards alone, of dense layers. tied: as of `sections`."""
+    dense = sections("none", False, tied)
+    return Sections(
+        parse_formulas(EMBEDDING), dense.forward, head_forward(tied), (), (), (), "none", dense.layer_weights
     )
