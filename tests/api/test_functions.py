@@ -183,7 +183,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ),
         (
             {"strategy": {"shards": "zero1"}},
-            "strategy has 'shards'; it takes sharding, recompute, memory, parallel, overlap, experts, sync",
+            "strategy has 'shards'; it takes sharding, recompute, memory, parallel, overlap, experts, sync, job",
         ),
         ({"strategy": {"parallel": {"tensor": 2}}}, "parallel.tensor is not a key of parallel=none"),
         ({"strategy": {"parallel": {"tensor_parallel": 3}}}, "parallel.tensor_parallel is 3; it has to divide"),

@@ -104,6 +104,9 @@ def test_every_choice_can_be(path: Path) -> None:
     elif path.parent.name == "sync":
         assert made.method == path.stem
         assert (made.in_rounds, made.age) == (path.stem != EVERY_STEP, int(path.stem == CO2))
+    elif path.parent.name == "job":
+        assert made.has_rollouts == (path.stem != "training")
+        assert path.stem in ("training", "rlhf", f"rlhf_{made.schedule}")
     else:
         assert (made.schedule, made.skew) == (path.stem, 0)
         assert made.exchanges.is_open == (path.stem != SEQUENTIAL)
@@ -114,6 +117,7 @@ def test_there_is_a_choice_for_every_value() -> None:
     assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
     assert names["sync"] == set(SYNC_METHODS)
+    assert names["job"] == {"training", "rlhf", "rlhf_streamed", "rlhf_one_step_off"}
 
 
 @pytest.mark.parametrize(("name", "expected"), MODELS.items())
@@ -304,6 +308,12 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "sync.penalty": "none",
         "sync.penalty_constant": 1.0,
         "sync.clip": None,
+        "job.algorithm": "none",
+        "job.schedule": "synchronous",
+        "job.generate_tensor": 1,
+        "job.generate_nodes": 0,
+        "job.memory_share": 0.5,
+        "job.engine": "auto",
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

@@ -242,6 +242,7 @@ def constants(cluster: str) -> dict[str, Any]:
         ("overlap", "none"),
         ("experts", "sequential"),
         ("sync", "every_step"),
+        ("job", "training"),
     )
     strategy = {group: OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml")) for group, name in usual}
     return {"cluster": plain, "model": model, **strategy}

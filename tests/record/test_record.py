@@ -192,6 +192,7 @@ FAULTS = [
     ("step", "seconds_for", {"end": [1, -1]}, "seconds_for['end'][1] is -1; it takes a number of at least 0"),
     ("step", "seconds_for", {"end": [1]}, "seconds_for['end'] has 1 elements; it takes 2"),
     ("step", "nic_series", {"interval": 1}, "nic_series is {'interval': 1}; it takes {} or an object with interval"),
+    ("step", "rollouts", {"seconds": {}}, "rollouts is {'seconds': {}}; it takes {} or an object with seconds, tokens"),
     ("step", "trace", {"file": "t"}, "trace is {'file': 't'}; it takes an object with file, digest"),
     ("start", "facts", {}, "facts.simulated is missing; it takes true or false"),
     ("start", "facts.num_ranks", 0, "facts.num_ranks is 0; it takes a number of at least 1"),
@@ -308,7 +309,18 @@ VALUES = (
     10**400,
 )
 SERIES = {"interval": 0.5, "tx": [[1, 2], [3, 4]], "rx": [[1, 2], [3, 4]]}
+ITERATION = {
+    "seconds": {"generate": 3.0, "train": 1.0},
+    "tokens": {"generate": 6, "train": 8},
+    "waited_seconds": 3.0,
+    "generation_imbalance": 1.5,
+    "responses": 6,
+    "given_up": 2,
+    "off_policy": 3,
+    "policy_age": 1,
+}
 SAMPLED = step_line(
+    rollouts=ITERATION,
     phases={"optimizer": 0.1, "late": 0.1},
     loss=5.0,
     valid=True,

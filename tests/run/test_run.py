@@ -71,6 +71,7 @@ STRATEGY = {
     "overlap": {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": "none"},
     "experts": {"_target_": f"{OF_STRATEGY}.Experts"},
     "sync": {"_target_": "zbench.describe.sync.RoundSync", "method": "every_step"},
+    "job": {"_target_": "zbench.describe.job.RolloutJob", "algorithm": "none"},
 }
 RING = {"_target_": "zbench.systems.ring.Ring"}
 

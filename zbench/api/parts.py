@@ -25,7 +25,7 @@ from zbench.interfaces.published import VARIANT, check_variant, published_keys, 
 from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import (
-    check_every_step,
+    check_steps_alone,
     from_yaml,
     keys_and_published,
     make_model,
@@ -103,7 +103,7 @@ def trained_named(
     and keys of the strategy's groups; what it lacks is as the model's yaml chooses, or conf/config.yaml.
 
     Raises:
-        ValueError: there is none of that name, it cannot be, or workers come together in rounds.
+        ValueError: there is none of that name, it cannot be, or is trained in rounds or on rollouts.
     """
     changed = {group: how for group, how in (strategy or {}).items() if how != (None, {})}
     if isinstance(given, Model) and changed:
@@ -119,7 +119,7 @@ def trained_named(
         assert not isinstance(given, Model)
         nodes = _model_nodes(given, keys or {}, changed)
         chosen = make_strategy(nodes)
-        check_every_step(chosen)
+        check_steps_alone(chosen)
         made, own = make_model(nodes, strategy=chosen), StepStrategy.of(chosen)
     if not isinstance(made, Model):
         raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zbench.interfaces.result import COMPUTES, SECONDS_FOR
+from zbench.record.iterations import STAGES
 from zbench.record.metrics import PURPOSES
 
 Row = Mapping[str, Any]
@@ -58,6 +59,24 @@ def _purposes(row: Row) -> str:
     """Returns what NICs send for, the most first."""
     found = [(row[f"nic_{purpose}"], purpose.replace("_", " ")) for purpose in PURPOSES if row[f"nic_{purpose}"]]
     return ", ".join(f"{purpose} {share:.1%}" for share, purpose in sorted(found, reverse=True)) or "-"
+
+
+def _stages(unit: str, form: str) -> Callable[[Row], str]:
+    """Returns how a figure of an iteration's stages is told, those that take the most first."""
+
+    def told(row: Row) -> str:
+        found = [(row[f"{stage}_seconds"] or 0.0, stage, row.get(f"{stage}_{unit}")) for stage in STAGES]
+        shown = [f"{stage} {value:{form}}" for _, stage, value in sorted(found, reverse=True) if value]
+        return ", ".join(shown) or "-"
+
+    return told
+
+
+def _staleness(row: Row) -> str:
+    """Returns the share of what was trained on that an older policy generated, and by how many updates."""
+    if row["off_policy"] is None:
+        return "-"
+    return f"{row['off_policy']:.0%}, {row['policy_age']:.2g} old" if row["off_policy"] else "0 %"
 
 
 def _parts(row: Row) -> str:
@@ -117,6 +136,13 @@ FIGURES = (
     ),
     TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
     TableColumn("seconds go to", "parts of at least 1 %, means of ranks", 17, _parts, in_parts=True),
+    TableColumn("stages, s", "of an iteration, each by itself", 5, _stages("seconds", ".4g"), in_parts=True),
+    TableColumn("stages, tokens/s", "", 14, _stages("tokens_per_second", ",.0f"), in_parts=True),
+    TableColumn(
+        "generation imbalance", "seconds, max / mean of replicas", 8, _number("generation_imbalance", "{:.2f}")
+    ),
+    TableColumn("off policy", "of trained responses, updates", 9, _staleness),
+    TableColumn("given up", "of generated tokens", 14, _number("given_up", "{:.1%}")),
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),

@@ -13,18 +13,34 @@ from zbench.describe.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The prompts of a batch's sequences that were generated, and what was generated for nothing.
+
+    prompts: int64 [num_sequences], tokens of each sequence that are its prompt, fewer than it has; the others are its
+        response.
+    given_up: int64 [2, sequences], prompt and response tokens of sequences that were begun with the batch and given up
+        before they ended; no step trains with those.
+    """
+
+    prompts: Ints
+    given_up: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The sequences of one global batch.
 
     lengths: int64 [num_sequences], tokens of each sequence, each at least 1.
     documents: int64 [num_sequences], which document of a corpus each sequence is the head of;
         None where the workload draws lengths only.
+    rollouts: the prompts and responses that the sequences are; None where they are not told.
     """
 
     lengths: Ints
     seed: int
     step: int
     documents: Ints | None = None
+    rollouts: Rollouts | None = None
 
     @property
     def num_tokens(self) -> int:

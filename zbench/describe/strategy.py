@@ -1,6 +1,6 @@
 """The strategy by which a model is trained: sharding, recomputation, chunks of tokens, degrees of parallelism, how
-exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, and the rounds in which workers
-come together.
+exchanges of tensor-parallel groups and of experts go beside matmuls, choice of experts, the rounds in which workers
+come together, and the job that training is a part of.
 
 Each is a group of the command line with a yaml a choice (conf/sharding, ...), beside the model, as none of it is a
 property of a model. The cost model reads most of it as fields of zbench.describe.model.Model, which a run sets
@@ -26,12 +26,13 @@ from zbench.describe.expert_schedule import (
     ZIPF,
     ExpertSchedule,
 )
+from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 
-STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync")
+STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync", "job")
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
@@ -43,6 +44,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
 
+_JOB = ("algorithm", "schedule", "generate_tensor", "generate_nodes", "memory_share", "engine")
 _SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
 
 
@@ -217,8 +219,10 @@ class TrainingStrategy:
     overlap: ExchangeOverlap
     experts: Experts
     sync: RoundSync = EVERY
+    job: RolloutJob = TRAINING
 
     def __post_init__(self) -> None:
+        self._check_job()
         method = self.overlap.method
         if method != NONE and self.parallel.tensor_parallel == 1:
             raise ValueError(
@@ -273,6 +277,26 @@ class TrainingStrategy:
                 f"takes {NOWHERE}"
             )
 
+    def _check_job(self) -> None:
+        """Refuses rollouts with what their iterations have no stages of.
+
+        Raises:
+            ValueError: the message names the key of the other group.
+        """
+        if not self.job.has_rollouts:
+            return
+        strategy = self.sharding.strategy
+        unnested = strategy if strategy != NESTED else "none, zero1, zero2 or zero3"
+        for name, value, usual in (
+            ("sync.method", self.sync.method, EVERY.method),
+            ("sharding.strategy", strategy, unnested),
+            ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
+            ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
+            ("memory.offload", self.memory.offload, NOWHERE),
+        ):
+            if value != usual:
+                raise ValueError(f"{name} is {value}; with job=rlhf it takes {usual}")
+
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
@@ -306,7 +330,9 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     schedule["experts.dispatch"] = experts.get("dispatch", FLAT)
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law
-    return found | {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+    found |= {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}
+    job = asdict(TRAINING) | dict(config["job"])
+    return found | {f"job.{key}": job[key] for key in _JOB}
 
 
 def _sync(config: Mapping[str, Any]) -> Mapping[str, Any]:

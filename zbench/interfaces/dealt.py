@@ -31,7 +31,7 @@ class Dealt:
         plans: list[Plan] = []
         for part in dealt(every, batch.lengths, min(self.count, len(every))):
             documents = None if batch.documents is None else batch.documents[part]
-            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents))
+            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
             plans += [plan.with_(sequences=part[plan.sequences]) for plan in found]
         return tuple(plans)
 
@@ -60,7 +60,7 @@ class WorkerPlans:
                 groups.append(())
                 continue
             documents = None if batch.documents is None else batch.documents[part]
-            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents))
+            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
             groups.append(tuple(plan.with_(sequences=part[plan.sequences]) for plan in found))
         return joined_plans(groups)
 

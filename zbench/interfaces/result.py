@@ -9,8 +9,10 @@ from typing import Any
 
 # Parts that a step's seconds are told in: computing, waiting, and idle at the end. Simulated (whole steps,
 # zbench.simulator.steps.breakdown) link and rank are told apart, which are messages where they are measured.
-COMPUTES = ("attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter")
-WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host")
+COMPUTES = (
+    "attention", "linear", "optimizer", "recomputation", "repacking", "slowed", "interpreter", "generation", "scoring"
+)  # fmt: skip
+WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host", "generation")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 SWITCH = "switch"  # beside queues of zbench.step.operations: what moves because a step's strategy is another one
 NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH)  # what nvlink_bytes leaves out
@@ -50,6 +52,10 @@ class StepResult:
         (zbench.simulated.expert_degrees.ChosenChunks).
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
         that are "padded".
+    rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
+        by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
+        replica's seconds over the mean; tokens of "responses" that were trained on, "off_policy" among them, by a
+        policy that was "policy_age" updates old, and those that were "given_up".
     """
 
     seconds: float
@@ -76,3 +82,4 @@ class StepResult:
     recompute: dict[str, Any] = field(default_factory=dict)
     expert_chunks: dict[str, Any] = field(default_factory=dict)
     expert_rows: dict[str, float] = field(default_factory=dict)
+    rollouts: dict[str, Any] = field(default_factory=dict)

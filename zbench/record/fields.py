@@ -121,6 +121,12 @@ PARTS = FieldKind(
     lambda value: isinstance(value, dict) and value.keys() <= set(SECONDS_FOR),
     AMOUNTS,
 )
+_ITERATION = (
+    "seconds", "tokens", "waited_seconds", "generation_imbalance", "responses", "given_up", "off_policy", "policy_age"
+)  # fmt: skip
+ITERATION = FieldKind(
+    f"{{}} or {_object(ANY, *_ITERATION).words}", lambda value: value == {} or _object(ANY, *_ITERATION).holds(value)
+)
 SAMPLES = FieldKind(f"{{}} or {_SAMPLED.words}", lambda value: value == {} or _SAMPLED.holds(value))
 
 FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
@@ -170,6 +176,9 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         **dict.fromkeys(("phases", "checks", "expert_rows"), _object(NUMBER).optional),
         "octaves": _object(AMOUNTS).optional,
         "plan_notes": _list(OBJECT).optional,
+        "rollouts": ITERATION.optional,
+        **{f"rollouts.{name}": _object(AMOUNT).optional for name in ("seconds", "tokens")},
+        **{f"rollouts.{name}": AMOUNT.optional for name in _ITERATION[2:]},
         "trace": _object(TEXT, "file", "digest").nullable.optional,
         "nic_tx_for": _object(AMOUNTS).optional,
         "seconds_for": PARTS.optional,

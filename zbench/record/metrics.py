@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from zbench.interfaces.result import SECONDS_FOR, SWITCH
+from zbench.record.iterations import iteration_figures
 from zbench.step.operations import QUEUES
 
 CONVENTIONS = {
@@ -128,6 +129,20 @@ class Figures:
     time_waiting_stages: float | None = None
     time_waiting_host: float | None = None
     time_end: float | None = None
+    time_generation: float | None = None
+    time_scoring: float | None = None
+    time_waiting_generation: float | None = None
+    reshard_seconds: float | None = None
+    generate_seconds: float | None = None
+    score_seconds: float | None = None
+    train_seconds: float | None = None
+    generate_tokens_per_second: float | None = None
+    score_tokens_per_second: float | None = None
+    train_tokens_per_second: float | None = None
+    generation_imbalance: float | None = None
+    off_policy: float | None = None
+    policy_age: float | None = None
+    given_up: float | None = None
 
 
 PURPOSES = (*(name for name in QUEUES if name not in ("compute", "host")), SWITCH)  # what a NIC sends for
@@ -175,6 +190,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         ceiling_ratio=ceiling_ratio(steps),
         **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
         **{f"time_{name}": share for name, share in step_time_shares(steps).items()},  # type: ignore[arg-type]
+        **iteration_figures(steps),  # type: ignore[arg-type]
     )
 
 

@@ -6,7 +6,8 @@ was causal; ports served messages in their plan's order (zbench.describe.cluster
 simulated is. Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
 before they were groups (zbench.describe.strategy), and the loss was whole or in chunks by a key of the model; gradients
 were reduced layer by layer (zbench.describe.overlap), exchanges of tensor-parallel groups were whole
-(zbench.describe.exchanges), and workers came together in every step (zbench.describe.sync).
+(zbench.describe.exchanges), workers came together in every step (zbench.describe.sync), and a step was a training step
+(zbench.describe.job).
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
 steps.
@@ -21,6 +22,7 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL, ZIPF
+from zbench.describe.job import NO_ROLLOUTS
 from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
@@ -36,6 +38,7 @@ _MODEL = "zbench.describe.model.Model"
 _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
 _EVERY_STEP = {"_target_": "zbench.describe.sync.RoundSync", "method": EVERY_STEP}
+_TRAINING = {"_target_": "zbench.describe.job.RolloutJob", "algorithm": NO_ROLLOUTS}
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
 _SEQUENTIAL: dict[str, Any] = {
     "schedule": SEQUENTIAL,
@@ -63,7 +66,7 @@ def with_all_keys(config: Any) -> Any:
     if isinstance(sharding, Mapping) and sharding.get("_target_") == _SHARDING:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     if "parallel" in config:
-        config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, **config})
+        config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, "job": _TRAINING, **config})
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
         config["experts"] = {**_SEQUENTIAL, **experts}

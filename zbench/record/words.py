@@ -25,6 +25,9 @@ PARTS = {
     "waiting_experts": "waiting for tokens of experts",
     "waiting_stages": "waiting for another stage",
     "waiting_host": "waiting for host memory",
+    "generation": "generation",
+    "scoring": "scoring",
+    "waiting_generation": "waiting for generation",
     "end": "idle at the end",
 }
 # Settings that are told where they are others.

@@ -23,12 +23,13 @@ MEMORY_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 @dataclass(frozen=True)
 class Generation:
     """The seconds of generation, simulated, float64 [replicas], with passes that decode and the most sequences at once,
-    int64 [replicas]. tokens: of all prompts and responses."""
+    int64 [replicas]. tokens: of all prompts and responses. ends: when each sequence has ended, float64 [sequences]."""
 
     seconds: Floats
     decodes: Ints
     most: Ints
     tokens: int
+    ends: Floats
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,16 @@ def generate(prompts: Ints, responses: Ints, of: GenerationCost, replicas: int) 
     if len(whole) and (longest := int(whole.max())) > of.kv_tokens:
         raise ValueError(f"a sequence has {longest} tokens; a replica has room for {of.kv_tokens}")
     shares = np.array_split(np.arange(len(prompts)), replicas)
-    found = [_replica(prompts[share], responses[share], of) for share in shares]
+    ends = np.zeros(len(whole))
+    found = [_replica(prompts[share], responses[share], of, ends[share[0] :]) if len(share) else (0.0, 0, 0)
+             for share in shares]  # fmt: skip
     seconds, decodes, most = (np.array(column) for column in zip(*found, strict=True))
-    return Generation(seconds, decodes, most, int(whole.sum()))
+    return Generation(seconds, decodes, most, int(whole.sum()), ends)
 
 
-def _replica(prompts: Ints, responses: Ints, of: GenerationCost) -> tuple[float, int, int]:
-    """Returns (seconds, passes that decode, the most sequences at once) of a replica."""
+def _replica(prompts: Ints, responses: Ints, of: GenerationCost, ends: Floats) -> tuple[float, int, int]:
+    """Returns (seconds, passes that decode, the most sequences at once) of a replica. ends: of its sequences and those
+    behind them, which are written."""
     room, seconds, decoded, most, next_one, context = of.kv_tokens, 0.0, 0, 0, 0, 0
     running: list[tuple[int, int]] = []  # (passes that decode until the end of it, of all; sequence)
     while next_one < len(prompts) or running:
@@ -144,6 +148,7 @@ def _replica(prompts: Ints, responses: Ints, of: GenerationCost) -> tuple[float,
         decoded += steps
         while running and running[0][0] == decoded:
             _, one = heapq.heappop(running)
+            ends[one] = seconds
             room += int(prompts[one] + responses[one])
             context -= int(prompts[one] + responses[one]) - 1
     return seconds, decoded, most

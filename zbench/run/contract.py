@@ -157,6 +157,8 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
             )
     if batch.documents is not None and len(batch.documents) != len(batch.lengths):
         return f"{len(batch.documents)} documents for {len(batch.lengths)} lengths; there is one for each"
+    if batch.rollouts is not None and (fault := _rollouts_fault(batch)):
+        return fault
     if (batch.lengths < 1).any():
         at = int(np.argmax(batch.lengths < 1))
         return f"lengths[{at}] = {batch.lengths[at]}; a sequence has at least 1 token"
@@ -170,6 +172,20 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
         )
     if batch.step != step:
         return f"a batch whose step is {batch.step!r}; it has to be the one that was asked for"
+    return None
+
+
+def _rollouts_fault(batch: Batch) -> str | None:
+    prompts: Any
+    given_up: Any
+    prompts, given_up = (getattr(batch.rollouts, name, None) for name in ("prompts", "given_up"))
+    if not _is_ints(prompts) or len(prompts) != len(batch.lengths):
+        return f"rollouts with prompts as {_kind(prompts)}; there is one for each of {len(batch.lengths)} lengths"
+    if (prompts < 0).any() or (prompts >= batch.lengths).any():
+        at = int(np.argmax((prompts < 0) | (prompts >= batch.lengths)))
+        return f"a prompt of {prompts[at]} tokens in lengths[{at}] = {batch.lengths[at]}; at least 1 is of the response"
+    if not is_array(given_up) or given_up.dtype != np.int64 or given_up.shape[:-1] != (2,) or (given_up < 0).any():
+        return f"rollouts with given_up as {_kind(given_up)}; it is int64 [2, sequences], each at least 0"
     return None
 
 

@@ -13,6 +13,7 @@ from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
+from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import StepStrategy
@@ -27,6 +28,8 @@ from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
+from zbench.simulated.executor import Simulated
+from zbench.simulated.iterations import SimulatedIterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
@@ -118,6 +121,7 @@ class Parts:
     tokens: int
     free: Sequence[str] = ()
     sync: RoundSync = EVERY
+    job: RolloutJob = TRAINING
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
@@ -128,12 +132,15 @@ class Parts:
         strategy.sync.check_run(settings.steps)
         nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
         world = _world(config, make, simulated)
+        nodes = nominal.cluster.num_nodes
+        nominal = nominal._replace(cluster=strategy.job.training_part(nominal.cluster))
         cluster, model = world.of(nominal)
         check_shapes(cluster.device, target == SIMULATED)
-        tokens = settings.tokens_per_gpu * cluster.num_ranks
+        tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         usual = StepStrategy.of(strategy).plans_pipelines
+        usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         cost = make_cost(cluster, model, pipelines, whole_steps)
         seen = make_cost(*nominal, pipelines, whole_steps) if settings.planners_see == NOMINAL else cost
@@ -151,6 +158,8 @@ class Parts:
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
+        if strategy.job.has_rollouts:
+            executor = _in_iterations(executor, workload, strategy.job)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
@@ -175,6 +184,7 @@ class Parts:
             tokens,
             settings.free_groups,
             strategy.sync,
+            strategy.job,
         )
 
     @property
@@ -198,7 +208,7 @@ class Parts:
             **changed,
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
-            "num_gpus": cluster.num_ranks,
+            "num_gpus": cluster.num_ranks + self.job.generate_nodes * cluster.gpus_per_node,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
             **_fields(
@@ -235,6 +245,32 @@ class Parts:
         covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
+
+
+def _in_iterations(executor: Executor, workload: Workload, job: RolloutJob) -> Executor:
+    """Returns the executor of a job with rollouts, in which `executor` trains.
+
+    Raises:
+        ValueError: it plays no whole steps, the workload has no rollouts, or the job does not fit.
+    """
+    if not isinstance(executor, Simulated):
+        raise ValueError(
+            f"job.algorithm is {job.algorithm}; only executor=simulated plays iterations of rollouts, all else takes "
+            f"{TRAINING.algorithm}"
+        )
+    if workload.batch(0).rollouts is None:
+        raise ValueError(
+            f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
+            "as workload=rl_traces, or workload=rl_traces_file with your own"
+        )
+    made = SimulatedIterations.of(executor, job)
+    if isinstance(workload, HasContextLimit) and workload.context_limit > made.kv_tokens:
+        raise ValueError(
+            f"workload.context_limit is {workload.context_limit}; keys and values of {made.kv_tokens} tokens have room "
+            f"on a replica of job.generate_tensor={job.generate_tensor} in job.memory_share={job.memory_share}, so it "
+            "takes at most that, or more memory"
+        )
+    return made
 
 
 def _machine(

@@ -10,6 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
@@ -38,6 +39,7 @@ _STRATEGY = {
     "overlap": ExchangeOverlap,
     "experts": Experts,
     "sync": RoundSync,
+    "job": RolloutJob,
 }
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
@@ -136,21 +138,25 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     if plays:
         return own.arguments | {"sync": strategy.sync}
     own.check_attention_alone(strategy.model_fields)
-    check_every_step(strategy)
+    check_steps_alone(strategy)
     return {}
 
 
-def check_every_step(strategy: TrainingStrategy) -> None:
-    """Refuses rounds of local steps, which are no part of one step.
+def check_steps_alone(strategy: TrainingStrategy) -> None:
+    """Refuses rounds of local steps and iterations of rollouts, which are no part of one step.
 
     Raises:
-        ValueError: workers come together in rounds.
+        ValueError: workers come together in rounds, or the job has rollouts.
     """
-    if strategy.sync.in_rounds:
-        raise ValueError(
-            f"sync.method is {strategy.sync.method}; only runs with executor=simulated or torch_whole_step have that, "
-            f"all else takes {EVERY.method}"
-        )
+    for name, value, usual in (
+        ("sync.method", strategy.sync.method, EVERY.method),
+        ("job.algorithm", strategy.job.algorithm, TRAINING.algorithm),
+    ):
+        if value != usual:
+            raise ValueError(
+                f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else takes "
+                f"{usual}"
+            )
 
 
 def _check_moved(node: Any, group: str) -> None:

@@ -82,7 +82,7 @@ class PlayedRounds:
     def _own(self, batch: Batch, one: WorkerStep) -> StepResult:
         which = np.concatenate([plan.sequences for plan in one.plans])
         documents = None if batch.documents is None else batch.documents[which]
-        own = replace(batch, lengths=batch.lengths[which], documents=documents)
+        own = replace(batch, lengths=batch.lengths[which], documents=documents, rollouts=None)
         cost = self.own_cost
         return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
 

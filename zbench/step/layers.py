@@ -142,11 +142,15 @@ def is_gradient_of_experts(formula: Formula) -> bool:
     return of_experts(formula) and formula.action == "+=" and formula.results[0].slots == ("e",)
 
 
+def head_forward(tied: bool) -> tuple[Formula, ...]:
+    """Returns the formulas of what is after the layers, forward alone. tied: as of `head`."""
+    return parse_formulas(_HEAD.format(table="we" if tied else "wh"))
+
+
 def head(tied: bool) -> tuple[Formula, ...]:
     """Returns the formulas of what is after the layers, forward and backward. tied: the words' scores are by the
     embedding table, whose gradient is then of both."""
-    table = "we" if tied else "wh"
-    forward = parse_formulas(_HEAD.format(table=table))
+    table, forward = "we" if tied else "wh", head_forward(tied)
     score = Derivative(given=_SCORE_BACKWARD.format(table=table))
     return forward + transpose(forward, {**DERIVATIVES, "score": score})
 

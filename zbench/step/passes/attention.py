@@ -98,9 +98,9 @@ class _Numbers:
         self.tensors = np.array(
             [names.get(f"{name}{again if name in ('q', 'kv', 'o') else ''}", -1) for name in TENSOR_NAMES], np.int64
         )
-        self.row_sums = names["e"]
+        self.row_sums = names.get("e", -1)  # -1: of a step without a backward, which has neither
         self.attend = layout.labels.index(f"o{again}")
-        self.attend_back = layout.labels.index("dq")
+        self.attend_back = layout.labels.index("dq") if "dq" in layout.labels else -1
 
     def of_blocks(self, ops: Ops) -> Ints:
         """Returns the list of parts of t for every list of blocks that operations name, -1 for others."""

@@ -4,6 +4,9 @@ Each part of the work is a module of its own: formulas and what is made again (s
 and heads (parts), linear modules and the exchanges of their groups (tensor_parallel), attention (attention), experts
 (routing, experts), parameters, gradients and their collectives (zero), stages (pipeline), the update (optimizer). Here
 they are put together, and exchanges of groups and of experts are put beside matmuls (overlap).
+
+A model that scores sequences, as the reference and the reward of rollouts do, has forwards alone (`forward_step`):
+there is no formula of a gradient, so a layer leaves its output and nothing else, and no optimizer state is there.
 """
 
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.passes.sections import sections
+from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
 from zbench.step.template import Instance, Items, Step, Template
 
@@ -122,6 +125,55 @@ def whole_step(
         starts,
     )
     return with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
+
+
+def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap) -> Step:
+    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` GPUs. zero, overlap: as of whole_step;
+    between micro-batches parameters are where training has them while it computes. What training gathers before all
+    else, as a window of all layers has it, comes one layer ahead.
+
+    Raises:
+        ValueError: the model has experts or plans have pipelines, or a degree cannot be.
+    """
+    if model.num_experts > 1:
+        raise ValueError(
+            f"model {model.name} has num_experts={model.num_experts}; a forward by itself takes one without"
+        )
+    if plans[0].pipelines is not None:
+        raise ValueError("plans have pipelines of their own; a forward by itself takes plans without")
+    check_plans(model, tuple(plans), degree)
+    overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
+    parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
+    formulas = forward_sections(model.tied_embeddings)
+    batches, templates, order, loss = list[BatchTemplates](), list[Template](), list[Instance](), 0
+    for number, plan in enumerate(plans):
+        parts = PlanParts(plan, model, degree, token_slices=overlap.token_slices)
+        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus)
+        first = len(templates)
+        made, loss = one.forward_templates(loss)
+        templates += made
+        batches.append(one)
+        order += [Instance(first, 0), Instance(first + 1, 0, model.num_layers), Instance(first + 2, model.num_layers)]
+    rows = batches[0].parameters
+    begins, ends = list[list[int]](), list[list[int]]()
+    for weight in (*parameters.of_layers, *parameters.outside):
+        begins += rows.resting(weight)
+        ends += rows.held(weight, weight, parameters.degrees.weights)
+    lists, layout = batches[0].lists, batches[0].layout
+    ends.append([layout.number["loss"], 0, lists.number(PLACE, [0]), -1, -1, loss, 0, 0])
+    layouts = tuple(replace(one.layout, lists=one.lists.lists()) for one in batches)
+    step = Step(
+        parameters.num_gpus,
+        0,
+        model.num_layers,
+        (),
+        layouts,
+        tuple(templates),
+        tuple(order),
+        Items.of(begins),
+        Items.of(ends),
+    )
+    return with_exchanges(step, overlap.exchanges)
 
 
 def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:

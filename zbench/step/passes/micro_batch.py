@@ -82,6 +82,15 @@ class BatchTemplates:
             self._embedding_backward(gradients, begun),
         ], loss + len(self.parts.home)
 
+    def forward_templates(self, loss: int) -> tuple[list[Template], int]:
+        """Returns the templates of a micro-batch of forwards alone, and the contributions to the loss, as
+        `templates`."""
+        gathers, had, has = self._around_layers(self.parameters.of.of_head, self._head_there)
+        ops: Tables = [gathers, *self._computed("head"), self._loss_summed]
+        before, after = self._losses(loss)
+        head = self.template("head", ops, had + self.tokens("x") + before, has + after, "head")
+        return [self._embedding(), self._forward(), head], loss + len(self.parts.home)
+
     def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
         numbers = tuple(self.formulas.numbers[section]) if section else ()
@@ -279,25 +288,36 @@ class BatchTemplates:
         cut = cut if index == "h" else np.unique(self.parts.kv_of_head[cut])
         return [self.lists.number(index, self.parts.of_slice(index, share)[cut]) for share in range(self.parts.degree)]
 
+    @property
+    def _head_there(self) -> Sequence[str]:
+        """The parameters used after the layers that a micro-batch has used before."""
+        return self.parameters.of.of_head if self.parameters.of.gathered_first else TABLE
+
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(-rows.of.window, 0), False)
-        there = rows.of.of_head if rows.of.gathered_first else TABLE
-        gathers, had, has = self._around_layers(rows.of.of_head, there)
+        gathers, had, has = self._around_layers(rows.of.of_head, self._head_there)
         kept = rows.of.degrees.secondary
         ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, kept, layer, True) for layer in ahead)]
-        ops += self._computed("head")
-        number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
-        if self.parts.num_gpus > 1:
-            every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
-            ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
+        ops += [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
         needs = had + self._weights((), ahead, kept) + self.tokens("x") + before
         leaves = has + self._weights(ahead, (), back=True) + self.tokens("dx") + after
-        entry = [number, 0, home, -1, -1]
-        needs += [[*entry, loss, 0, 0]] if loss else []
-        leaves.append([*entry, loss + len(self.parts.home), 0, 0])
-        return self.template("head", [*ops, reductions], needs, leaves, "head")
+        lost, losses = self._losses(loss)
+        return self.template("head", [*ops, reductions], needs + lost, leaves + losses, "head")
+
+    @property
+    def _loss_summed(self) -> Rows:
+        """The reduction of the loss over all GPUs to the first one."""
+        if self.parts.num_gpus == 1:
+            return []
+        every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
+        return [operation_row(REDUCE, self.layout.number["loss"], (-1, every), [], "gradients")]
+
+    def _losses(self, loss: int) -> tuple[Rows, Rows]:
+        """Returns the entries of the loss before and after the micro-batch. loss: contributions to it so far."""
+        entry = [self.layout.number["loss"], 0, self.lists.number(PLACE, [0]), -1, -1]
+        return [[*entry, loss, 0, 0]] if loss else [], [[*entry, loss + len(self.parts.home), 0, 0]]
 
     def _backward(self, gradients: dict[str, Ints]) -> Template:
         rows = self.parameters

@@ -15,7 +15,7 @@ from zbench.describe.model import INPUTS, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
-from zbench.step.passes.build import whole_step
+from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
@@ -135,6 +135,22 @@ class ProvenSteps:
             assert self.cluster is not None, "whoever runs steps says on what"
             check_host_room(model, plans, degree, self.cluster)
             step = with_inputs_on_hosts(step, self.cluster.gpus_per_node)
+        return step
+
+    def forwards(self, plans: Sequence[Plan]) -> Step:
+        """Returns the forwards of a batch's plans by themselves, as a model that scores the batch has them, proven.
+
+        Raises:
+            ValueError: the model has experts, stages or inputs of layers on hosts, or plans have pipelines.
+            zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
+        """
+        if self.stages > 1:
+            raise ValueError(
+                f"parallel.pipeline_parallel is {self.stages}; a forward by itself takes all layers on all GPUs, 1"
+            )
+        zero = ZeroCut(zero_of(self.model), self.workers)
+        step = forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap)
+        prove_step(step)
         return step
 
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:

@@ -13,6 +13,7 @@ from zbench.step.layers import (
     EMBEDDING_BACKWARD,
     expert_layer,
     head,
+    head_forward,
     update,
 )
 from zbench.step.passes.parameters.zero import axes_of, layer_weights, outer_weights
@@ -93,4 +94,13 @@ def sections(
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
         recompute,
         weights,
+    )
+
+
+@lru_cache(maxsize=2)
+def forward_sections(tied: bool) -> Sections:
+    """Returns the formulas of forwards alone, of dense layers. tied: as of `sections`."""
+    dense = sections("none", False, tied)
+    return Sections(
+        parse_formulas(EMBEDDING), dense.forward, head_forward(tied), (), (), (), "none", dense.layer_weights
     )

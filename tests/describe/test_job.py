@@ -1,0 +1,55 @@
+"""What a job may be, and what it refuses in a sentence."""
+
+from typing import Any
+
+import pytest
+
+from zbench.api.parts import cluster_named
+from zbench.describe.job import ALGORITHMS, TRAINING, RolloutJob
+
+
+def test_a_run_trains_alone_unless_it_is_told_otherwise() -> None:
+    assert (TRAINING.has_rollouts, TRAINING.stages.trains, TRAINING.stages.generations) == (False, ("actor",), 0)
+    assert all(RolloutJob(name).has_rollouts for name in ALGORITHMS if name != "none")
+
+
+def test_algorithms_have_their_stages() -> None:
+    trained = {name: len(one.trains) for name, one in ALGORITHMS.items()}
+    assert trained == {"none": 1, "ppo": 2, "remax": 1, "safe_rlhf": 2, "grpo": 1}
+    assert all("critic" in one.scores for one in ALGORITHMS.values() if "critic" in one.trains)
+    assert {name for name, one in ALGORITHMS.items() if one.generations == 2} == {"remax"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"algorithm": "dpo"}, "job.algorithm is 'dpo'; it takes none, ppo, remax, safe_rlhf or grpo"),
+        ({"schedule": "tail"}, "job.schedule is 'tail'; it takes synchronous, streamed or one_step_off"),
+        ({"engine": "nope"}, "job.engine is 'nope'; it takes auto, ds_chat"),
+        ({"generate_tensor": 0}, "job.generate_tensor is 0; it takes a whole number from 1 to 64"),
+        ({"generate_nodes": -1}, "job.generate_nodes is -1"),
+        ({"memory_share": 0}, "job.memory_share is 0; it takes a number above 0 and at most 1"),
+        ({"memory_share": True}, "job.memory_share is True"),
+        ({"schedule": "one_step_off"}, "job.schedule is one_step_off and job.generate_nodes 0"),
+        ({"schedule": "streamed", "generate_nodes": 1}, "job.schedule is streamed and job.generate_nodes 1"),
+        ({"engine": "ds_chat", "generate_nodes": 1}, "job.engine is ds_chat and job.generate_nodes 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        RolloutJob(**{"algorithm": "grpo", **keys})
+
+
+def test_without_rollouts_there_is_nothing_to_say_of_them() -> None:
+    with pytest.raises(
+        ValueError, match=r"^job.memory_share is 0.3; without rollouts it takes 0.5, and job=rlhf others$"
+    ):
+        RolloutJob(memory_share=0.3)
+
+
+def test_nodes_that_generate_alone_are_left_out_of_training() -> None:
+    cluster = cluster_named("a800_4x8", {})
+    assert RolloutJob("grpo").training_part(cluster) is cluster
+    assert RolloutJob("grpo", generate_nodes=3).training_part(cluster).num_nodes == 1
+    with pytest.raises(ValueError, match=r"^job.generate_nodes is 4; .* so it takes at most 3$"):
+        RolloutJob("grpo", generate_nodes=4).training_part(cluster)

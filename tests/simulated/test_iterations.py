@@ -1,0 +1,131 @@
+"""Iterations of rollouts: stages by themselves and together by every schedule, sums, refusals."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zbench.api.parts import cluster_named, model_named
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.describe.job import ALGORITHMS, RolloutJob
+from zbench.interfaces.result import StepResult
+from zbench.rollouts.generate import GenerationCost, generate
+from zbench.rollouts.transition import job_transition
+from zbench.simulated.executor import Simulated
+from zbench.simulated.iterations import SimulatedIterations
+from zbench.simulator.steps.play import play_step
+from zbench.systems.ring import Ring
+from zbench.workloads.__main__ import load_workload
+
+
+def training(nodes: int = 1, sharding: str = "zero3", tensor: int = 1) -> Simulated:
+    model = replace(model_named("llama_7b", {}), sharding=sharding, tensor_parallel=tensor, recompute="full")
+    return Simulated(make_cost(cluster_named("a800_4x8", {"num_nodes": nodes}), model, False))
+
+
+def batch_of(name: str = "rl_traces", step: int = 0) -> Batch:
+    return load_workload(name, 0, 8 * 4096, []).batch(step)
+
+
+def played(job: RolloutJob, batches: list[Batch], of: Simulated | None = None) -> list[StepResult]:
+    executor = SimulatedIterations.of(of or training(), job)
+    executor.start()
+    return [executor.step(one, Ring(executor.cost).plan(one)) for one in batches]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "none"])
+def test_an_iteration_is_the_sum_of_its_stages(algorithm: str) -> None:
+    job, of, batch = RolloutJob(algorithm, generate_tensor=2, memory_share=0.45), training(), batch_of()
+    (found,) = played(job, [batch], of)
+    stages, plans = job.stages, Ring(of.cost).plan(batch)
+    trained = of.step(batch, plans).seconds
+    forward = play_step(of.steps.forwards(plans), plans, of.cost.gpus).seconds
+    assert batch.rollouts is not None
+    prompts = batch.rollouts.prompts
+    generated = generate(prompts, batch.lengths - prompts, GenerationCost(of.cost.gpus, 2, 0.45), 4)
+    told = {
+        "reshard": job_transition(job, of.cost.gpus, of.cost.gpus).seconds,
+        "generate": stages.generations * generated.seconds.max(),
+        "score": len(stages.scores) * forward,
+        "train": len(stages.trains) * trained,
+    }
+    assert found.rollouts["seconds"] == pytest.approx(told, rel=1e-12)
+    assert found.seconds == pytest.approx(sum(told.values()), rel=1e-12)
+    assert 0.2 * trained < forward < 0.3 * trained  # of four forwards, with full recomputation
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        RolloutJob("ppo", generate_tensor=2),
+        RolloutJob("grpo", "streamed", 2),
+        RolloutJob("grpo", "one_step_off", 4, 1, 0.9),
+        RolloutJob("remax", "one_step_off", 1, 1, 0.9),
+    ],
+)
+def test_seconds_of_every_rank_sum_to_the_iteration(job: RolloutJob) -> None:
+    for found in played(job, [batch_of(step=step) for step in range(3)]):
+        spent = np.sum(list(found.seconds_for.values()), axis=0)
+        assert spent == pytest.approx(np.full(8, found.seconds), rel=1e-9)
+        assert found.bound_seconds <= found.seconds
+        sent = np.sum([np.zeros(4), *found.nic_tx_for.values()], axis=0)
+        assert sent.tolist() == found.nic_tx_bytes
+
+
+def test_streamed_scores_beside_generation_and_is_on_policy() -> None:
+    batch = batch_of()
+    (one,), (other,) = (played(RolloutJob("grpo", name, 2, 0, 0.4), [batch]) for name in ("synchronous", "streamed"))
+    assert other.seconds < one.seconds
+    assert other.rollouts["waited_seconds"] >= one.rollouts["waited_seconds"]
+    assert (one.rollouts["off_policy"], other.rollouts["off_policy"]) == (0, 0)
+    assert sum(other.seconds_for["scoring"]) > 0
+
+
+def test_one_step_off_hides_generation_and_says_how_old_its_policy_is() -> None:
+    batches = [batch_of(step=step) for step in range(3)]
+    apart = played(RolloutJob("ppo", "synchronous", 4, 1, 0.9), batches)
+    late = played(RolloutJob("ppo", "one_step_off", 4, 1, 0.9), batches)
+    assert late[0].seconds == apart[0].seconds
+    for at in (1, 2):
+        before = late[at - 1].rollouts["seconds"]
+        hidden = min(before["score"] + before["train"], late[at].rollouts["seconds"]["generate"])
+        assert late[at].seconds == pytest.approx(apart[at].seconds - hidden, rel=1e-12)
+    told = [(one.rollouts["off_policy"] > 0, one.rollouts["policy_age"]) for one in late]
+    assert told == [(False, 0), (True, 1), (True, 1)]
+    assert late[1].rollouts["off_policy"] == late[1].rollouts["responses"]
+
+
+def test_tail_batching_has_even_replicas_and_gives_up_tokens() -> None:
+    job = RolloutJob("grpo", generate_tensor=2)
+    short, long = played(job, [batch_of("rl_traces_tail", step) for step in (0, 4)])
+    (plain,) = played(job, [batch_of()])
+    assert short.rollouts["given_up"] > 0 == long.rollouts["given_up"]
+    assert short.rollouts["seconds"]["generate"] < plain.rollouts["seconds"]["generate"]
+    assert (short.rollouts["off_policy"], long.rollouts["off_policy"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("of", "job", "told"),
+    [
+        ({}, {"generate_tensor": 3}, "tensor is 3; it has to divide num_heads=32"),
+        ({}, {"memory_share": 0.1}, "model llama_7b does not fit: replicas of tensor=1 have no room"),
+        ({}, {"memory_share": 0.9}, "job.memory_share is 0.9; model llama_7b does not fit: .* takes at most 0.56$"),
+        ({"sharding": "none"}, {}, "job.memory_share is 0.5; model llama_7b does not fit: .* takes at most 0.00$"),
+        ({"sharding": "zero3"}, {"schedule": "streamed"}, "job.memory_share is 0.5; model llama_7b does not fit"),
+    ],
+)
+def test_what_does_not_fit_is_refused(of: dict[str, Any], job: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        SimulatedIterations.of(training(**of), RolloutJob("ppo", **job))
+
+
+def test_a_sequence_longer_than_keys_and_values_have_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a sequence has \d+ tokens; a replica has room for \d+$"):
+        played(RolloutJob("grpo", memory_share=0.18), [batch_of()])
+
+
+def test_a_batch_without_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a batch has no prompts and responses; job=rlhf takes a workload of both"):
+        played(RolloutJob("grpo"), [replace(batch_of(), rollouts=None)])

@@ -1,0 +1,123 @@
+"""The job of a run: training alone, or iterations of rollouts, as an algorithm of reinforcement learning has them.
+
+Pure data: conf/job sets it; zbench.simulated.iterations plays what it says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+
+from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.cluster import Cluster
+
+NO_ROLLOUTS, SYNCHRONOUS, STREAMED, ONE_STEP_OFF = "none", "synchronous", "streamed", "one_step_off"
+SCHEDULES = (SYNCHRONOUS, STREAMED, ONE_STEP_OFF)
+AUTO_ENGINE = "auto"
+JOB_ENGINES = (AUTO_ENGINE, "ds_chat", "hybridflow_v", "hybridflow")  # zbench.rollouts.engines has them
+MOST_TENSOR = 64  # a judgement, so that a wrong number is told as one
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStages:
+    """The stages of an iteration. generations: how often the actor generates from every prompt. scores: models that
+    read all sequences once, forward alone. trains: models that are trained on them."""
+
+    generations: int
+    scores: tuple[str, ...]
+    trains: tuple[str, ...]
+
+
+# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO:
+# DeepSeekMath (arXiv 2402.03300), section 4.1, which has no critic. ReMax (arXiv 2310.10505) takes the reward of a
+# greedy response to the same prompt for its baseline.
+ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
+    NO_ROLLOUTS: IterationStages(0, (), ("actor",)),
+    "ppo": IterationStages(1, ("reference", "reward", "critic"), ("actor", "critic")),
+    "remax": IterationStages(2, ("reference", "reward", "reward_of_greedy"), ("actor",)),
+    "safe_rlhf": IterationStages(1, ("reference", "reward", "cost", "critic"), ("actor", "critic")),
+    "grpo": IterationStages(1, ("reference", "reward"), ("actor",)),
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutJob:
+    """The job of a run, of which a step is a training step, or an iteration of generation, scoring and training.
+
+    algorithm: none, a training step alone; ppo, remax, safe_rlhf, grpo, with the stages of ALGORITHMS. All models are
+        of the actor's size.
+    schedule: synchronous, one stage after another; streamed, GPUs that have generated theirs score these meanwhile;
+        one_step_off, the next batch is generated while this one is trained on, by the policy before.
+    generate_tensor: GPUs of a replica that generates. generate_nodes: nodes of the cluster that generate alone, 0: all
+        generate, and train. memory_share: of a GPU's memory, for weights and keys and values of generation. engine:
+        what brings weights from training to generation on the same GPUs; auto: what goes with the sharding.
+
+    Raises:
+        ValueError: one of them cannot be; the message names its key.
+    """
+
+    algorithm: str = NO_ROLLOUTS
+    schedule: str = SYNCHRONOUS
+    generate_tensor: int = 1
+    generate_nodes: int = 0
+    memory_share: float = 0.5
+    engine: str = AUTO_ENGINE
+
+    def __post_init__(self) -> None:
+        for name, choices in (("algorithm", tuple(ALGORITHMS)), ("schedule", SCHEDULES), ("engine", JOB_ENGINES)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"job.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+        check_whole_number("job.generate_tensor", self.generate_tensor, 1, MOST_TENSOR)
+        check_whole_number("job.generate_nodes", self.generate_nodes, 0)
+        share = self.memory_share
+        if not (isinstance(share, float) or is_whole(share)) or not 0 < share <= 1:
+            raise ValueError(f"job.memory_share is {share!r}; it takes a number above 0 and at most 1")
+        for one in () if self.has_rollouts else fields(self)[1:]:
+            if getattr(self, one.name) != one.default:
+                raise ValueError(
+                    f"job.{one.name} is {getattr(self, one.name)}; without rollouts it takes {one.default}, and "
+                    "job=rlhf others"
+                )
+        if self.schedule == ONE_STEP_OFF and not self.generate_nodes:
+            raise ValueError(
+                "job.schedule is one_step_off and job.generate_nodes 0; generation beside training takes nodes of its "
+                "own, so job.generate_nodes has to be at least 1"
+            )
+        if self.schedule == STREAMED and self.generate_nodes:
+            raise ValueError(
+                f"job.schedule is streamed and job.generate_nodes {self.generate_nodes}; GPUs score what they have "
+                "generated, so it takes job.generate_nodes=0"
+            )
+        if self.engine != AUTO_ENGINE and self.generate_nodes:
+            raise ValueError(
+                f"job.engine is {self.engine} and job.generate_nodes {self.generate_nodes}; engines bring weights to "
+                f"generation on training's GPUs, so job.engine takes {AUTO_ENGINE}"
+            )
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether steps are iterations with generation."""
+        return self.algorithm != NO_ROLLOUTS
+
+    @property
+    def stages(self) -> IterationStages:
+        """The stages of an iteration."""
+        return ALGORITHMS[self.algorithm]
+
+    def training_part(self, cluster: Cluster) -> Cluster:
+        """Returns the nodes of a cluster that train.
+
+        Raises:
+            ValueError: none are left.
+        """
+        if not self.generate_nodes:
+            return cluster
+        if self.generate_nodes >= cluster.num_nodes:
+            raise ValueError(
+                f"job.generate_nodes is {self.generate_nodes}; cluster {cluster.name} has num_nodes="
+                f"{cluster.num_nodes}, of which at least 1 trains, so it takes at most {cluster.num_nodes - 1}"
+            )
+        return replace(cluster, num_nodes=cluster.num_nodes - self.generate_nodes)
+
+
+TRAINING = RolloutJob()  # a training step alone
