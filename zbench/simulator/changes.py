@@ -22,7 +22,7 @@ from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.hop_graph import hop_graph
 from zbench.simulator.hops import RX, TX, Hops, num_queues, ports
 from zbench.step.elements import PIECES
-from zbench.step.passes.parameters.zero import MOMENT_BYTES, WHOLE, layer_weights, outer_weights, weight_elements
+from zbench.step.passes.parameters.zero import MOMENT_BYTES, WHOLE, outer_weights, weight_elements, weights_of_layers
 
 _NO_EDGES = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32))
 _LAYERS, _FIRST, _LAST = "layers", "first stages", "last stages"  # where in pipelines a tensor is
@@ -136,7 +136,7 @@ class ChangePrices:
 def _lines(model: Model) -> list[TensorLine]:
     """Lists the tensors in the order of their names."""
     elements, found = weight_elements(model), list[tuple[str, TensorLine]]()
-    for names, of_layers in ((layer_weights(model), True), (outer_weights(model.tied_embeddings), False)):
+    for names, of_layers in ((weights_of_layers(model), True), (outer_weights(model.tied_embeddings), False)):
         names = tuple(name for name in names if name not in WHOLE)
         begin, together = 0, sum(elements[name] for name in names)
         for name in names:
