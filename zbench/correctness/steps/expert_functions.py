@@ -32,7 +32,7 @@ class Chosen:
 
     @property
     def all(self) -> Ints:
-        """What the tokens chose, with room or not."""
+        """The experts that tokens chose, with room or not."""
         return np.where(self.experts < 0, ~self.experts, self.experts)
 
     @property
@@ -82,7 +82,7 @@ class Chosen:
 
     @property
     def inside(self) -> Any:
-        """Which choices each row is for, bool [rows, chosen]."""
+        """The choices that each row is for, bool [rows, chosen]."""
         found = np.zeros((len(self.rows), self.experts.shape[1]), bool)
         for number, (_, _, choices) in enumerate(self.rows):
             found[number, list(choices)] = True
