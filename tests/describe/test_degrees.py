@@ -1,10 +1,11 @@
-"""Degrees of sharding: read from a yaml, on so many ranks, and refused where they do not lie in one another."""
+"""Degrees of sharding and bits of transfers: read from a yaml, on so many ranks, and refused where they cannot be."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from zbench.describe.degrees import NODE, WORLD, ShardDegrees, degrees_of
+from zbench.describe.degrees import NODE, PLAIN, WORLD, ShardDegrees, TransferBits, degrees_of, largest_code
 
 GIVEN = {"weights": 2, "secondary": 1, "gradients": "node", "optimizer": "world", "updates": "node"}
 
@@ -54,3 +55,60 @@ def test_what_is_no_degree(change: dict[str, Any], told: str) -> None:
 def test_what_does_not_nest(degrees: ShardDegrees, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         degrees.of_ranks(32, 8)
+
+
+# -- bits -----------------------------------------------------------------------------------------------
+WITH_HOPS = {"weights": "world", "secondary": "node", "gradients": "world", "optimizer": "world", "reductions": "node"}
+
+
+def test_what_a_yaml_says() -> None:
+    assert TransferBits.of(None) == TransferBits.of({}) == PLAIN
+    found = ShardDegrees.of(WITH_HOPS, {"weights": 8, "gradients": 4, "updates": None, "block": 64})
+    assert found == ShardDegrees(WORLD, NODE, WORLD, WORLD, WORLD, NODE, TransferBits(8, None, 4, None, 64))
+    assert str(found) == "nested:world,node,world,world weights8+gradients4+block64"
+    assert str(replace(found, bits=PLAIN)) == "nested:world,node,world,world"
+    assert found.of_ranks(32, 8) == ShardDegrees(WORLD, 8, WORLD, WORLD, WORLD, 8, found.bits)
+    assert found.of_ranks(8, 8).hop == WORLD  # one node: a hop reaches all ranks
+    assert (largest_code(4), largest_code(8)) == (7, 127)
+
+
+def test_bytes_of_a_value() -> None:
+    bits = TransferBits(weights=8, gradients=4, block=64)
+    found = [bits.value_bytes(kind, 2) for kind in ("weights", "secondary", "gradients", "updates")]
+    assert found == [1 + 4 / 64, 2, 0.5 + 4 / 64, 2]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "bits", "told"),
+    [
+        ({}, 8, "sharding.bits is 8; it takes null, or some of weights, secondary, gradients, updates and block"),
+        ({}, {"weight": 8}, r"sharding.bits is \{'weight': 8\}; it takes null, or some of"),
+        ({}, {"weights": 3}, "sharding.bits.weights is 3; it takes 4, 8, or null"),
+        ({}, {"gradients": True}, "sharding.bits.gradients is True; it takes 4, 8, or null"),
+        ({}, {"weights": 8, "block": 0}, "sharding.bits.block is 0; it takes a whole number from 1"),
+        (
+            {"secondary": 1},
+            {"secondary": 8},
+            "sharding.bits.secondary is 8; with sharding.degrees secondary 1 all ranks",
+        ),
+        (
+            {"weights": 1, "secondary": 1, "gradients": 1},
+            {"gradients": 4},
+            "sharding.bits.gradients is 4; with sharding.degrees gradients 1 no rank has a part of them alone, so it",
+        ),
+        ({"weights": 1, "secondary": 1}, {"weights": 8}, "sharding.bits.weights is 8; with sharding.degrees weights 1"),
+        ({}, {"updates": 8}, "sharding.bits.updates is 8; with sharding.degrees optimizer and weights alike"),
+        ({"reductions": "flat"}, {"gradients": 4}, "take sharding.degrees.reductions=node with it, or what a node's"),
+        ({"reductions": 2}, None, "sharding.degrees.reductions is 2; it takes flat or node"),
+    ],
+)
+def test_bits_that_transfers_cannot_have(degrees: dict, bits: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ShardDegrees.of({**WITH_HOPS, **degrees}, bits)
+
+
+def test_hops_that_do_not_lie_in_degrees() -> None:
+    with pytest.raises(
+        ValueError, match=r"sharding.degrees.reductions is node, of 4 ranks; gradients cut over 6 ranks"
+    ):
+        ShardDegrees(2, 2, 6, WORLD, WORLD, NODE).of_ranks(12, 4)

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from zbench import CONF
-from zbench.describe.degrees import NODE, WORLD, ShardDegrees
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
 from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
@@ -30,7 +30,6 @@ from zbench.describe.strategy import (
 )
 from zbench.describe.sync import CO2, EVERY_STEP, RoundSync
 from zbench.describe.sync import METHODS as SYNC_METHODS
-from zbench.describe.transfer_bits import TransferBits
 from zbench.run.target import make_model, make_strategy
 
 MEMORIES = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import cases, masks
 from zbench.cost.cost import Cost
 from zbench.describe.curve import Curve
-from zbench.describe.degrees import ShardDegrees
+from zbench.describe.degrees import ShardDegrees, TransferBits
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.links import Domain
 from zbench.describe.mask import FULL
@@ -116,7 +116,7 @@ def test_a_file_from_before_there_were_whole_steps_is_read(tmp_path: Path) -> No
 
 
 def test_a_strategy_comes_back_whole(uneven: Cost, tmp_path: Path) -> None:
-    degrees = ShardDegrees(1, 1, 3, 0)
+    degrees = ShardDegrees(1, 1, 3, 0, bits=TransferBits(gradients=8, block=64))
     own = StepStrategy("all", 500, 2, Experts("tutel", 4, 0.5), ExchangeOverlap("sliced", 4))
     made = step_of(uneven)
     model = replace(made.model, sharding=degrees, mlp_chunk_tokens=64)
@@ -124,6 +124,10 @@ def test_a_strategy_comes_back_whole(uneven: Cost, tmp_path: Path) -> None:
     found = StepPlans.load(tmp_path / "p.plan")
     assert (found.strategy, found.model) == (own, model)
     values = json.loads((tmp_path / "p.plan").read_text())
+    bits, before = values["model"]["sharding"].pop("bits"), tmp_path / "before.plan"  # as files of before are
+    before.write_text(json.dumps(values))
+    assert StepPlans.load(before).model.sharding == ShardDegrees(1, 1, 3, 0)
+    values["model"]["sharding"]["bits"] = bits
     for change, told in (
         ({"window": -1}, "sharding.window is -1"),
         ({"odd": 1}, "strategy has 'odd', which this version does not know"),

@@ -15,9 +15,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.degrees import NODE, WORLD, ShardDegrees
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.strategy import Experts
-from zbench.describe.transfer_bits import TransferBits
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult

@@ -11,10 +11,9 @@ from tests.step.test_degrees import into_nodes, plans_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.correctness.steps.unrolled import unrolled_fault
-from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
-from zbench.describe.transfer_bits import TransferBits
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step

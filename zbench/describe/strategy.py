@@ -64,7 +64,7 @@ class Sharding:
         zbench.describe.degrees.ShardDegrees, updates and reductions "flat" or "node" among them. window,
         gradient_bucket: what of its gathers and reductions is beside the layers' work, as
         zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by name, as of
-        zbench.describe.transfer_bits.TransferBits.
+        zbench.describe.degrees.TransferBits.
     """
 
     strategy: str

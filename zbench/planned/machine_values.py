@@ -6,7 +6,7 @@ from typing import Any
 
 from zbench.describe.cluster import CURVES, Cluster, Device
 from zbench.describe.curve import Curve
-from zbench.describe.degrees import ShardDegrees
+from zbench.describe.degrees import PLAIN, ShardDegrees, TransferBits
 from zbench.describe.links import Domain
 from zbench.describe.mask import Mask
 from zbench.describe.model import AUTO, WHOLE, Model
@@ -86,7 +86,8 @@ def model_of(values: Any, where: str) -> Model:
     sharding = values["sharding"]
     try:
         if isinstance(sharding, Mapping):
-            sharding = ShardDegrees(**sharding)
+            bits = TransferBits(**sharding["bits"]) if "bits" in sharding else PLAIN  # files of before have none
+            sharding = ShardDegrees(**{**sharding, "bits": bits})
         return Model(**{**values, "mask": Mask.of(values["mask"]), "sharding": sharding})
     except TypeError as error:
         raise ValueError(f"{where} has a size of a type that it cannot be: {error}") from error

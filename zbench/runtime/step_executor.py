@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.degrees import ShardDegrees
+from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
-from zbench.describe.transfer_bits import PARAMETER_KINDS, PLAIN
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.plan import Plan

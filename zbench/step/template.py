@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.transfer_bits import SCALE_BYTES
+from zbench.describe.degrees import SCALE_BYTES
 from zbench.step.layout import StepLayout
 from zbench.step.operations import Column32, Operations
 from zbench.step.tensor import Tensor

@@ -12,8 +12,7 @@ from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
 from zbench.correctness.steps.command import RANK, judged_step
 from zbench.correctness.steps.quantised import after_transfer
-from zbench.describe.degrees import WORLD, ShardDegrees
-from zbench.describe.transfer_bits import TransferBits
+from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.runtime.handlers.encoded import EncodedCells, check_runs, encoded_bytes
 from zbench.runtime.handlers.formats import Format
 from zbench.runtime.processes.launch import LocalFleet

@@ -8,8 +8,7 @@ import pytest
 from tests.simulator.steps.test_play import planned
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.job import make_cost
-from zbench.describe.degrees import WORLD, ShardDegrees
-from zbench.describe.transfer_bits import TransferBits
+from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.simulator.steps.lower import encoding_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.simulator.steps.sizes import Sizes

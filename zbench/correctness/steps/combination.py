@@ -9,11 +9,10 @@ import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
 from zbench.describe.arrays import Ints
-from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, COMMFUSE, DIRECT, RING, SLICED, WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
-from zbench.describe.transfer_bits import TransferBits
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zbench.describe.transfer_bits import SCALE_BYTES, largest_code
+from zbench.describe.degrees import SCALE_BYTES, largest_code
 from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.store import Slab
 from zbench.runtime.kernels.memory import bytes_of

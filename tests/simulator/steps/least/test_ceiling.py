@@ -15,10 +15,9 @@ from zbench.cost.job import make_cost
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import ALL, END, LAYER, USUAL, StepOverlap
-from zbench.describe.transfer_bits import TransferBits
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
