@@ -1,6 +1,7 @@
 """The library's functions: what they take and return, what they refuse, and what docs/api.md says of them."""
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from zbench import __main__
 from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.worlds import World
 from zbench.proof.verify import OutOfMemory
 from zbench.run.target import make_model
+from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +68,45 @@ def test_a_strategy_is_of_a_model_by_name() -> None:
     assert (model.sharding, model.recompute, model.tensor_parallel, model.pipeline_parallel) == ("none", "full", 2, 1)
     assert model_named("tiny").sharding == "zero1"
     assert zbench.bound([600, 50], strategy={"recompute": "full"}, **SMALL) > zbench.bound([600, 50], **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        ({"sharding": {"window": 2, "gradient_bucket": "end"}}, "tiny"),
+        ({"parallel": "tp2", "overlap": "commfuse"}, "tiny"),
+        ({"sharding": "hsdp", "memory": {"mlp_chunk_tokens": 64}}, "tiny"),
+        ({"parallel": {"expert_parallel": 4}, "experts": {"schedule": "pipemoe", "degree": 2}}, "experts.yaml"),
+    ],
+)
+def test_a_step_keeps_its_strategy(
+    strategy: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the library, in its file, and by the words of the command."""
+    monkeypatch.chdir(tmp_path)
+    tiny = (ROOT / "conf" / "model" / "tiny.yaml").read_text()
+    Path("experts.yaml").write_text(
+        tiny.replace("num_experts: 1", "num_experts: 4").replace("experts_per_token: 1", "experts_per_token: 2")
+    )
+    Path("l.txt").write_text("600\n50\n3\n")
+    usual: Any = {"cluster": "local_2x2", "model": model, "system": "ring"}
+    step = zbench.plan([600, 50, 3], strategy=strategy, **usual)
+    played = Simulated(make_cost(step.cluster, step.model), **step.strategy.arguments).step(step.batch, step.plans)
+    step.save("p.plan")
+    assert zbench.simulate(step) == zbench.simulate("p.plan") == played
+    assert played.seconds != zbench.simulate(zbench.plan([600, 50, 3], **usual)).seconds
+    words = [
+        f"{group}={how}" if isinstance(how, str) else f"{group}.{key}={value}"
+        for group, how in strategy.items()
+        for key, value in ({"": how} if isinstance(how, str) else how).items()
+    ]
+    chosen = [f"{group}={name}" for group, name in usual.items()]
+    monkeypatch.setattr(sys, "argv", ["zbench", "plan", "l.txt", *chosen, *words, "--out=q"])
+    assert __main__.main() == 0
+    assert json.loads(Path("q").read_text()) == json.loads(Path("p.plan").read_text())
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="only runs with executor=simulated or torch_whole_step have that"):
+        zbench.simulate(step, executor="simulated_attention")
 
 
 def test_a_system_is_planned_as_published(tmp_path: Path) -> None:

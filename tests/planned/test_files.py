@@ -1,6 +1,7 @@
 """Plans come back from files and from text bit by bit, and a broken file is one sentence."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,8 +15,12 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import cases, masks
 from zbench.cost.cost import Cost
 from zbench.describe.curve import Curve
+from zbench.describe.degrees import ShardDegrees
+from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.links import Domain
 from zbench.describe.mask import FULL
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategy import Experts
 from zbench.planned.machine_values import cluster_of, cluster_values, model_of, model_values
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
@@ -94,6 +99,40 @@ def test_machines_come_back_whole(uneven: Cost) -> None:
     )
     assert cluster_of(json.loads(json.dumps(cluster_values(cluster))), "cluster") == cluster
     assert model_of(json.loads(json.dumps(model_values(uneven.model))), "model") == uneven.model
+
+
+def test_a_file_from_before_there_were_whole_steps_is_read(tmp_path: Path) -> None:
+    """Written on 2026-11-22 by `zbench plan` (600, 50 and 3 tokens, system=ring, cluster=local_2x2, model=tiny)."""
+    found = StepPlans.load(Path(__file__).parent / "before_whole_steps.plan")
+    assert (found.system, found.strategy, found.model.loss_chunk_tokens) == ("ring", USUAL_STRATEGY, "whole")
+    values = json.loads((Path(__file__).parent / "before_whole_steps.plan").read_text())
+    found.save(tmp_path / "p.plan")
+    today = json.loads((tmp_path / "p.plan").read_text())
+    assert today["cluster"] == values["cluster"]  # nothing that is as it was then
+    assert {**today["model"], "loss": "whole"} == values["model"]
+    values["model"]["loss"] = "chunked"
+    (tmp_path / "c.plan").write_text(json.dumps(values))
+    assert StepPlans.load(tmp_path / "c.plan").model.loss_chunk_tokens == "auto"
+
+
+def test_a_strategy_comes_back_whole(uneven: Cost, tmp_path: Path) -> None:
+    degrees = ShardDegrees(1, 1, 3, 0)
+    own = StepStrategy("all", 500, 2, Experts("tutel", 4, 0.5), ExchangeOverlap("sliced", 4))
+    made = step_of(uneven)
+    model = replace(made.model, sharding=degrees, mlp_chunk_tokens=64)
+    replace(made, strategy=own, model=model).save(tmp_path / "p.plan")
+    found = StepPlans.load(tmp_path / "p.plan")
+    assert (found.strategy, found.model) == (own, model)
+    values = json.loads((tmp_path / "p.plan").read_text())
+    for change, told in (
+        ({"window": -1}, "sharding.window is -1"),
+        ({"odd": 1}, "strategy has 'odd', which this version does not know"),
+        ({"experts": {"schedule": "tutel"}}, "strategy.experts has no degree"),
+        ({"exchanges": {"method": "sliced", "slices": "4", "transfers": "ring"}}, "overlap.slices is '4'"),
+    ):
+        (tmp_path / "q.plan").write_text(json.dumps({**values, "strategy": {**values["strategy"], **change}}))
+        with pytest.raises(ValueError, match=re.escape(told)):
+            StepPlans.load(tmp_path / "q.plan")
 
 
 BROKEN: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [

@@ -16,6 +16,7 @@ from zbench.api.parts import (
     strategy_choices,
     system_named,
     told,
+    trained_named,
 )
 from zbench.api.yamls import Named
 from zbench.cost.job import make_cost
@@ -64,8 +65,8 @@ def plan(
     as in wait="published", and variant="published" gives it to all that are not named; with pipelines=False no
     planner chooses pipelines of its own, which zbench.torch does not run (nodewise and hydraulis may, for models
     without experts). strategy:
-    how a model by name is trained, by group (sharding, recompute, memory, parallel, overlap, experts, sync, job) a name
-    of conf/ or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's
+    how a model by name is trained, by group (sharding, recompute, memory, parallel, overlap, experts) a name of conf/
+    or its keys, as in {"sharding": "zero1", "parallel": {"tensor_parallel": 2}}; the others are as the model's
     yaml chooses.
     world: what is otherwise on this machine (docs/worlds.md), a name of conf/ or keys, as in {"nvlink_channels":
     3}; plans are for the cluster in that world. Systems that choose from a workload before a run (static_best) plan
@@ -79,33 +80,32 @@ def plan(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
+        made, own = trained_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
         variant, pipelines = keys.pop(VARIANT, None), keys.pop(PIPELINES, True)
-        return planned(numbers, machine.cluster, machine.model, system, keys, variant, pipelines)
+        step = StepPlans((), numbers, *machine, strategy=own)
+        return planned(step, system, keys, variant, pipelines)
 
 
 def planned(
-    lengths: Ints,
-    cluster: Cluster,
-    model: Model,
+    step: StepPlans,
     system: Named | System,
     keys: Mapping[str, Any],
     variant: str | None = None,
     pipelines: bool = True,
 ) -> StepPlans:
-    """Has a system plan lengths, int64 [num_sequences], for a cluster and a model, and proves what it plans.
+    """Has a system plan a step's lengths for its cluster and model, and proves what it plans.
 
-    keys: of the system's yaml, changed. variant, pipelines: as of `plan`.
+    step: without plans yet. keys: of the system's yaml, changed. variant, pipelines: as of `plan`.
 
     Raises:
         ValueError: there is no such system or key, or the size cannot be.
         zbench.proof.verify.PlanError: the system made a wrong plan.
     """
     check_boolean(PIPELINES, pipelines)
-    step = StepPlans((), lengths, cluster, model)
     with compiling_told():
-        cost = replace(step.cost, pipelines=pipelines and in_whole_steps(step.cost), even_slices=True)
+        chosen = pipelines and step.strategy.plans_pipelines and in_whole_steps(step.cost)
+        cost = replace(step.cost, pipelines=chosen, even_slices=True)
         planner, name = system_named(system, cost, keys, variant)
         found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)
@@ -151,7 +151,7 @@ def simulate(
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
         _check_for(found, cluster, model)
         cost = make_cost(*machine_in(world, found.cluster, found.model))
-        return clock_named(executor, cost).step(found.batch, found.plans)
+        return clock_named(executor, cost, found.strategy).step(found.batch, found.plans)
 
 
 def bound(
@@ -175,9 +175,9 @@ def bound(
     """
     numbers = checked_lengths(lengths)
     with told():
-        made = model_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
+        made, own = trained_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
-        return clock_named(executor, make_cost(*machine)).bound_seconds(StepPlans((), numbers, *machine).batch)
+        return clock_named(executor, make_cost(*machine), own).bound_seconds(StepPlans((), numbers, *machine).batch)
 
 
 def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | Model | None = None) -> StepPlans:

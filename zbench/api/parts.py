@@ -16,7 +16,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import Mask
 from zbench.describe.model import Model
-from zbench.describe.strategy import STRATEGY_GROUPS
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
@@ -24,12 +25,12 @@ from zbench.interfaces.published import VARIANT, check_variant, published_keys, 
 from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import (
+    check_every_step,
     from_yaml,
     keys_and_published,
     make_model,
     make_part,
     make_strategy,
-    of_whole_step,
 )
 from zbench.run.yaml_units import check_units
 
@@ -81,12 +82,28 @@ def model_named(
     mask: str | None = None,
     strategy: Strategies | None = None,
 ) -> Model:
-    """Returns a model. given: name of conf/model, the path of a yaml, or a model. keys: changed, dotted. mask: causal,
-    full or window:N; None: the model's own. strategy: choices and keys of the groups sharding, recompute, parallel and
-    experts; what it lacks is as the model's yaml chooses, or conf/config.yaml.
+    """Returns a model whose attention is looked at alone. given, keys, mask, strategy: as of trained_named.
 
     Raises:
-        ValueError: there is none of that name, or it cannot be.
+        ValueError: there is none of that name, it cannot be, or it is trained in a way that only whole steps have.
+    """
+    made, own = trained_named(given, keys, mask, strategy)
+    own.check_attention_alone({name: getattr(made, name) for name in MODEL_FIELDS})
+    return made
+
+
+def trained_named(
+    given: Named | Model,
+    keys: Mapping[str, Any] | None = None,
+    mask: str | None = None,
+    strategy: Strategies | None = None,
+) -> tuple[Model, StepStrategy]:
+    """Returns a model, and what whole steps of it have beside its fields. given: name of conf/model, the path of a
+    yaml, or a model. keys: changed, dotted. mask: causal, full or window:N; None: the model's own. strategy: choices
+    and keys of the strategy's groups; what it lacks is as the model's yaml chooses, or conf/config.yaml.
+
+    Raises:
+        ValueError: there is none of that name, it cannot be, or workers come together in rounds.
     """
     changed = {group: how for group, how in (strategy or {}).items() if how != (None, {})}
     if isinstance(given, Model) and changed:
@@ -96,16 +113,17 @@ def model_named(
             "has its own"
         )
     made: Any = given
+    own = USUAL_STRATEGY
     if keys or not isinstance(given, Model):
         _check_named("model", given, keys or {})
         assert not isinstance(given, Model)
         nodes = _model_nodes(given, keys or {}, changed)
-        strategy_of_model = make_strategy(nodes)
-        of_whole_step(strategy_of_model, False)  # refuses what one layer's attention does not depend on
-        made = make_model(nodes, strategy=strategy_of_model)
+        chosen = make_strategy(nodes)
+        check_every_step(chosen)
+        made, own = make_model(nodes, strategy=chosen), StepStrategy.of(chosen)
     if not isinstance(made, Model):
         raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")
-    return made if mask is None else replace(made, mask=Mask.of(mask))
+    return (made if mask is None else replace(made, mask=Mask.of(mask))), own
 
 
 def strategy_choices(given: Mapping[str, str | Mapping[str, Any]]) -> Strategies:

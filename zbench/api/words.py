@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
 from zbench.api.generate import generate_words
-from zbench.api.parts import cluster_named, machine_in, model_named, told, world_named
+from zbench.api.parts import cluster_named, machine_in, told, trained_named, world_named
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, yaml_value
 from zbench.console.command import Parser
@@ -52,10 +52,10 @@ def plan_words(words: Sequence[str]) -> int:
         lengths = _lengths(given.lengths)
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
         strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
-        model = model_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
+        model, own = trained_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
         how = {name: yaml_value(chosen[name]) for name in (VARIANT, PIPELINES) if name in chosen}
-        step = planned(lengths, *machine, chosen["system"], keys["system"], **how)
+        step = planned(StepPlans((), lengths, *machine, strategy=own), chosen["system"], keys["system"], **how)
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0
@@ -83,7 +83,8 @@ def simulate_words(words: Sequence[str]) -> int:
         step = StepPlans.load(given.file)
         machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
     with told():
-        result = clock_named(chosen.get("executor", SIMULATED), make_cost(*machine)).step(step.batch, step.plans)
+        clock = clock_named(chosen.get("executor", SIMULATED), make_cost(*machine), step.strategy)
+        result = clock.step(step.batch, step.plans)
     print(f"{step}\n{_memory(step)}" + (f"\nplayed with {world.words}" if world != World() else ""))
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")

@@ -16,12 +16,13 @@ from zbench.planned.plan_values import check_plan_keys, shown
 
 FORMAT = "zbench-plan/1"
 KEYS = ("format", "written_by", "system", "cluster", "model", "lengths", "plans")
+LATER_KEYS = ("strategy",)  # only where they say something, as files of before lack them
 
 
 def write(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     """Writes a plan file: the file that `path` names has all of it, or is as it was before.
 
-    values: of all KEYS but the first two.
+    values: of all KEYS but the first two, and of LATER_KEYS those that say something.
 
     Raises:
         ValueError: a value is no JSON, or the folder or the file cannot be written.
@@ -79,7 +80,7 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         raise ValueError(f"the plan file is {name!r}, which is no plan of zbench; its format has to be {FORMAT!r}")
     if told != FORMAT:
         raise ValueError(f"the plan file {name!r} has the format {shown(told)}; this zbench reads {FORMAT!r}")
-    check_plan_keys(found, KEYS, f"the plan file {name!r}")
+    check_plan_keys(found, KEYS, f"the plan file {name!r}", LATER_KEYS)
     if not isinstance(found["plans"], list) or not found["plans"]:
         raise ValueError(f"plans of the plan file {name!r} is {shown(found['plans'])}; it has to be a list of plans")
     return dict(found)

@@ -1,23 +1,32 @@
 """A cluster and a model as plain values, in SI units and by the names of their fields, and back. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
-from zbench.describe.cluster import CURVES, PLAN, Cluster, Device
+from zbench.describe.cluster import CURVES, Cluster, Device
 from zbench.describe.curve import Curve
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.links import Domain
 from zbench.describe.mask import Mask
-from zbench.describe.model import Model
+from zbench.describe.model import AUTO, WHOLE, Model
 from zbench.planned.plan_values import check_plan_keys, shown
 
 _CLUSTER, _DEVICE, _DOMAIN, _MODEL = (
     tuple(one.name for one in fields(kind) if one.init) for kind in (Cluster, Device, Domain, Model)
 )
+# Fields that files of this format lack where they were written before there were such: they are left out where they
+# are as usual, so that what is written then is what was written before.
+LATER_FIELDS = {
+    Cluster: ("port_order",),
+    Device: ("compute_slowdown", "multiprocessors", "matmul_shapes"),
+    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload"),
+}
+_LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today
 
 
 def cluster_values(cluster: Cluster) -> dict[str, Any]:
-    """Returns all of a cluster's constants: bytes/s, seconds, bytes and FLOP/s; a curve is its rates by size.
+    """Returns a cluster's constants: bytes/s, seconds, bytes and FLOP/s; a curve is its rates by size.
 
     Raises:
         ValueError: it is of a class of one's own, which a file cannot hold.
@@ -29,9 +38,7 @@ def cluster_values(cluster: Cluster) -> dict[str, Any]:
     device["matmul_by_tokens"] = {name: _curve_values(one) for name, one in device["matmul_by_tokens"].items()}
     domains = [{name: getattr(one, name) for name in _DOMAIN} for one in cluster.domains]
     values = {name: getattr(cluster, name) for name in _CLUSTER}
-    if cluster.port_order == PLAN:
-        del values["port_order"]  # as files have it that were written before there was another
-    return values | {"device": device, "domains": domains}
+    return _without_usual(values, Cluster) | {"device": _without_usual(device, Device), "domains": domains}
 
 
 def cluster_of(values: Any, where: str) -> Cluster:
@@ -40,27 +47,30 @@ def cluster_of(values: Any, where: str) -> Cluster:
     Raises:
         ValueError: something is missing, unknown, or no such constant.
     """
-    check_plan_keys({"port_order": PLAN, **values} if isinstance(values, Mapping) else values, _CLUSTER, where)
-    check_plan_keys(values["device"], _DEVICE, f"{where}.device")
+    values = _with_usual(values, Cluster, _CLUSTER, where)
+    device = _with_usual(values["device"], Device, _DEVICE, f"{where}.device")
     if not isinstance(values["domains"], list):
         raise ValueError(f"{where}.domains is {shown(values['domains'])}; it has to be a list of domains")
     for number, one in enumerate(values["domains"]):
         check_plan_keys(one, _DOMAIN, f"{where}.domains[{number}]")
     try:
         domains = tuple(Domain(**one) for one in values["domains"])
-        return Cluster(**{**values, "device": Device(**values["device"]), "domains": domains})
+        return Cluster(**{**values, "device": Device(**device), "domains": domains})
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{where} has a constant of a type that it cannot be: {error}") from error
 
 
 def model_values(model: Model) -> dict[str, Any]:
-    """Returns all of a model's sizes and settings; its mask in words (zbench.describe.mask).
+    """Returns a model's sizes and settings; its mask in words (zbench.describe.mask), degrees of sharding by name.
 
     Raises:
         ValueError: it is of a class of one's own, which a file cannot hold.
     """
     _check_type("model", model, Model)
-    return {name: getattr(model, name) for name in _MODEL} | {"mask": str(model.mask)}
+    values = {name: getattr(model, name) for name in _MODEL} | {"mask": str(model.mask)}
+    if isinstance(model.sharding, ShardDegrees):
+        values["sharding"] = asdict(model.sharding)
+    return _without_usual(values, Model)
 
 
 def model_of(values: Any, where: str) -> Model:
@@ -69,11 +79,34 @@ def model_of(values: Any, where: str) -> Model:
     Raises:
         ValueError: something is missing, unknown, or no such size.
     """
-    check_plan_keys(values, _MODEL, where)
+    if isinstance(values, Mapping) and values.get(_LOSS) in _LOSS_TOKENS:
+        values = {**values, "loss_chunk_tokens": _LOSS_TOKENS[values[_LOSS]]}
+        del values[_LOSS]
+    values = _with_usual(values, Model, _MODEL, where)
+    sharding = values["sharding"]
     try:
-        return Model(**{**values, "mask": Mask.of(values["mask"])})
+        if isinstance(sharding, Mapping):
+            sharding = ShardDegrees(**sharding)
+        return Model(**{**values, "mask": Mask.of(values["mask"]), "sharding": sharding})
     except TypeError as error:
         raise ValueError(f"{where} has a size of a type that it cannot be: {error}") from error
+
+
+def _usual(kind: type) -> dict[str, Any]:
+    """Returns the defaults of the fields that came later."""
+    return {one.name: one.default for one in fields(kind) if one.name in LATER_FIELDS[kind]}
+
+
+def _without_usual(values: dict[str, Any], kind: type) -> dict[str, Any]:
+    usual = _usual(kind)
+    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+
+
+def _with_usual(values: Any, kind: type, names: Sequence[str], where: str) -> dict[str, Any]:
+    """Returns values with the defaults of those that came later; refuses what is missing or unknown otherwise."""
+    found = {**_usual(kind), **values} if isinstance(values, Mapping) else values
+    check_plan_keys(found, names, where)
+    return dict(found)
 
 
 def _curve_values(curve: Curve | None) -> Mapping[str, float] | None:

@@ -11,9 +11,11 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.planned.file import read_plan_file, write
 from zbench.planned.machine_values import cluster_of, cluster_values, model_of, model_values
 from zbench.planned.plan_values import ints, plan_of, plan_values, shown
+from zbench.planned.strategy_values import STRATEGY, strategy_of, strategy_values
 from zbench.plans.plan import Ints, Plan
 from zbench.proof.verify import PlanError, verify, verify_step
 
@@ -26,7 +28,8 @@ class StepPlans:
     """The plans of one training step.
 
     plans: one a micro-batch, in the order they run. lengths: int64 [num_sequences], tokens of each of the batch's
-    sequences. cluster, model: what they are made for, as described. system: the name of what planned them.
+    sequences. cluster, model: what they are made for, as described. system: the name of what planned them. strategy:
+    what a whole step of them has beside its model's fields.
     """
 
     plans: tuple[Plan, ...]
@@ -34,6 +37,7 @@ class StepPlans:
     cluster: Cluster
     model: Model
     system: str = ""
+    strategy: StepStrategy = USUAL_STRATEGY
 
     @cached_property
     def batch(self) -> Batch:
@@ -65,6 +69,7 @@ class StepPlans:
                 "system": self.system,
                 "cluster": cluster_values(self.cluster),
                 "model": model_values(self.model),
+                **strategy_values(self.strategy),
                 "lengths": self.lengths.tolist(),
                 "plans": [plan_values(plan) for plan in self.plans],
             },
@@ -154,9 +159,8 @@ def _step(found: Mapping[str, Any]) -> StepPlans:
         raise ValueError(f"system is {shown(found['system'])}; it has to be text")
     plans = tuple(plan_of(values, f"plans[{number}]") for number, values in enumerate(found["plans"]))
     lengths = ints(found["lengths"], "lengths")
-    return StepPlans(
-        plans, lengths, cluster_of(found["cluster"], "cluster"), model_of(found["model"], "model"), found["system"]
-    )
+    cluster, model = cluster_of(found["cluster"], "cluster"), model_of(found["model"], "model")
+    return StepPlans(plans, lengths, cluster, model, found["system"], strategy_of(found, STRATEGY))
 
 
 def _named(path: _PATH, read_values: Callable[[], _Read]) -> _Read:

@@ -16,7 +16,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.overlap import USUAL
+from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
@@ -139,7 +139,7 @@ class Parts:
         tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
-        usual = strategy.sharding.overlap == USUAL  # whole steps of pipelines have no other
+        usual = StepStrategy.of(strategy).plans_pipelines
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         cost = make_cost(cluster, model, pipelines, whole_steps)

@@ -9,13 +9,10 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from zbench.describe.degrees import NESTED
-from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import SEQUENTIAL
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, WHOLE, Model
-from zbench.describe.overlap import LAYER
+from zbench.describe.model import Model
+from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
@@ -137,38 +134,29 @@ def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:
     Raises:
         ValueError: another executor is given one that it does not read.
     """
-    sharding, parallel, experts = strategy.sharding, strategy.parallel, strategy.experts
+    own = StepStrategy.of(strategy)
     if plays:
-        degree = parallel.expert_parallel
-        ahead = {"window": sharding.window, "gradient_bucket": sharding.gradient_bucket}
-        return {
-            **ahead,
-            "expert_parallel": degree,
-            "experts": experts,
-            "exchanges": strategy.overlap,
-            "sync": strategy.sync,
-        }
-    named = "none, zero1, zero2 or zero3" if sharding.strategy == NESTED else sharding.strategy
+        return own.arguments | {"sync": strategy.sync}
+    own.check_attention_alone(strategy.model_fields)
+    check_every_step(strategy)
+    return {}
+
+
+def check_every_step(strategy: TrainingStrategy) -> None:
+    """Refuses rounds of local steps and iterations of rollouts, which are no part of one step.
+
+    Raises:
+        ValueError: workers come together in rounds, or sequences are generated.
+    """
     for name, value, usual in (
-        ("sharding.strategy", sharding.strategy, named),
-        ("sharding.window", sharding.window, 1),
-        ("sharding.gradient_bucket", sharding.gradient_bucket, LAYER),
-        ("parallel.expert_parallel", parallel.expert_parallel, 1),
-        ("experts.schedule", experts.schedule, SEQUENTIAL),
-        ("experts.skew", experts.skew, 0),
-        ("overlap.method", strategy.overlap.method, WHOLE_EXCHANGES.method),
-        ("memory.mlp_chunk_tokens", strategy.memory.mlp_chunk_tokens, WHOLE),
-        ("memory.loss_chunk_tokens", strategy.memory.loss_chunk_tokens, WHOLE),
-        ("memory.offload", strategy.memory.offload, "none"),
         ("sync.method", strategy.sync.method, EVERY.method),
         ("job.algorithm", strategy.job.algorithm, TRAINING.algorithm),
     ):
-        if value != usual and (name, value) != ("memory.loss_chunk_tokens", AUTO):
+        if value != usual:
             raise ValueError(
                 f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else takes "
                 f"{usual}"
             )
-    return {}
 
 
 def _check_moved(node: Any, group: str) -> None:

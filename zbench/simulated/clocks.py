@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from zbench.console.sentence import not_among
 from zbench.cost.cost import Cost
 from zbench.cost.matmul import check_shapes
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategy import MODEL_FIELDS
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 
@@ -15,13 +17,17 @@ CLOCKS: Mapping[str, type[Simulated] | type[SimulatedAttention]] = {
 }
 
 
-def clock_named(executor: str, cost: Cost) -> Simulated | SimulatedAttention:
-    """Returns the executor of that name, which plays on the cluster of `cost`.
+def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATEGY) -> Simulated | SimulatedAttention:
+    """Returns the executor of that name, which plays on the cluster of `cost`. strategy: what whole steps have beside
+    the model.
 
     Raises:
-        ValueError: there is none, or it cannot play on such a cluster.
+        ValueError: there is none, or it cannot play on such a cluster, or such a strategy.
     """
     if str(executor) not in CLOCKS:
         raise ValueError(not_among("executor", str(executor), list(CLOCKS)))
     check_shapes(cost.cluster.device, CLOCKS[executor] is Simulated)
-    return CLOCKS[executor](cost)
+    if executor == SIMULATED:
+        return Simulated(cost, **strategy.arguments)
+    strategy.check_attention_alone({name: getattr(cost.gpus.model, name) for name in MODEL_FIELDS})
+    return SimulatedAttention(cost)

@@ -18,6 +18,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.units import with_noun
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
@@ -160,6 +161,7 @@ class Runtime:
                 raise ValueError(
                     f"parallel.{name} is {getattr(step.model, name)}; attention by itself takes plans with 1"
                 )
+        step.strategy.check_attention_alone({name: getattr(step.model, name) for name in MODEL_FIELDS})
         if step.model.element_bytes not in DTYPES:
             raise ValueError(f"model.element_bytes is {step.model.element_bytes}; it takes one of {sorted(DTYPES)}")
         step.check_for(self._cluster, self._model)

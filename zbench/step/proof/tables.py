@@ -111,15 +111,16 @@ def _partner_rows(layout: StepLayout) -> tuple[Ints, Ints, Ints]:
 
 def item_rows(items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
-    rows = _expanded(items.table, tables)
-    if (rows[1:, 7] < rows[:-1, 7]).any():
-        rows = rows[np.argsort(rows[:, 7], kind="stable")]
-    return ItemRows(*np.ascontiguousarray(rows.T))
+    rows = ItemRows(*_expanded(items.table, tables))
+    if (rows.key[1:] < rows.key[:-1]).any():
+        order = np.argsort(rows.key, kind="stable")
+        rows = ItemRows(*(column[order] for column in rows))
+    return rows
 
 
 @nb.njit(cache=True)
 def _expanded(entries, t):  # type: ignore[no-untyped-def]
-    """Returns the items of contract entries, int64 [items, 8], in the columns of ItemRows."""
+    """Returns the items of contract entries, int64 [8, items]: the columns of ItemRows, each in one piece."""
     ends, total = np.empty((len(entries), 3), np.int64), 0
     for entry in range(len(entries)):
         product = 1
@@ -128,7 +129,7 @@ def _expanded(entries, t):  # type: ignore[no-untyped-def]
             ends[entry, at] = 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
             product *= ends[entry, at]
         total += product
-    found, count = np.empty((total, 8), np.int64), 0
+    found, count = np.empty((8, total), np.int64), 0
     for entry in range(len(entries)):
         row = entries[entry]
         about = t.tensors[row[0]]
@@ -142,8 +143,8 @@ def _expanded(entries, t):  # type: ignore[no-untyped-def]
                         place = t.cells[about[FIRST_CELL] + cell, HOME]
                     else:
                         place = t.parts[t.list_offsets[row[2]] + at]
-                    found[count, 0], found[count, 1], found[count, 2], found[count, 3] = row[0], row[1], place, cell
-                    found[count, 4], found[count, 5], found[count, 6] = row[5], row[6], row[7]
-                    found[count, 7] = about[BASE] + ((row[1] - about[LOWEST]) * t.num_places + place) * cells + cell
+                    found[0, count], found[1, count], found[2, count], found[3, count] = row[0], row[1], place, cell
+                    found[4, count], found[5, count], found[6, count] = row[5], row[6], row[7]
+                    found[7, count] = about[BASE] + ((row[1] - about[LOWEST]) * t.num_places + place) * cells + cell
                     count += 1
     return found

@@ -1,0 +1,90 @@
+"""The part of a training strategy that whole steps have beside the fields of their model: what is gathered ahead and
+reduced together, how exchanges go beside matmuls, and where experts are.
+
+Pure data: a run and the library make it of a strategy's groups, executors of whole steps take it as arguments, and a
+plan file keeps it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from zbench.describe.degrees import NESTED, ShardDegrees
+from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
+from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.expert_schedule import SEQUENTIAL
+from zbench.describe.model import AUTO, NONE, WHOLE
+from zbench.describe.overlap import LAYER, USUAL, StepOverlap
+from zbench.describe.strategy import USUAL_EXPERTS, Experts, TrainingStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class StepStrategy:
+    """A strategy of one step, but for what a model has fields for.
+
+    window, gradient_bucket: as zbench.describe.overlap.StepOverlap has them. expert_parallel: GPUs that hold all
+    experts of a layer together. experts: how tokens choose them, and go there. exchanges: of tensor-parallel groups,
+    beside matmuls.
+
+    Raises:
+        ValueError: one of them cannot be; the message names its key.
+    """
+
+    window: int | str = 1
+    gradient_bucket: int | float | str = LAYER
+    expert_parallel: int = 1
+    experts: Experts = USUAL_EXPERTS
+    exchanges: ExchangeOverlap = WHOLE_EXCHANGES
+
+    def __post_init__(self) -> None:
+        _ = self.sharding_overlap  # refuses what cannot be
+
+    @staticmethod
+    def of(strategy: TrainingStrategy) -> "StepStrategy":
+        """Returns that part of a strategy."""
+        sharding = strategy.sharding
+        degree = strategy.parallel.expert_parallel
+        return StepStrategy(sharding.window, sharding.gradient_bucket, degree, strategy.experts, strategy.overlap)
+
+    @property
+    def sharding_overlap(self) -> StepOverlap:
+        """The gathers and reductions that are beside the layers' work."""
+        return StepOverlap(self.window, self.gradient_bucket)
+
+    @property
+    def plans_pipelines(self) -> bool:
+        """Whether whole steps have pipelines that a planner chooses: they gather and reduce as usual."""
+        return self.sharding_overlap == USUAL
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that executors of whole steps take of it, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def check_attention_alone(self, model_fields: Mapping[str, Any]) -> None:
+        """Refuses what one layer's attention does not depend on. model_fields: that a strategy sets.
+
+        Raises:
+            ValueError: there is something that only whole steps have.
+        """
+        sharding, loss = model_fields["sharding"], model_fields["loss_chunk_tokens"]
+        for name, value, usual in (
+            ("sharding.strategy", NESTED if isinstance(sharding, ShardDegrees) else "", ""),
+            ("sharding.window", self.window, 1),
+            ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
+            ("parallel.expert_parallel", self.expert_parallel, 1),
+            ("experts.schedule", self.experts.schedule, SEQUENTIAL),
+            ("experts.skew", self.experts.skew, 0),
+            ("overlap.method", self.exchanges.method, WHOLE_EXCHANGES.method),
+            ("memory.mlp_chunk_tokens", model_fields["mlp_chunk_tokens"], WHOLE),
+            ("memory.loss_chunk_tokens", WHOLE if loss == AUTO else loss, WHOLE),
+            ("memory.offload", model_fields["offload"], NONE),
+        ):
+            if value != usual:
+                raise ValueError(
+                    f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else "
+                    f"takes {usual or 'none, zero1, zero2 or zero3'}"
+                )
+
+
+USUAL_STRATEGY = StepStrategy()

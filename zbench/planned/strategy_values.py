@@ -1,0 +1,36 @@
+"""The strategy of a step beside its model's fields as plain values, by the names of its fields, and back. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategy import Experts
+from zbench.planned.plan_values import check_plan_keys
+
+STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
+_INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
+
+
+def strategy_values(strategy: StepStrategy) -> dict[str, Any]:
+    """Returns a strategy's fields under its key; nothing of a usual one, as in files from before there was another."""
+    return {} if strategy == USUAL_STRATEGY else {STRATEGY: asdict(strategy)}
+
+
+def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
+    """Returns the strategy that `strategy_values` wrote into a file's values.
+
+    Raises:
+        ValueError: something is missing, unknown, or no such choice.
+    """
+    if STRATEGY not in found:
+        return USUAL_STRATEGY
+    values = found[STRATEGY]
+    check_plan_keys(values, [one.name for one in fields(StepStrategy)], where)
+    for name, kind in _INNER.items():
+        check_plan_keys(values[name], [one.name for one in fields(kind)], f"{where}.{name}")
+    try:
+        return StepStrategy(**{**values, **{name: kind(**values[name]) for name, kind in _INNER.items()}})
+    except TypeError as error:
+        raise ValueError(f"{where} has a choice of a type that it cannot be: {error}") from error
