@@ -29,3 +29,13 @@ def check_boolean(field: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{field} is {value!r}; it takes true or false")
+
+
+def check_name(field: str, value: object) -> None:
+    """Refuses a name of a cluster, device or model that is no text, as the number that a yaml makes of name: 4090.
+
+    Raises:
+        ValueError: the message names `field`.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{field} is {value!r}; it takes text, as in '{value}'")

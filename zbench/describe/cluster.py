@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.checks import check_boolean, check_name, check_whole_number
 from zbench.describe.curve import Curve
 from zbench.describe.links import (
     FIRST_DOMAIN,
@@ -24,7 +24,6 @@ from zbench.describe.links import (
     checked_quantity,
     domains_of,
 )
-from zbench.describe.named import check_name
 from zbench.describe.units import parse
 
 # One peer of a NIC of 400 Gbit/s gets half of what all peers get together: 20.3 of 40 GB/s in ring steps of 33.5 and

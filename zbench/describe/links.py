@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from zbench.describe.checks import check_whole_number, is_whole
-from zbench.describe.named import check_name
+from zbench.describe.checks import check_name, check_whole_number, is_whole
 from zbench.describe.units import parse
 
 # Numbers of classes: a node's links, NICs, then those of domains inside a node, nearest first, then links to the host.

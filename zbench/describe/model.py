@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import check_boolean, check_whole_number, is_whole
+from zbench.describe.checks import check_boolean, check_name, check_whole_number, is_whole
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.describe.named import check_name
 
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan

@@ -21,8 +21,8 @@ function mixed(one, other, share) {
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "x", "triangle-down"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 // As data.shares: what computes is plain, what waits is hatched.
-const SHARE_COLOURS = [BLUE, SKY, ORANGE, RED, RED, PURPLE, GREEN, GREY, YELLOW, ORANGE, RED, SKY, ORANGE, GREY, ORANGE, PURPLE, PURPLE, SKY, GREEN, BLUE, GREY];
-const SHARE_PATTERNS = ["", "", "/", "\\", "x", "-", "", ".", "", "", "", "-", "x", "x", "/", "-", "|", "/", "/", "/", ""];
+const SHARE_COLOURS = [BLUE, SKY, ORANGE, RED, RED, PURPLE, GREEN, GREY, YELLOW, ORANGE, RED, SKY, ORANGE, GREY, ORANGE, PURPLE, PURPLE, SKY, GREEN, BLUE, YELLOW, YELLOW, YELLOW, GREY];
+const SHARE_PATTERNS = ["", "", "/", "\\", "x", "-", "", ".", "", "", "", "-", "x", "x", "/", "-", "|", "/", "/", "/", "/", "x", ".", ""];
 
 // Bars that stand beside others, told apart by colour and hatching.
 const hatched = (shape) => ({ shape, fillmode: "overlay", fgcolor: style("--ground"), size: 6, solidity: 0.25 });
