@@ -64,7 +64,7 @@ class StepProgram:
 
     @property
     def hops(self) -> ProgramHops:
-        """Its hops."""
+        """The hops of all instances, one after another."""
         return self.assembled.hops
 
     @cached_property
