@@ -37,8 +37,8 @@ from zbench.trace.step import MOST_EVENTS
 from zbench.trace.whole_step import track_names, whole_step_events
 
 # Bytes that building, proving and playing take for an operation of attention in one layer, at least: from 128 to 256
-# GPUs rings take 308 for each one more, gathers of keys and values 478 (python tests/bench/sizes.py).
-OPERATION_OF_LAYER = 300
+# GPUs rings take 287 for each one more, gathers of keys and values more (python tests/bench/sizes.py).
+OPERATION_OF_LAYER = 280
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
 from zbench.simulator.steps.dataflow.implied import by_row
 from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
-from zbench.simulator.steps.trains.columns import AssembledHops, HopRows, Narrow, NarrowFollowers, ProgramHops
+from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, NarrowFollowers, ProgramHops, VariantHops
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import GATHER, REDUCE
 
@@ -27,7 +27,7 @@ class StackedVariants(NamedTuple):
     hop; waits: edges into each. train_offsets, trains: of variants, as StepProgram has them, counted alike."""
 
     begin: Ints
-    rows: HopRows
+    rows: VariantHops
     pair: Narrow
     edge_offsets: Ints
     followers: Narrow
@@ -47,7 +47,7 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     queue_a = np.where(queue_a < -1, first - 2 - queue_a, queue_a).astype(np.int32)
     channels = np.array([one.channels for one in cluster.links] + [1], np.int8)[table[CLASS]]
     whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
-    rows = HopRows(
+    rows = VariantHops(
         queue_a,
         queue_b,
         table[LINK_A].astype(np.int32),

@@ -25,7 +25,7 @@ from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
 from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
-from zbench.simulator.steps.trains.columns import AssembledHops, HopRows, Narrow, ProgramHops
+from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, Step
@@ -64,7 +64,7 @@ class StepProgram:
 
     @property
     def hops(self) -> ProgramHops:
-        """Its hops."""
+        """The hops of all instances, one after another."""
         return self.assembled.hops
 
     @cached_property
@@ -105,14 +105,14 @@ class StepProgram:
     def graph(self) -> HopGraph:
         """The hops as zbench.simulator.clock plays them, one by one."""
         table, of, none = self.table, self.assembled.following, np.zeros(0, np.int64)
-        hops = HopRows(*(column[self.hops.row] for column in self.hops.rows))
+        row, rows = self.hops
         op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
-        channels, whole = hops.channels.astype(np.int64), hops.slot == hops.channels - 1
+        channels, whole = rows.channels[row].astype(np.int64), (rows.slot == rows.channels - 1)[row]
         ends = queue_a, queue_b, link_a, link_b
         flags, queues = none.astype(bool), self.gpu_queues
         parts = Hops(op, rank, *ends, link_class, size, channels, whole, after, none, flags, queues)
         producer = np.repeat(np.arange(len(whole)), np.diff(of.offsets))
-        return graph_of(parts, hops.busy, hops.latency, producer, of.followers.astype(np.int64))
+        return graph_of(parts, rows.busy[row], rows.latency[row], producer, of.followers.astype(np.int64))
 
 
 class VariantTables(NamedTuple):

@@ -11,7 +11,7 @@ Narrow = NDArray[np.int32]
 Bytes = NDArray[np.int8]
 
 
-class HopRows(NamedTuple):
+class VariantHops(NamedTuple):
     """Columns of the hops of a step's variants, of which a program has each as often as it has instances of one: as
     those of zbench.simulator.hops and zbench.simulator.hop_graph."""
 
@@ -31,7 +31,7 @@ class ProgramHops(NamedTuple):
     hop is next."""
 
     row: Narrow
-    rows: HopRows
+    rows: VariantHops
 
 
 class NarrowFollowers(NamedTuple):
