@@ -29,6 +29,7 @@ from zbench.systems.nodewise.placements import Placement, placements
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.nodewise.rates import Rates, attention_seconds
 from zbench.systems.nodewise.records import SHARD_WORK, Loads, Nodes, NodeSettings, Rule, Sequences
+from zbench.systems.nodewise.rivals import COVERED, covered
 from zbench.systems.nodewise.shards import divide, join, joint_bounds, shard_tokens
 from zbench.systems.nodewise.trial import Task
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -381,14 +382,18 @@ def test_compiled_code_is_compiled_anew_where_a_record_changes() -> None:
 
 
 def test_ahead_of_zeppelin() -> None:
-    """On batches with sequences of very different lengths; by how much on real workloads is docs/planner.md's."""
+    """On batches with sequences of very different lengths; by how much on real workloads is docs/planner.md's. Those
+    with so few tokens that the network is one of pipelines are left out: there it keeps to these."""
     cost = small(4, 4)
     ratios = []
-    for batch in batches(6, most=24):
+    for batch in batches(16, most=24):
+        if covered(batch, cost) < COVERED:
+            continue
         seconds = [
             SimulatedAttention(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
         ]
         ratios.append(seconds[0] / seconds[1])
+    assert len(ratios) > 10
     assert min(ratios) > 1
     assert np.exp(np.mean(np.log(ratios))) > 1.1
 
