@@ -111,7 +111,7 @@ def test_what_was_judged_is_shown_when_the_user_stops(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["mutat"], "'mutat' is no subcommand of zbench.correctness; it takes matrix, mutate"),
+        (["mutat"], "'mutat' is no subcommand of zbench.correctness; it takes loop, matrix, mutate"),
         (["mutate", "--systems", "rings"], "--systems has 'rings'; it takes allgather"),
         (["mutate", "--mutants", "0"], "--mutants is 0; it takes a whole number of at least 26"),
         (["mutate", "--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),

@@ -2,8 +2,9 @@
 
 import pytest
 
+from zbench.describe.model import SOFTMAX
 from zbench.step.formula import FormulaError, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, head, update
+from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, expert_layer, head, update
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
@@ -17,7 +18,13 @@ def test_what_a_formula_says() -> None:
     assert parse_formula("x'[t] = y[t] + d[t]").results[0].after
 
 
-@pytest.mark.parametrize("text", [DENSE, EXPERTS, EMBEDDING, EMBEDDING_BACKWARD, update("wq", "j,z"), update("g")])
+EXPERTS = expert_layer(False, False, SOFTMAX)
+TWO_LEVEL = expert_layer(True, True, SOFTMAX)
+
+
+@pytest.mark.parametrize(
+    "text", [DENSE, EXPERTS, TWO_LEVEL, EMBEDDING, EMBEDDING_BACKWARD, update("wq", "j,z"), update("g")]
+)
 def test_formulas_print_as_they_are_read(text: str) -> None:
     for one in parse_formulas(text):
         assert parse_formula(str(one)) == one

@@ -34,7 +34,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 318960
+    assert len(every_combination(4)) == 662400
     every = every_combination(2)
 
     def pairs(some: list[StepCombination]) -> set[tuple[str, object, str, object]]:

@@ -77,7 +77,7 @@ def jobs(draw: st.DrawFn) -> Simulated:
         device=replace(cost.cluster.device, compute_slowdown=draw(st.sampled_from((1.0, 1.0, 1.5)))),
     )
     if kind != "experts":
-        model = replace(model, num_experts=1, experts_per_token=1)
+        model = replace(model, num_experts=1, experts_per_token=1, shared_experts=0, gate="softmax")
     if kind in ("groups", "both"):
         cluster = replace(cluster, domains=()).part(cluster.num_nodes, 4, draw(st.sampled_from((1, 2, 4))))
         heads = draw(st.sampled_from((2, 4)))
