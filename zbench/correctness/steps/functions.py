@@ -28,7 +28,7 @@ CUT: Mapping[str, tuple[str, int]] = {
 # The order of a parameter's axes in memory, of the same names; shards are pieces of what lies so. x: experts.
 MEMORY: Mapping[str, tuple[str, str]] = {
     "wq": ("ehd", "hde"), "wkv": ("ehkd", "hkde"), "wz": ("efk", "kfe"), "ez": ("xefk", "xkfe"),
-    "wr": ("ex", "xe"),
+    "wr": ("ex", "xe"), "wzs": ("efk", "kfe"),
 }  # fmt: skip
 
 
