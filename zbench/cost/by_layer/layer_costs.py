@@ -15,7 +15,7 @@ import numpy as np
 from zbench.cost.bound import least_seconds
 from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrategy
 from zbench.cost.by_layer.programme import LayerTable
-from zbench.cost.collective import GRADIENT_BYTES
+from zbench.cost.collective import GRADIENT_BYTES, run_seconds
 from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
 from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.memory import ADAM_BYTES, layer_activation_bytes
@@ -28,18 +28,15 @@ _COLUMNS = ("passes", "once", "states", "kept", "working")
 def strided_gather_seconds(cost: Cost, size: float, degree: int, stride: int) -> float:
     """Returns the seconds in which every group of `degree` GPUs, `stride` apart, gathers `size` bytes, all groups at
     once: inside nodes over the link that holds the farthest ones, and over NICs, which the groups of a node share."""
+    if degree == 1 or stride == 1:
+        return run_seconds(cost, size, degree)
     c = cost.cluster
-    if degree == 1:
-        return 0.0
     within = max(1, min(degree, c.gpus_per_node // stride))
     nodes = degree // within
     inside = hops = across = 0.0
-    if within > 1 and stride == 1:
-        inside = float(cost.gather_seconds(np.array([size]), within)[0])
-        hops = c.nvlink_latency * (within - 1)
-    elif within > 1:
+    if within > 1:
         link = int(c.link_of(np.array([0]), np.array([stride * (within - 1)]))[0])
-        inside = float(cost.transfer_seconds(np.array([size * (within - 1) / within]), link)[0])
+        inside = float(cost.transfer_seconds(np.array([size * (degree - 1) / degree]), link)[0])
         hops = c.links[link].latency * (within - 1)
     if nodes > 1:
         groups = c.gpus_per_node // within

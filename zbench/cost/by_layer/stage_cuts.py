@@ -39,8 +39,10 @@ def balance(weights: Sequence[float]) -> float:
 
 
 def pipeline_seconds(stages: Sequence[float], micro_batches: int) -> float:
-    """Returns the seconds of micro-batches that go through stages of these seconds, one after another."""
-    return sum(stages) + (micro_batches - 1) * max(stages)
+    """Returns the seconds of micro-batches that go through stages of these seconds, one after another; infinite where a
+    stage's are."""
+    slowest = max(stages)
+    return inf if slowest == inf else sum(stages) + (micro_batches - 1) * slowest
 
 
 def moved_cut(cut: Cut, seconds: Callable[[int, int], float], micro_batches: int) -> Cut:
