@@ -11,12 +11,13 @@ from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
 from zbench.cost.by_layer.decision_tree import AGAIN, SHARDED, TENSOR, LayerStrategy
 from zbench.cost.by_layer.search import LayerPlan, LayerSearch
+from zbench.cost.by_layer.stage_cuts import balance
 from zbench.cost.cost import Cost
 from zbench.workloads.read_lengths import read_lengths
 
 _WORDS = ("recompute",)
 _LEVELS = ("none", "selective", "full")
-_COLUMNS = ("search", "seconds", "micro-batches", "layers of the stages", "fullest stage (GiB)")
+_COLUMNS = ("search", "seconds", "micro-batches", "layers of the stages", "fullest (GiB)", "balance: time, bytes")
 _STAGE_COLUMNS = ("stage", "seconds of a micro-batch", "GiB", "layers with each strategy")
 PLAYED, ALIKE, EVEN, BALANCED = (
     "one for all layers, which a run plays",
@@ -77,7 +78,8 @@ def _row(name: str, plan: LayerPlan | None) -> tuple[str, ...]:
     if plan is None:
         return name, "none fits", *[""] * (len(_COLUMNS) - 2)
     cut, fullest = ", ".join(map(str, plan.cut)), f"{max(plan.room) / 2**30:.1f}"
-    return name, f"{plan.seconds:.4g}", str(plan.micro_batches), cut, fullest
+    even = f"{balance(plan.stages):.3f}, {balance(plan.room):.3f}"
+    return name, f"{plan.seconds:.4g}", str(plan.micro_batches), cut, fullest, even
 
 
 def _stage(layers: Sequence[LayerStrategy]) -> str:
