@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from zbench.api.functions import CLUSTER, MODEL, checked_lengths
 from zbench.api.parts import cluster_named, machine_in, model_named, told
-from zbench.api.settings import command_settings
+from zbench.api.played_layers import played_layers
+from zbench.api.settings import command_settings, yaml_value
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
@@ -13,14 +14,19 @@ from zbench.cost.by_layer.decision_tree import AGAIN, SHARDED, TENSOR, LayerStra
 from zbench.cost.by_layer.search import LayerPlan, LayerSearch
 from zbench.cost.by_layer.stage_cuts import balance
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
 from zbench.workloads.read_lengths import read_lengths
 
-_WORDS = ("recompute",)
+_WORDS = ("recompute", "play")
 _LEVELS = ("none", "selective", "full")
 _COLUMNS = ("search", "seconds", "micro-batches", "layers of the stages", "fullest (GiB)", "balance: time, bytes")
+_PLAYED_COLUMNS = ("played", "simulated seconds", "fullest (GiB)", "layers recomputed")
 _STAGE_COLUMNS = ("stage", "seconds of a micro-batch", "GiB", "layers with each strategy")
-PLAYED, ALIKE, EVEN, BALANCED = (
+PLAYED, SOME, ALIKE, EVEN, BALANCED = (
     "one for all layers, which a run plays",
+    "the same, but for recomputation, by layer",
     "one for all layers",
     "by layer, even stages",
     "by layer, balanced stages",
@@ -36,7 +42,7 @@ def layers_words(words: Sequence[str]) -> int:
         "settings",
         nargs="*",
         metavar="KEY=VALUE",
-        help="recompute=none,full, cluster=..., model=..., world=... (docs/layers.md)",
+        help="recompute=none,full, play=true, cluster=..., model=..., world=... (docs/layers.md)",
     )
     given = parser.parse_args(list(words))
     with told():
@@ -44,6 +50,9 @@ def layers_words(words: Sequence[str]) -> int:
         again = tuple(chosen.get("recompute", ",".join(AGAIN)).split(","))
         if wrong := [one for one in again if one not in _LEVELS]:
             raise ValueError(f"recompute is {wrong[0]!r}; it takes some of {', '.join(_LEVELS)}, as in none,full")
+        play = yaml_value(chosen.get("play", "false"))
+        if not isinstance(play, bool):
+            raise ValueError(f"play is {play!r}; it takes true or false")
         lengths = checked_lengths(read_lengths(given.lengths, "length"))
         cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
         model = model_named(chosen.get("model", MODEL), keys["model"])
@@ -51,6 +60,7 @@ def layers_words(words: Sequence[str]) -> int:
         search = LayerSearch(Cost(cluster=machine.cluster, model=machine.model), lengths, again)
         found = {
             PLAYED: search.alike(search.is_played),
+            SOME: search.recomputed(),
             ALIKE: search.alike(),
             EVEN: search.even(),
             BALANCED: search.balanced(),
@@ -68,10 +78,23 @@ def layers_words(words: Sequence[str]) -> int:
         for at, mine in enumerate(best.strategies)
     )
     show(Sheet(f"{BALANCED}: {best.seconds:.4g} s", _STAGE_COLUMNS, stages).rich())
-    say("Seconds are by arithmetic and not played. Whole steps have one strategy for all layers, and even stages.")
+    say("Seconds are by arithmetic and not played. Steps have one parallelism for all layers, and even stages.")
     if (plan := found[PLAYED]) is not None:
         say(f"The first is played with {' '.join(_keys(plan))}")
+    if play:
+        with told():
+            mine = [(name, one) for name in (PLAYED, SOME) if (one := found[name]) is not None]
+            rows = tuple(_played(name, one, machine.cluster, machine.model, lengths) for name, one in mine)
+        show(Sheet("Whole steps of the first two, proven and played", _PLAYED_COLUMNS, rows).rich())
     return 0
+
+
+def _played(name: str, plan: LayerPlan, cluster: Cluster, model: Model, lengths: Ints) -> tuple[str, ...]:
+    found = played_layers(plan, cluster, model, lengths)
+    peak = int(found.memory.peak[: cluster.num_ranks].max())
+    out = "; does not fit" if peak > cluster.device.memory_bytes else ""
+    again = ", ".join(str(sum(one.recompute != "none" for one in mine)) for mine in plan.strategies)
+    return name, f"{found.seconds:.4g}", f"{peak / 2**30:.1f}{out}", again
 
 
 def _row(name: str, plan: LayerPlan | None) -> tuple[str, ...]:

@@ -93,6 +93,25 @@ def test_the_best_that_whole_steps_have_is_one_that_they_have() -> None:
     assert not search.is_played(2, sharded)
 
 
+def test_of_each_stage_as_few_layers_are_recomputed_as_have_to_be() -> None:
+    search = search_of(10.0, 6)
+    plan = search.recomputed()
+    assert plan is not None
+    pipeline = next(one for one in search.pipelines() if one.stages == len(plan.cut))
+    for kept, again in pipeline.pairs:
+        for stage, layers in product(range(pipeline.stages), (1, 3)):
+            every = [(again,) * count + (kept,) * (layers - count) for count in range(layers + 1)]
+            fitting = [one for one in every if pipeline.bytes(stage, one) <= pipeline.room]
+            assert pipeline.fewest(stage, layers, kept, again) == (fitting[0] if fitting else ())
+
+
+@pytest.mark.parametrize("gib", [7.5, 8.0, 9.0, 10.0])
+def test_recomputation_by_layer_is_between_one_for_all_and_the_whole_search(gib: float) -> None:
+    search = search_of(gib, 6)
+    alike, some = map(seconds_or_inf, (search.alike(search.is_played), search.recomputed()))
+    assert seconds_or_inf(search.even()) <= some <= alike
+
+
 def test_nodes_that_are_no_power_of_two_are_refused() -> None:
     cost = Cost(cluster=replace(FOUR, num_nodes=3), model=MODEL)
     with pytest.raises(ValueError, match=r"cluster\.num_nodes is 3; strategies by layer take a power of two"):

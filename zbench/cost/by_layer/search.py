@@ -4,6 +4,7 @@ What of a pipeline's layers is best for a number of stages and micro-batches is 
 a number whose least seconds, without any limit of memory, are no less than what was found before is not looked at.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,13 +65,15 @@ class CutPipeline:
         return self._programmes[under_way]
 
     def best(self, stage: int, layers: int) -> tuple[float, tuple[int, ...]]:
-        """Returns the least seconds of a stage with so many layers and the strategy of each: those of the programme, or
-        one for all of them, whose bytes are not rounded."""
+        """Returns the least seconds of a stage with so many layers and the strategy of each: the programme's, or,
+        as their bytes are not rounded, one for all of them, or one and the same recomputed."""
         if (stage, layers) not in self._found:
             seconds, taken = self.outside(stage)
             inner, chosen = self.programme(stage).best(layers, taken)
             alike = [(layers * float(self.programme(stage).table.seconds[one]), (one,) * layers) for one in self.usable]
             fitting = [one for one in alike if self.bytes(stage, one[1]) <= self.room]
+            mixed = [found for pair in self.pairs if (found := self.fewest(stage, layers, *pair))]
+            fitting += [(float(self.programme(stage).table.seconds[list(one)].sum()), one) for one in mixed]
             inner, chosen = min([(inner, chosen), *fitting])
             self._found[stage, layers] = inner + seconds, chosen
         return self._found[stage, layers]
@@ -85,6 +88,25 @@ class CutPipeline:
         table = self.programme(stage).table
         index = list(chosen)
         return self.outside(stage)[1] + int(table.bytes[index].sum()) + int(table.working[index].max())
+
+    def fewest(self, stage: int, layers: int, kept: int, again: int) -> tuple[int, ...]:
+        """Returns the strategies of a stage's layers, as few of them `again` and not `kept` as fit; () if none fit."""
+        every = [(again,) * count + (kept,) * (layers - count) for count in range(layers + 1)]
+        if self.bytes(stage, every[0]) <= self.room:
+            return every[0]
+        at = 1 + bisect_left(every[1:], True, key=lambda one: self.bytes(stage, one) <= self.room)
+        return every[at] if at <= layers else ()
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of strategies that differ in recomputation alone: one that keeps all, and another."""
+        named = list(enumerate(self.costs.usable))
+        return [
+            (kept, again)
+            for kept, one in named
+            for again, other in named
+            if one.recompute == "none" != other.recompute and one.levels == other.levels
+        ]
 
     def alike_seconds(self, one: int, cut: Cut) -> float:
         """Returns the seconds of a step in which all layers have one strategy, infinite if it does not fit."""
@@ -189,6 +211,21 @@ class LayerSearch:
         if one.stride(TENSOR) > 1 or one.tensor > c.gpus_per_node or c.gpus_per_node % one.tensor:
             return False
         return stages == 1 or not (c.num_nodes % stages or layers % stages or one.is_sharded)
+
+    def recomputed(self) -> LayerPlan | None:
+        """Returns the fastest plan that whole steps have in which layers differ in whether they are recomputed alone:
+        of each stage as few as have to be, its first ones; None if none fits."""
+        found: tuple[float, LayerPlan | None] = (inf, None)
+        for pipeline in self.pipelines():
+            cut = even_cut(self.cost.model.num_layers, pipeline.stages)
+            for pair in pipeline.pairs:
+                if not self.is_played(pipeline.stages, pipeline.costs.usable[pair[0]]):
+                    continue
+                chosen = [pipeline.fewest(stage, count, *pair) for stage, count in enumerate(cut)]
+                plan = pipeline.plan(cut, chosen) if all(chosen) else None
+                if plan is not None and plan.seconds < found[0]:
+                    found = plan.seconds, plan
+        return found[1]
 
     def even(self) -> LayerPlan | None:
         """Returns the fastest plan with a strategy for each layer and an even cut, as the public code searches."""

@@ -1,6 +1,6 @@
 """The formulas of a step: of a layer's forward and backward, of what is before and after the layers, of the updates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,10 +10,13 @@ from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGH
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
+KEPT = "kept_backward"  # the section of layers that are not recomputed, where others are
+
 
 @dataclass(frozen=True)
 class Sections:
-    """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation."""
+    """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation.
+    kept_backward: of layers that are not recomputed, where others are, else none."""
 
     embedding: tuple[Formula, ...]
     forward: tuple[Formula, ...]
@@ -23,26 +26,31 @@ class Sections:
     updates: tuple[Formula, ...]
     level: str
     layer_weights: tuple[str, ...]
+    kept_backward: tuple[Formula, ...] = ()
 
     @cached_property
     def all(self) -> tuple[Formula, ...]:
         """All formulas."""
-        return self.embedding + self.forward + self.head + self.backward + self.embedding_backward + self.updates
+        own = tuple(one for one in self.kept_backward if one not in self.backward)
+        before = self.embedding + self.forward + self.head + self.backward
+        return before + self.embedding_backward + self.updates + own
 
     @cached_property
-    def numbers(self) -> Mapping[str, range]:
+    def numbers(self) -> Mapping[str, Sequence[int]]:
         """The numbers of the formulas of each section."""
-        found, first = {}, 0
+        found: dict[str, Sequence[int]] = {}
+        first = 0
         for name in ("embedding", "forward", "head", "backward", "embedding_backward", "updates"):
             found[name] = range(first, first + len(getattr(self, name)))
-            first = found[name].stop
+            first += len(getattr(self, name))
+        found[KEPT] = [self.all.index(one) for one in self.kept_backward]
         return found
 
-    @cached_property
-    def saved(self) -> tuple[str, ...]:
-        """The tensors that a layer's backward reads of its forward, its input among them."""
-        made = {ref.tensor for one in self.backward for ref in one.results}
-        reads = dict.fromkeys(ref.tensor for one in self.backward for ref in one.operands)
+    def saved(self, section: str) -> tuple[str, ...]:
+        """Returns the tensors that a layer's backward, of a section, reads of its forward, its input among them."""
+        backward = self.kept_backward if section == KEPT else self.backward
+        made = {ref.tensor for one in backward for ref in one.results}
+        reads = dict.fromkeys(ref.tensor for one in backward for ref in one.operands)
         return tuple(name for name in reads if name not in made and name not in (*self.layer_weights, "dx"))
 
     @cached_property
@@ -50,16 +58,16 @@ class Sections:
         """The formulas that add to each sum, by (section, tensor)."""
         found: dict[tuple[str, str], tuple[Formula, ...]] = {}
         for section, numbers in self.numbers.items():
-            for one in self.all[numbers.start : numbers.stop]:
+            for one in map(self.all.__getitem__, numbers):
                 for ref in one.results:
                     found[section, ref.tensor] = (*found.get((section, ref.tensor), ()), one)
         return found
 
 
 @lru_cache(maxsize=16)
-def sections(recompute: str, experts: bool, tied: bool) -> Sections:
+def sections(recompute: str, experts: bool, tied: bool, some: bool = False) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones. tied: the
-    head is the embedding table.
+    head is the embedding table. some: whether some layers alone are recomputed.
 
     Raises:
         ValueError: there is no such level.
@@ -76,4 +84,5 @@ def sections(recompute: str, experts: bool, tied: bool) -> Sections:
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
         recompute,
         weights,
+        transpose(forward, DERIVATIVES) if some else (),
     )
