@@ -234,8 +234,8 @@ class StepLayout:
 
     @cached_property
     def alternatives(self) -> Ints:
-        """For each formula the first one that differs from it in what was made again (names with ~) alone, results
-        apart: itself, but where some layers are recomputed and others are not. A layer has one of them."""
+        """The first formula, for each, that differs from it in what was made again (names with ~) alone, results apart:
+        itself, but where some layers are recomputed and others are not. A layer has one of them."""
         found, first = np.arange(len(self.formulas)), dict[str, int]()
         made = Counter(one.results[0].tensor for one in self.formulas)
         if not any(name.endswith("~") for name in made):
