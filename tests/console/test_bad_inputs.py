@@ -80,7 +80,16 @@ def main(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def _whole(words: Sequence[str]) -> Sequence[str]:
-    if words[0] != "zbench" or words[1] in ("plan", "reshard", "generate", "simulate", "compare", "report", "anchors"):
+    if words[0] != "zbench" or words[1] in (
+        "plan",
+        "reshard",
+        "generate",
+        "layers",
+        "simulate",
+        "compare",
+        "report",
+        "anchors",
+    ):
         return words
     given = {word.lstrip("+~").partition("=")[0] for word in words}
     return [*words, *(word for word in SMALL if word.partition("=")[0] not in given)]

@@ -1,5 +1,5 @@
-"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate and
-those of others.
+"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate,
+zbench layers and those of others.
 
 A first word of the command line without `=` is one of these; everything else is a run's settings.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
 from zbench.api.generate import generate_words
+from zbench.api.layers import layers_words
 from zbench.api.parts import cluster_named, machine_in, told, trained_named, world_named
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, yaml_value
@@ -151,6 +152,7 @@ def _critical() -> int:
 
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {
     "generate": generate_words,
+    "layers": layers_words,
     "plan": plan_words,
     "reshard": reshard_words,
     "simulate": simulate_words,

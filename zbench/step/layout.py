@@ -221,13 +221,36 @@ class StepLayout:
 
     @cached_property
     def contributions(self) -> tuple[Ints, ...]:
-        """The contributions that formulas make to each cell of each tensor, int64 [cells]; 0 of others than sums."""
+        """The contributions that formulas make to each cell of each tensor, int64 [cells]; 0 of others than sums. Of
+        formulas that differ in what was made again alone, a layer has one, and they count once."""
         found = [np.zeros(int(np.prod(self.shape(at))), np.int64) for at in range(len(self.tensors))]
         for at, formula in enumerate(self.formulas):
+            if self.alternatives[at] != at:
+                continue
             for row in self.bound.rows[self.bound.offsets[at] : self.bound.offsets[at + 1]]:
                 if row[0] == ADD:
                     found[row[1]] += self._counted(at, formula, row)
         return tuple(found)
+
+    @cached_property
+    def alternatives(self) -> Ints:
+        """The first formula, for each, that differs from it in what was made again (names with ~) alone, results apart:
+        itself, but where some layers are recomputed and others are not. A layer has one of them."""
+        found, first = np.arange(len(self.formulas)), dict[str, int]()
+        made = Counter(one.results[0].tensor for one in self.formulas)
+        if not any(name.endswith("~") for name in made):
+            return found
+        for at, one in enumerate(self.formulas):
+            name = one.results[0].tensor
+            if made[name] > 1 and not name.endswith("~"):
+                found[at] = first.setdefault(str(one).replace("~", ""), at)
+        return found
+
+    @cached_property
+    def is_optional(self) -> Flags:
+        """Whether a formula makes something again, and is left out for layers that are not recomputed."""
+        mixed = bool((self.alternatives < np.arange(len(self.formulas))).any())
+        return np.array([mixed and one.results[0].tensor.endswith("~") for one in self.formulas], np.bool_)
 
     def _counted(self, at: int, formula: Formula, row: Ints) -> Ints:
         """Returns the contributions that a formula makes to each cell of one of its results."""

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -106,6 +106,15 @@ class Instance:
     def layers(self) -> range:
         """The layers that it is played for, in order."""
         return range(self.layer, self.layer + self.stride * self.repeats, self.stride)
+
+    def parts(self, cuts: Sequence[int]) -> "list[Instance]":
+        """Returns instances for its layers, in order, none of which has layers on both sides of a cut."""
+        found, start = list[Instance](), 0
+        for end in range(1, self.repeats + 1):
+            if end == self.repeats or max(self.layers[end - 1], self.layers[end]) in cuts:
+                found.append(replace(self, layer=self.layers[start], repeats=end - start))
+                start = end
+        return found
 
 
 @dataclass(frozen=True)
@@ -226,11 +235,25 @@ class Step:
         return [[(first, last) for first, last in one] for one in found]
 
     @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The first layers of stages of any pipeline, and of layers that play other templates than those before."""
+        stages = {one.layer for one in self.stages}
+        numbers, found = self._runs(sorted(stages)), set(stages)
+        layers: dict[int, set[int]] = {}
+        for run, one in zip(numbers, self.order, strict=True):
+            layers.setdefault(run, set()).update(one.layers)
+        for mine in layers.values():
+            found |= {min(mine), max(mine) + 1} if len(mine) > 1 else set()
+        return tuple(sorted(one for one in found if one in stages or 0 < one < self.num_layers))
+
+    @cached_property
     def runs(self) -> tuple[int, ...]:
         """The number of the run of each entry of the order: entries that play a template from one place on, in one
         version, each for layers of its own, are a run though others stand between them, as a backward is whose
-        gradients are reduced several layers together. Layers of different stages of any pipeline are different runs."""
-        cuts = sorted({one.layer for one in self.stages})
+        gradients are reduced several layers together. Layers on both sides of a cut are different runs."""
+        return self._runs(self.cuts)
+
+    def _runs(self, cuts: Sequence[int]) -> tuple[int, ...]:
         numbers: dict[tuple[int, int, int, int], int] = {}
         layers: list[set[int]] = []
         found = []

@@ -13,6 +13,7 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import DROP, SEND, Operations
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
@@ -48,6 +49,15 @@ def test_a_stage_gathers_as_many_layers_ahead_as_it_has(fleet: LocalFleet, layer
     case = StepCase.of(whole_step(model, plans, 1, "3", 3, "full", how, 2), model, plans, 1, 0, how)
     assert case.step.stages[1].layer == 2
     assert executed(fleet, case).fault == ""
+
+
+def test_stages_of_which_some_layers_are_recomputed(fleet: LocalFleet) -> None:
+    """All of the first stage's layers, one of the second's."""
+    model = replace(EXPERTS, num_layers=5)
+    plans = [plan_of([5, 3], 1, 4), plan_of([2], 1, 4, first=2)]
+    how = ExpertParallel(1, 3, 1.0)
+    step = whole_step(model, plans, 1, "1", 1, SomeLayers("full", (2, 1)), how, 2)
+    assert executed(fleet, StepCase.of(step, model, plans, 1, 0, how)).fault == ""
 
 
 def test_every_process_plays_its_own_stage(fleet: LocalFleet) -> None:

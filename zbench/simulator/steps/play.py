@@ -85,13 +85,8 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
 
 
 def _longest_stage(step: Step) -> int:
-    """Returns the most layers that are on the same stages of all pipelines."""
-    return max(end - begin for begin, end in pairwise([*_cuts(step), step.num_layers]))
-
-
-def _cuts(step: Step) -> list[int]:
-    """Returns the layers that a stage of a pipeline begins with."""
-    return sorted({one.layer for one in step.stages})
+    """Returns the most layers that are on the same stages of all pipelines and play the same templates."""
+    return max(end - begin for begin, end in pairwise([*step.cuts, step.num_layers]))
 
 
 def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
@@ -102,7 +97,7 @@ def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]
     Where gradients are reduced several layers together these are left out together, and a few more may be kept.
     """
     number, firsts, which = 0, {}, {}
-    for first, end in pairwise([*_cuts(step), step.num_layers]):
+    for first, end in pairwise([*step.cuts, step.num_layers]):
         firsts[first] = number
         begin, less = _left_out(end - first, kept, step.turn_layers)
         for layer in (*range(first, first + begin), *range(first + begin + less, end)):

@@ -100,7 +100,11 @@ class _Numbers:
         )
         self.row_sums = names.get("e", -1)  # -1: of a step without a backward, which has neither
         self.attend = layout.labels.index(f"o{again}")
-        self.attend_back = layout.labels.index("dq") if "dq" in layout.labels else -1
+        # Where some layers' keys are made again and others' kept, dq has two formulas: the one that reads these keys.
+        keys = f"kv{again}"
+        backs = [at for at, one in enumerate(layout.formulas) if one.results[0].tensor == "dq" and one.relation]
+        reading = (at for at in backs if any(ref.tensor == keys for ref in layout.formulas[at].operands))
+        self.attend_back = next(reading, -1)  # a forward alone has none
 
     def of_blocks(self, ops: Ops) -> Ints:
         """Returns the list of parts of t for every list of blocks that operations name, -1 for others."""

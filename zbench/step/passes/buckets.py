@@ -29,20 +29,24 @@ class Buckets:
     at_end: bool
     reductions: Sequence[tuple[int, int]]
 
-    def backward(self, batch: int, backward: Instance, after: Sequence[Instance], is_head_s: bool) -> list[Instance]:
-        """Returns the instances of a stage's backward with its reductions. after: those that follow the layers of the
-        stage; is_head_s: whether it is the last stage."""
-        (layer, head), low = self.reductions[batch], backward.layer - backward.repeats + 1
+    def backward(
+        self, batch: int, backward: Sequence[Instance], after: Sequence[Instance], is_head_s: bool
+    ) -> list[Instance]:
+        """Returns the instances of a stage's backward with its reductions. backward: of its layers, the last ones
+        first. after: those that follow the layers of the stage; is_head_s: whether it is the last stage."""
+        (layer, head), last = self.reductions[batch], backward[-1]
+        low, top, place = min(last.layers), backward[0].layer, last.place
         if layer < 0:
-            return [backward, *after]
+            return [*backward, *after]
         if self.at_end:
-            found = [backward, *after, Instance(layer, low, backward.repeats, place=backward.place)]
-            return found + ([Instance(head, backward.layer + 1, place=backward.place)] if is_head_s else [])
+            found = [*backward, *after, Instance(layer, low, top - low + 1, place=place)]
+            return found + ([Instance(head, top + 1, place=place)] if is_head_s else [])
         found = []
-        for top in range(backward.layer, low - 1, -self.layers):
-            count = min(self.layers, top - low + 1)
-            found.append(replace(backward, layer=top, repeats=count))
-            found.append(Instance(layer, top - count + 1, count, place=backward.place))
+        for one in backward:
+            for first in range(one.layer, min(one.layers) - 1, -self.layers):
+                count = min(self.layers, first - min(one.layers) + 1)
+                found.append(replace(one, layer=first, repeats=count))
+                found.append(Instance(layer, first - count + 1, count, place=place))
         return [*found, *after]
 
 

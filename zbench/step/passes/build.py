@@ -29,7 +29,8 @@ from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
-from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
+from zbench.step.passes.pipeline import KeptLayers, border_templates, moved_entries, pipeline_order, stage_starts
+from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
@@ -54,7 +55,7 @@ def whole_step(
     degree: int = 1,
     zero: str | ShardDegrees | ZeroCut = "3",
     window: int | StepOverlap = 1,
-    recompute: str = "none",
+    recompute: str | SomeLayers = "none",
     experts: ExpertParallel = TOGETHER,
     stages: int = 1,
 ) -> Step:
@@ -62,19 +63,23 @@ def whole_step(
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3", or
     degrees. window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a
-    level of zbench.step.passes.recompute. experts: how those of a model with experts are laid out and chosen. stages:
-    of a pipeline, each with all of the plans' GPUs.
+    level of zbench.step.passes.recompute, of all layers or of some. experts: how those of a model with experts are laid
+    out and chosen. stages: of a pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
+    some = recompute if isinstance(recompute, SomeLayers) else None
+    level = recompute if isinstance(recompute, str) else recompute.level
     if plans and plans[0].pipelines is not None:
         if not isinstance(stage := ZeroCut.of(zero).stage, str):
             raise ValueError(
                 "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
                 "zero2 or zero3 with them"
             )
-        return pipelines_step(model, plans, stage, recompute)
+        if some is not None:
+            raise ValueError("plans have pipelines, of whose layers all or none are recomputed")
+        return pipelines_step(model, plans, stage, level)
     check_plans(model, tuple(plans), degree)
     overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
     groups = plans[0].num_ranks
@@ -84,10 +89,12 @@ def whole_step(
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
     shared, two_level = model.shared_experts > 0, experts.node > 0
-    formulas = sections(recompute, model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate)
+    formulas = sections(
+        level, model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate, some is not None
+    )
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
-    loss, firsts, reduced = 0, [], []
+    loss, firsts, reduced, kept = 0, [], [], []
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
@@ -96,12 +103,18 @@ def whole_step(
         firsts.append(len(built.templates))
         built.batches.append(one)
         built.templates += made + (border_templates(one) if stages > 1 else [])
+        kept.append(len(built.templates))
+        built.templates += one.kept_templates(begun) if some is not None else []
         reduced.append(_numbered(built, reductions(one, begun, built.gradients)))
     fetches, first = _fetches(built, stages), _numbered(built, gathers_first(replace(built.batches[0], count=1)))[0]
     order = order_of_gathers(first, starts, model.num_layers) if first >= 0 else []
     buckets = Buckets(parameters.bucket_layers, parameters.reduced_last, reduced)
-    order += pipeline_order(starts, model.num_layers, firsts, fetches, buckets)
+    others = None if some is None else KeptLayers(some.of_stages(starts, model.num_layers), kept)
+    order += pipeline_order(starts, model.num_layers, firsts, fetches, buckets, others)
     order += _updates(built, model.num_layers, [one.place for one in starts], [one.layer for one in starts])
+    if some is not None:
+        cuts = {start.layer + count for start, count in zip(starts, some.layers, strict=True)}
+        order = [part for one in order for part in one.parts(sorted(cuts))]
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])

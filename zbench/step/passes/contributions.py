@@ -56,13 +56,13 @@ class Contributions:
     def _contributed(self, section: str) -> tuple[str, ...]:
         """Returns the parameters to whose gradients a section contributes."""
         of = self.rows.of
-        return {"head": of.of_head, "backward": of.of_layers, "embedding_backward": TABLE}[section]
+        return {"head": of.of_head, "embedding_backward": TABLE}.get(section, of.of_layers)
 
     def reduced_later(self, section: str) -> tuple[str, ...]:
         """Returns the parameters of the head or of layers ("backward") whose gradients are reduced by a template of
         their own (zbench.step.passes.buckets), and not where the section contributes to them."""
         of = self.rows.of
-        in_later = {"head": of.reduced_last, "backward": of.in_buckets}.get(section, False)
+        in_later = {"head": of.reduced_last, "embedding_backward": False}.get(section, of.in_buckets)
         if not in_later or not self.rows.reduces(self.is_last):
             return ()
         tied = TABLE if of.model.tied_embeddings else ()

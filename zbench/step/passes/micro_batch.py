@@ -1,7 +1,7 @@
 """A micro-batch's templates: what is computed and moved from the embedding to its gradient, and the contracts of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import BEFORE
-from zbench.step.passes.sections import Sections
+from zbench.step.passes.sections import KEPT, Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
@@ -41,6 +41,7 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
+    _entries: dict[str, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(
@@ -91,6 +92,11 @@ class BatchTemplates:
         head = self.template("head", ops, had + self.tokens("x") + before, has + after, "head")
         return [self._embedding(), self._forward(), head], loss + len(self.parts.home)
 
+    def kept_templates(self, begun: Mapping[str, Ints]) -> list[Template]:
+        """Returns the templates of a layer that is not recomputed where others are, forward and backward. begun:
+        contributions before the micro-batch."""
+        return [self._forward(KEPT), self._backward(dict(begun), KEPT)]
+
     def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
         numbers = tuple(self.formulas.numbers[section]) if section else ()
@@ -122,7 +128,7 @@ class BatchTemplates:
             None if isinstance(tokens, str) else TokenChunks(self.layout, self.lists, self.parts.chunks(tokens))
             for tokens in (self.parts.model.mlp_chunk_tokens, self.parts.model.loss_chunk_tokens)
         )
-        every = {"forward": mlp, "head": loss, "backward": mlp}
+        every = {"forward": mlp, "head": loss, "backward": mlp, KEPT: mlp}
         return {section: one for section, one in every.items() if one is not None}
 
     def _attention(self, made: str, again: str) -> list[Ints]:
@@ -236,19 +242,26 @@ class BatchTemplates:
             return needs, self._weights(offsets, (), back=not forward)
         return needs, self._weights(offsets[1:], offsets[:1], after, not forward)
 
-    def _forward(self) -> Template:
+    def _forward(self, section: str = "backward") -> Template:
+        """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
         gathers = self._gathered(rows.of.of_layers, rows.of.window) if self._gathers_layers else []
         needs, leaves = self._around(True)
-        leaves += self.tokens("x", 1) + self._saved
+        leaves += self.tokens("x", 1) + self._saved(section)
         ops: Tables = [gathers, *self._computed("forward")]
-        return self.template("forward", ops, needs + self.tokens("x"), leaves, "forward")
+        return self.template(
+            "kept_forward" if section == KEPT else "forward", ops, needs + self.tokens("x"), leaves, "forward"
+        )
 
-    @cached_property
-    def _saved(self) -> Rows:
-        """Returns the entries of what a forward keeps for its backward."""
+    def _saved(self, section: str) -> Rows:
+        """Returns the entries of what a forward keeps for its backward, of a section."""
+        if section not in self._entries:
+            self._entries[section] = self._made_saved(self.formulas.saved(section))
+        return self._entries[section]
+
+    def _made_saved(self, saved: Sequence[str]) -> Rows:
         found: Rows = []
-        for name in self.formulas.saved:
+        for name in saved:
             number = self.layout.number[name]
             tensor = self.layout.tensors[number]
             if tensor.axes == ("t",):
@@ -260,17 +273,17 @@ class BatchTemplates:
                 complete = COMPLETE if tensor.nature == "sum" else 0
                 for gpu in self.linear.gpus(True).tolist():
                     found.append(self._entry(number, gpu, int(tokens[gpu]), int(cut[gpu]), complete))
-        return found + self._kept()
+        return found + self._kept(saved)
 
     def _entry(self, tensor: int, gpu: int, tokens: int, cut: int, count: int) -> list[int]:
         return [tensor, 0, self.lists.number(PLACE, [gpu]), tokens, cut, count, 0, 0]
 
-    def _kept(self) -> Rows:
-        """Returns the entries of the copies that a plan keeps where it brought them."""
+    def _kept(self, saved: Sequence[str]) -> Rows:
+        """Returns the entries of the copies that a plan keeps where it brought them, of tensors that are saved."""
         found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
         places, degree, numbers = dict[int, int](), self.parts.degree, self.layout.number  # most are of few lists
         for name, rank, blocks, heads in kept_copies(self.parts):
-            if name not in self.formulas.saved:
+            if name not in saved:
                 continue
             if blocks not in tokens:
                 tokens[blocks] = self.lists.number("t", self.parts.of_lists[blocks])
@@ -319,16 +332,16 @@ class BatchTemplates:
         entry = [self.layout.number["loss"], 0, self.lists.number(PLACE, [0]), -1, -1]
         return [[*entry, loss, 0, 0]] if loss else [], [[*entry, loss + len(self.parts.home), 0, 0]]
 
-    def _backward(self, gradients: dict[str, Ints]) -> Template:
+    def _backward(self, gradients: dict[str, Ints], section: str = "backward") -> Template:
         rows = self.parameters
-        again = "~" if "o~" in self.layout.number else ""
+        again = "~" if section != KEPT and "o~" in self.layout.number else ""
         kept = rows.of.degrees.secondary
         gathers = rows.gathers(rows.of.of_layers, kept, -rows.of.window, True) if rows.of.gathered else []
-        ops: Tables = [gathers, *self._computed("backward", again)]
-        before, after, reductions = self.contributions.entries("backward", gradients)
+        ops: Tables = [gathers, *self._computed(section, again)]
+        before, after, reductions = self.contributions.entries(section, gradients)
         needs, leaves = self._around(False)
-        needs += self.tokens("dx", 1) + self._saved + before
-        return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
+        needs += self.tokens("dx", 1) + self._saved(section) + before
+        return self.template(section, [*ops, reductions], needs, leaves + self.tokens("dx") + after, section)
 
     def _embedding_backward(self, gradients: dict[str, Ints], begun: Mapping[str, Ints]) -> Template:
         """Returns the template of the table's gradient. begun: contributions before the micro-batch."""

@@ -5,6 +5,7 @@ A template is played for every stage, from its first place on. Micro-batches go 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +20,32 @@ from zbench.step.template import AT_HOME, Instance, StageStart, Template
 
 FORWARD, BACKWARD = range(2)
 EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
+
+
+@dataclass(frozen=True)
+class KeptLayers:
+    """The layers that are not recomputed where others are. recomputed: how many layers of each stage are, its first
+    ones. templates: by micro-batch, the number of the forward of other layers; their backward is the next one."""
+
+    recomputed: tuple[int, ...]
+    templates: Sequence[int] = ()
+
+    def split(self, one: Instance, stage: int, batch: int, way: int) -> list[Instance]:
+        """Returns the instances of a stage's layers in place of one for all of them, in its order."""
+        count = self.recomputed[stage]
+        if count == one.repeats:
+            return [one]
+        low = min(one.layers)
+        other = replace(one, template=self.templates[batch] + way, repeats=one.repeats - count)
+        if way == FORWARD:
+            again, other = replace(one, repeats=count), replace(other, layer=low + count)
+            return [again, other] if count else [other]
+        return [other, replace(one, layer=low + count - 1, repeats=count)] if count else [other]
+
+
+def _ends(stages: tuple[StageStart, ...], num_layers: int) -> list[int]:
+    """Returns the layer after the last one of each stage."""
+    return [*(one.layer for one in stages[1:]), num_layers]
 
 
 def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ...]:
@@ -86,11 +113,16 @@ def pipeline_order(
     batches: Sequence[int],
     fetches: Sequence[tuple[int, int]],
     buckets: Buckets,
+    kept: KeptLayers | None = None,
 ) -> list[Instance]:
     """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
     EMBEDDING to SEND_DX; fetches: for each the templates that gather a stage's first layers ahead, forward and
-    backward, -1 where none does; buckets: of reductions that are templates of their own."""
-    ends = [*(one.layer for one in stages[1:]), num_layers]
+    backward, -1 where none does; buckets: of reductions that are templates of their own; kept: layers that are not
+    recomputed where others are."""
+    kept = kept or KeptLayers(
+        tuple(end - one.layer for one, end in zip(stages, _ends(stages, num_layers), strict=True))
+    )
+    ends = _ends(stages, num_layers)
     order = []
     for at, way, batch in one_forward_one_backward(len(stages), len(batches)):
         begin, end, place, first = stages[at].layer, ends[at], stages[at].place, batches[batch]
@@ -99,7 +131,7 @@ def pipeline_order(
                 order.append(Instance(first + EMBEDDING, 0, place=place))
             elif fetches[batch][0] >= 0:
                 order.append(Instance(fetches[batch][0], begin, place=place))
-            order.append(Instance(first + LAYERS, begin, end - begin, place=place))
+            order += kept.split(Instance(first + LAYERS, begin, end - begin, place=place), at, batch, FORWARD)
             last = at + 1 == len(stages)
             order.append(
                 Instance(first + HEAD, end, place=place) if last else Instance(first + SEND_X, end - 1, place=place)
@@ -111,7 +143,8 @@ def pipeline_order(
                 order.append(Instance(fetches[batch][1], end - 1, place=place))
         backward = Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place)
         after = [Instance(first + EMBEDDING_BACKWARD, 0, place=place)] if at == 0 else []
-        order += buckets.backward(batch, backward, after, at + 1 == len(stages))
+        parts = kept.split(backward, at, batch, BACKWARD)
+        order += buckets.backward(batch, parts, after, at + 1 == len(stages))
     return order
 
 

@@ -5,10 +5,11 @@ of its own, and nothing else in a step has to know of recomputation.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zbench.step.formula import Formula, Reference
+from zbench.step.template import StageStart
 
 _GATED = ("z", "u", "zs", "us")  # gate and up, and their product, of shared experts as well
 # What is made again: nothing; what elementwise work alone makes; the feed-forward's, all of it before its gradients or
@@ -18,6 +19,28 @@ LEVELS: Mapping[str, tuple[str, ...] | None] = MappingProxyType({
     "full": None,
 })  # fmt: skip
 BEFORE = ("selective",)  # levels that make again what they do for all tokens before any gradient, as frameworks do
+
+
+@dataclass(frozen=True)
+class SomeLayers:
+    """Layers of which some are recomputed, by a level. layers: how many of each stage, its first ones."""
+
+    level: str
+    layers: tuple[int, ...]
+
+    def of_stages(self, stages: Sequence[StageStart], num_layers: int) -> tuple[int, ...]:
+        """Returns how many layers of each stage are recomputed.
+
+        Raises:
+            ValueError: a stage has not so many, or there are other stages.
+        """
+        ends = [*(one.layer for one in stages[1:]), num_layers]
+        most = tuple(end - one.layer for one, end in zip(stages, ends, strict=True))
+        if len(most) != len(self.layers) or any(
+            not 0 <= have <= all_ for have, all_ in zip(self.layers, most, strict=True)
+        ):
+            raise ValueError(f"recomputed layers are {self.layers}; of stages of {most} layers each takes 0 to all")
+        return self.layers
 
 
 def made_again(level: str, forward: Sequence[Formula], kept: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The formulas of a step: of a layer's forward and backward, of what is before and after the layers, of the updates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,10 +20,13 @@ from zbench.step.passes.parameters.zero import axes_of, layer_weights, outer_wei
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
+KEPT = "kept_backward"  # the section of layers that are not recomputed, where others are
+
 
 @dataclass(frozen=True)
 class Sections:
-    """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation."""
+    """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation.
+    kept_backward: of layers that are not recomputed, where others are, else none."""
 
     embedding: tuple[Formula, ...]
     forward: tuple[Formula, ...]
@@ -33,26 +36,31 @@ class Sections:
     updates: tuple[Formula, ...]
     level: str
     layer_weights: tuple[str, ...]
+    kept_backward: tuple[Formula, ...] = ()
 
     @cached_property
     def all(self) -> tuple[Formula, ...]:
         """All formulas."""
-        return self.embedding + self.forward + self.head + self.backward + self.embedding_backward + self.updates
+        own = tuple(one for one in self.kept_backward if one not in self.backward)
+        before = self.embedding + self.forward + self.head + self.backward
+        return before + self.embedding_backward + self.updates + own
 
     @cached_property
-    def numbers(self) -> Mapping[str, range]:
+    def numbers(self) -> Mapping[str, Sequence[int]]:
         """The numbers of the formulas of each section."""
-        found, first = {}, 0
+        found: dict[str, Sequence[int]] = {}
+        first = 0
         for name in ("embedding", "forward", "head", "backward", "embedding_backward", "updates"):
             found[name] = range(first, first + len(getattr(self, name)))
-            first = found[name].stop
+            first += len(getattr(self, name))
+        found[KEPT] = [self.all.index(one) for one in self.kept_backward]
         return found
 
-    @cached_property
-    def saved(self) -> tuple[str, ...]:
-        """The tensors that a layer's backward reads of its forward, its input among them."""
-        made = {ref.tensor for one in self.backward for ref in one.results}
-        reads = dict.fromkeys(ref.tensor for one in self.backward for ref in one.operands)
+    def saved(self, section: str) -> tuple[str, ...]:
+        """Returns the tensors that a layer's backward, of a section, reads of its forward, its input among them."""
+        backward = self.kept_backward if section == KEPT else self.backward
+        made = {ref.tensor for one in backward for ref in one.results}
+        reads = dict.fromkeys(ref.tensor for one in backward for ref in one.operands)
         return tuple(name for name in reads if name not in made and name not in (*self.layer_weights, "dx"))
 
     @cached_property
@@ -60,7 +68,7 @@ class Sections:
         """The formulas that add to each sum, by (section, tensor)."""
         found: dict[tuple[str, str], tuple[Formula, ...]] = {}
         for section, numbers in self.numbers.items():
-            for one in self.all[numbers.start : numbers.stop]:
+            for one in map(self.all.__getitem__, numbers):
                 for ref in one.results:
                     found[section, ref.tensor] = (*found.get((section, ref.tensor), ()), one)
         return found
@@ -74,10 +82,11 @@ def sections(
     shared: bool = False,
     two_level: bool = False,
     gate: str = SOFTMAX,
+    some: bool = False,
 ) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
     or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels; gate: a
-    model's.
+    model's. some: whether some layers alone are recomputed.
 
     Raises:
         ValueError: there is no such level.
@@ -94,6 +103,7 @@ def sections(
         tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
         recompute,
         weights,
+        transpose(forward, DERIVATIVES) if some else (),
     )
 
 

@@ -178,20 +178,23 @@ def _played(rows, ends, instances, pipelines, there):  # type: ignore[no-untyped
 def _computed_fault(step: Step) -> str:
     """Returns a formula that is not computed once for every layer of every micro-batch, "" if there is none.
 
-    What updates state is left to versions: a step may have several rounds.
+    What updates state is left to versions: a step may have several rounds. Of formulas that are alternatives each layer
+    has one, and of what is made again a layer that is not recomputed has nothing.
     """
     done = [np.zeros((len(layout.formulas), max(step.num_layers, 1)), np.int64) for layout in step.layouts]
     totals = [np.zeros(len(layout.formulas), np.int64) for layout in step.layouts]
     for one in step.order:
         template = step.templates[one.template]
-        made = np.array(template.formulas, np.int64)
+        made = step.layouts[template.layout].alternatives[np.array(template.formulas, np.int64)]
         totals[template.layout][made] += one.repeats
         layers = np.array([layer for layer in one.layers if 0 <= layer < step.num_layers], np.int64)
         done[template.layout][made[:, None], layers] += 1
     for number, layout in enumerate(step.layouts):
+        optional, first = layout.is_optional, layout.alternatives == np.arange(len(layout.formulas))
         wrong = layout.each_layer & (done[number] != 1).any(axis=1)
         wrong |= totals[number] != np.where(layout.each_layer, step.num_layers, 1)
-        wrong &= ~layout.updates
+        wrong[optional] = (done[number][optional] > 1).any(axis=1)
+        wrong &= ~layout.updates & first
         if wrong.any():
             at = int(np.argmax(wrong))
             layers = np.flatnonzero(done[number][at] != 1) if layout.each_layer[at] else np.zeros(0, np.int64)

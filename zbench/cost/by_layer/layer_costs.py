@@ -1,0 +1,155 @@
+"""Seconds and bytes of a layer with each of its strategies, and of what is before and after the layers, by arithmetic.
+
+A batch is cut into micro-batches of equal work, and these evenly over the groups that have tokens of their own; for
+memory a group has no less than the longest sequence, which it does not share. Gathers of a sharded layer's parameters
+and the reductions of its gradients are beside its own work, as is the one reduction of a step without sharding; what is
+longer than that work is waited for. Left out: imbalance, and what stages send each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zbench.cost.bound import least_seconds
+from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrategy
+from zbench.cost.by_layer.programme import LayerTable
+from zbench.cost.collective import GRADIENT_BYTES, run_seconds
+from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
+from zbench.cost.loss import token_and_chunk_bytes
+from zbench.cost.memory import ADAM_BYTES, layer_activation_bytes
+from zbench.cost.recompute import again_activation_bytes, again_elementwise_bytes, again_flops
+from zbench.describe.arrays import Floats, Ints
+
+_COLUMNS = ("passes", "once", "states", "kept", "working")
+
+
+def strided_gather_seconds(cost: Cost, size: float, degree: int, stride: int) -> float:
+    """Returns the seconds in which every group of `degree` GPUs, `stride` apart, gathers `size` bytes, all groups at
+    once: inside nodes over the link that holds the farthest ones, and over NICs, which the groups of a node share."""
+    if degree == 1 or stride == 1:
+        return run_seconds(cost, size, degree)
+    c = cost.cluster
+    within = max(1, min(degree, c.gpus_per_node // stride))
+    nodes = degree // within
+    inside = hops = across = 0.0
+    if within > 1:
+        link = int(c.link_of(np.array([0]), np.array([stride * (within - 1)]))[0])
+        inside = float(cost.transfer_seconds(np.array([size * (degree - 1) / degree]), link)[0])
+        hops = c.links[link].latency * (within - 1)
+    if nodes > 1:
+        groups = c.gpus_per_node // within
+        across = cost.nic_transfer_seconds(groups * size * (nodes - 1) / nodes / c.nics_per_node)
+        hops += c.nic_latency * (nodes - 1)
+    return max(inside, across) + hops
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The costs of a batch's layers on stages of so many GPUs. cost: of GPUs, without groups and stages. lengths: of
+    every sequence of the batch."""
+
+    cost: Cost
+    lengths: Ints
+    gpus: int
+    micro_batches: int
+    strategies: Sequence[LayerStrategy]
+
+    @cached_property
+    def usable(self) -> tuple[LayerStrategy, ...]:
+        """The strategies that the model's heads can be cut for, with a sequence for every group in each micro-batch."""
+        model = self.cost.model
+        return tuple(
+            one
+            for one in self.strategies
+            if model.num_heads % one.tensor == 0
+            and (model.num_kv_heads % one.tensor == 0 or one.tensor % model.num_kv_heads == 0)
+            and one.groups * self.micro_batches <= len(self.lengths)
+        )
+
+    @cached_property
+    def _attention(self) -> tuple[float, float]:
+        """The seconds of a GPU's share of a layer's attention in a micro-batch, forward and backward."""
+        share = 1 / (self.micro_batches * self.gpus)
+        there, back = (float(least_seconds(self.lengths, self.cost, way).sum()) * share for way in (False, True))
+        return there, back
+
+    @cached_property
+    def _columns(self) -> dict[str, Floats]:
+        rows = np.array([self._row(one) for one in self.usable]).reshape(-1, len(_COLUMNS))
+        return dict(zip(_COLUMNS, rows.T, strict=True))
+
+    def _row(self, one: LayerStrategy) -> tuple[float, ...]:
+        """Returns the seconds of a strategy's passes and of what is there once a step, and the bytes of its states,
+        those that a micro-batch under way keeps, and those of the layer at work."""
+        cost, model, e = self.cost, self.cost.model, self.cost.model.element_bytes
+        tokens = float(self.lengths.sum()) / (self.micro_batches * one.groups)
+        fullest = max(tokens, float(self.lengths.max())) / one.tensor
+        params = model.layer_params / one.tensor
+        groups = one.groups, one.stride(DATA, SHARDED)
+        gather = strided_gather_seconds(cost, params * e, *groups)
+        reduce = strided_gather_seconds(cost, params * GRADIENT_BYTES, *groups)
+        hidden = strided_gather_seconds(cost, tokens * model.hidden * e, one.tensor, one.stride(TENSOR))
+        mine = np.array([tokens / one.tensor])
+        linear, (there, back) = float(cost.linear_seconds(mine)[0]), self._attention
+        forward = linear + there + SHOWN * hidden
+        backward = max(2 * linear + back, HIDDEN * hidden) + SHOWN * hidden
+        layer, working = layer_activation_bytes(model), 0.0
+        if one.recompute == "full":
+            backward, layer, working = backward + forward, e * model.hidden, float(layer)
+        elif one.recompute == "selective":
+            device = cost.cluster.device
+            moved = again_elementwise_bytes(model) / device.copy_bandwidth
+            backward += float(mine[0]) * (again_flops(model) / device.matmul_flops + moved) + hidden
+            layer, working = layer - again_activation_bytes(model), float(again_activation_bytes(model))
+        optimizer = OPTIMIZER_BYTES * params / cost.cluster.device.copy_bandwidth
+        states = params * (e + GRADIENT_BYTES + ADAM_BYTES)
+        if one.is_sharded:
+            passes = max(forward, gather) + max(backward, gather + reduce)
+            gathered = 2 * params * e  # a layer's, and the next
+            return passes, optimizer / one.groups, states / one.groups, layer * fullest, working * fullest + gathered
+        once = max(0.0, 2 * reduce - backward) + optimizer  # an all-reduce is both ways
+        return forward + backward, once, states, layer * fullest, working * fullest
+
+    def table(self, under_way: int) -> LayerTable:
+        """Returns the table of a stage that holds so many micro-batches; what is there once a step is spread over its
+        micro-batches."""
+        of = self._columns
+        size = np.ceil(of["states"] + under_way * of["kept"]).astype(np.int64)
+        layouts = {one.levels: at for at, one in enumerate(dict.fromkeys(map(_places, self.usable)))}
+        layout = np.array([layouts[_places(one).levels] for one in self.usable], np.int64)
+        seconds = of["passes"] + of["once"] / self.micro_batches
+        return LayerTable(seconds, size, np.ceil(of["working"]).astype(np.int64), layout, self._change)
+
+    @property
+    def _change(self) -> float:
+        """The seconds of a GPU's share of the hidden states on their way to where another layout has them, forward,
+        and of their gradients backward."""
+        model, c = self.cost.model, self.cost.cluster
+        size = float(self.lengths.sum()) / (self.micro_batches * self.gpus) * model.hidden * model.element_bytes
+        inside = float(self.cost.gather_seconds(np.array([size]), min(self.gpus, c.gpus_per_node))[0])
+        nodes = self.gpus // c.gpus_per_node
+        if nodes <= 1:
+            return 2 * (inside + c.nvlink_latency)
+        away = size * c.gpus_per_node * (nodes - 1) / nodes / c.nics_per_node
+        return 2 * (max(inside, self.cost.nic_transfer_seconds(away)) + c.nic_latency)
+
+    def outside(self, is_first: bool, is_last: bool) -> tuple[float, int]:
+        """Returns the seconds of a micro-batch, and the bytes, of what is before the first and after the last layer on
+        a stage that has it, evenly on all its GPUs."""
+        model, cost = self.cost.model, self.cost
+        params = (int(is_first) + int(is_last and not (is_first and model.tied_embeddings))) * model.head_params
+        size = params * (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / self.gpus
+        seconds = OPTIMIZER_BYTES * params / self.gpus / cost.cluster.device.copy_bandwidth / self.micro_batches
+        if is_last:
+            tokens = float(self.lengths.sum()) / (self.micro_batches * self.gpus)
+            seconds += float(cost.head_seconds(np.array([tokens]))[0])
+            size += token_and_chunk_bytes(model)[0] * tokens + token_and_chunk_bytes(model)[1]
+        return seconds, int(np.ceil(size))
+
+
+def _places(one: LayerStrategy) -> LayerStrategy:
+    """Returns a strategy that tells where tokens lie alone: both kinds of data parallelism lay them alike."""
+    levels = tuple(level if level.kind == TENSOR else type(level)(DATA, level.degree) for level in one.levels)
+    return LayerStrategy(levels, "none")
