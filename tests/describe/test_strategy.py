@@ -170,7 +170,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Sharding("nested"),
             "sharding.degrees is null; with sharding.strategy=nested it takes weights,",
         ),
-        (lambda: Sharding("zero3", degrees={}), "sharding.degrees is {}; with sharding.strategy=zero3 it takes null"),
+        (lambda: Sharding("zero3", degrees={}), "sharding.degrees is {}; only sharding.strategy=nested has"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
         (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
         (

@@ -226,7 +226,7 @@ def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
         ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
         ({"kernel": "x"}, "executor.kernel is 'x'; it takes auto"),
         ({"optimizer": {"lr": -1}}, "executor.optimizer.lr is -1; it takes"),
-        ({"expert_parallel": 2}, "the expert-parallel degree is 2; it has to divide model.num_experts, 1"),
+        ({"expert_parallel": 2}, "parallel.expert_parallel is 2; mini has no experts, so it takes 1"),
         ({"experts": Experts(skew=1.0)}, "experts.skew is 1.0; mini has no experts, so it takes 0"),
     ],
 )

@@ -155,8 +155,8 @@ def test_a_token_chooses_the_same_experts_whatever_the_plan() -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (ExpertParallel(3), "the expert-parallel degree is 3; it has to divide model.num_experts, 4"),
-        (ExpertParallel(4), "the expert-parallel degree is 4; it has to divide 2 GPUs"),
+        (ExpertParallel(3), "parallel.expert_parallel is 3; it has to divide model.num_experts=4"),
+        (ExpertParallel(4), "parallel.expert_parallel is 4; it has to divide 2 GPUs"),
         (ExpertParallel(2, 0, -1.0), "the skew of the routing is -1.0; it takes a number from 0 to 100"),
     ],
 )

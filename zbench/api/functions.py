@@ -25,6 +25,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.step_strategy import USUAL_STRATEGY
 from zbench.interfaces.protocols import System
 from zbench.interfaces.published import VARIANT
 from zbench.interfaces.result import StepResult
@@ -103,6 +104,8 @@ def planned(
         zbench.proof.verify.PlanError: the system made a wrong plan.
     """
     check_boolean(PIPELINES, pipelines)
+    if step.strategy != USUAL_STRATEGY:
+        clock_named(SIMULATED, step.cost, step.strategy)  # refuses what there are no steps of
     with compiling_told():
         chosen = pipelines and step.strategy.plans_pipelines and in_whole_steps(step.cost)
         cost = replace(step.cost, pipelines=chosen, even_slices=True)

@@ -69,7 +69,7 @@ def layers_words(words: Sequence[str]) -> int:
         if best is None:
             raise ValueError(
                 f"model {model.name} does not fit: no strategy of its layers on {cluster.num_ranks} GPUs has room for "
-                f"a sequence of {int(lengths.max()):,} tokens; use more nodes, or recompute=none,full"
+                f"a sequence of {int(lengths.max()):,} tokens; use more nodes, or shorter sequences"
             )
     rows = tuple(_row(name, plan) for name, plan in found.items())
     show(Sheet(f"{model.name} on {cluster.name}, {len(lengths)} sequences", _COLUMNS, rows).rich())

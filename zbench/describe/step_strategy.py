@@ -85,7 +85,7 @@ class StepStrategy:
             if value != usual:
                 raise ValueError(
                     f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else "
-                    f"takes {usual or 'none, zero1, zero2 or zero3'}"
+                    f"takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
                 )
 
 

@@ -78,8 +78,8 @@ class Sharding:
         for name, given in (("degrees", self.degrees), ("bits", self.bits)):
             if given is not None and self.strategy != NESTED:
                 raise ValueError(
-                    f"sharding.{name} is {dict(given)}; with sharding.strategy={self.strategy} it takes null, and "
-                    f"with {NESTED} {name}"
+                    f"sharding.{name} is {dict(given)}; only sharding.strategy={NESTED} has {name}, and with "
+                    f"{self.strategy} it takes null"
                 )
         _ = self.overlap, self.of_model  # refuse what cannot be
 
@@ -233,12 +233,12 @@ class TrainingStrategy:
         if schedule != SEQUENTIAL and self.parallel.expert_parallel == 1:
             raise ValueError(
                 f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
-                f"takes {SEQUENTIAL}, or parallel.expert_parallel=8 beside it"
+                f"takes {SEQUENTIAL}, or, with experts, parallel.expert_parallel=8"
             )
         if self.experts.dispatch != FLAT and self.parallel.expert_parallel == 1:
             raise ValueError(
                 f"experts.dispatch is {self.experts.dispatch}; with parallel.expert_parallel=1 no token is sent to an "
-                f"expert, so it takes {FLAT}, or parallel.expert_parallel=8 beside it"
+                f"expert, so it takes {FLAT}, or, with experts, parallel.expert_parallel=8"
             )
         if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
             raise ValueError(

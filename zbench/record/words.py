@@ -83,6 +83,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
         f"{facts['cluster']}: {with_noun(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
         f"{with_noun(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
+    if nodes := facts.get("generate_nodes"):
+        words += f", and {nodes} more {'node that generates' if nodes == 1 else 'nodes that generate'}"
     if "links" in facts:
         words += f"; {facts['links']}"
     if "world" in facts:

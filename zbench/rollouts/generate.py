@@ -35,11 +35,12 @@ class Generation:
 @dataclass(frozen=True)
 class GenerationCost:
     """The cost model of a replica of `tensor` GPUs. cost: of GPUs. memory_share: of a GPU's memory, for weights and
-    keys and values."""
+    keys and values. tensor_key: what a user sets it by, for sentences."""
 
     cost: Cost
     tensor: int
     memory_share: float
+    tensor_key: str = "tensor"
 
     def __post_init__(self) -> None:
         model, cluster = self.cost.model, self.cost.cluster
@@ -50,11 +51,11 @@ class GenerationCost:
             ("cluster.gpus_per_node", cluster.gpus_per_node),
         ):
             if size % self.tensor:
-                raise ValueError(f"tensor is {self.tensor}; it has to divide {name}={size}")
+                raise ValueError(f"{self.tensor_key} is {self.tensor}; it has to divide {name}={size}")
         if not (isinstance(self.memory_share, float) or is_whole(self.memory_share)) or not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share!r}; it takes more than 0 and at most 1")
         if self.kv_tokens < 1:
-            told = f"replicas of tensor={self.tensor} have no room for keys and values beside weights"
+            told = f"replicas of {self.tensor_key}={self.tensor} have no room for keys and values beside weights"
             raise ValueError(f"model {model.name} does not fit: {told} in memory_share={self.memory_share}")
 
     @property

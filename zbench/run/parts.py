@@ -205,6 +205,7 @@ class Parts:
         return {
             "simulated": self.simulated,
             **({} if self.sync == EVERY else {"synchronous": False}),
+            **({"generate_nodes": self.job.generate_nodes} if self.job.generate_nodes else {}),
             **changed,
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
@@ -255,13 +256,18 @@ def _in_iterations(executor: Executor, workload: Workload, job: RolloutJob) -> E
     """
     if not isinstance(executor, Simulated):
         raise ValueError(
-            f"job.algorithm is {job.algorithm}; only executor=simulated plays iterations of rollouts, all else takes "
-            f"{TRAINING.algorithm}"
+            f"job.algorithm is {job.algorithm}; only runs with executor=simulated play iterations of rollouts, all "
+            f"else takes {TRAINING.algorithm}, as in job=training"
         )
     if workload.batch(0).rollouts is None:
         raise ValueError(
             f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
             "as workload=rl_traces, or workload=rl_traces_file with your own"
+        )
+    if executor.cost.model.mask != CAUSAL:
+        raise ValueError(
+            f"mask is {executor.cost.model.mask}; with job=rlhf what is generated reads all before it, so it takes "
+            f"{CAUSAL}"
         )
     made = SimulatedIterations.of(executor, job)
     if isinstance(workload, HasContextLimit) and workload.context_limit > made.kv_tokens:

@@ -148,15 +148,16 @@ def check_steps_alone(strategy: TrainingStrategy) -> None:
     Raises:
         ValueError: workers come together in rounds, or the job has rollouts.
     """
-    for name, value, usual in (
-        ("sync.method", strategy.sync.method, EVERY.method),
-        ("job.algorithm", strategy.job.algorithm, TRAINING.algorithm),
-    ):
-        if value != usual:
-            raise ValueError(
-                f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else takes "
-                f"{usual}"
-            )
+    if strategy.sync.in_rounds:
+        raise ValueError(
+            f"sync.method is {strategy.sync.method}; only runs with executor=simulated or torch_whole_step have that, "
+            f"all else takes {EVERY.method}"
+        )
+    if strategy.job.has_rollouts:
+        raise ValueError(
+            f"job.algorithm is {strategy.job.algorithm}; only runs with executor=simulated play iterations of "
+            f"rollouts, all else takes {TRAINING.algorithm}, as in job=training"
+        )
 
 
 def _check_moved(node: Any, group: str) -> None:

@@ -73,7 +73,10 @@ class SimulatedIterations(Simulated):
                 f"parallel.pipeline_parallel is {self.cost.pp}; with job=rlhf all layers are on all GPUs, so it takes 1"
             )
         self._generation = GenerationCost(
-            Cost(cluster=self._generating.cluster, model=gpus.model), self.job.generate_tensor, self.job.memory_share
+            Cost(cluster=self._generating.cluster, model=gpus.model),
+            self.job.generate_tensor,
+            self.job.memory_share,
+            "job.generate_tensor",
         )
         self._check_room()
         job_engine(self.job, gpus)  # refuses one that does not go with the sharding
@@ -123,10 +126,17 @@ class SimulatedIterations(Simulated):
         if job.schedule == STREAMED:  # in slices of a replica, beside their shards
             kept += len(job.stages.scores) * weights // job.generate_tensor
         if kept + share * device.memory_bytes > device.memory_bytes:
+            most, own = 1 - kept / device.memory_bytes, weights / job.generate_tensor
+            remedy = f"so it takes at most {most:.2f}"
+            if most * device.memory_bytes <= own:
+                remedy = (
+                    f"beside which {own / 2**30:.1f} GiB of weights that generate have no room: use sharding=zero3, a "
+                    "larger job.generate_tensor, or more GPUs"
+                )
             raise ValueError(
                 f"job.memory_share is {share}; model {self.cost.model.name} does not fit: {kept / 2**30:.1f} GiB of "
                 f"{job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, "
-                f"so it takes at most {max(0.0, 1 - kept / device.memory_bytes):.2f}"
+                f"{remedy}"
             )
 
     def start(self) -> Ready:

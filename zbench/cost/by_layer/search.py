@@ -214,8 +214,10 @@ class LayerSearch:
 
     def recomputed(self) -> LayerPlan | None:
         """Returns the fastest plan that whole steps have in which layers differ in whether they are recomputed alone:
-        of each stage as few as have to be, its first ones; None if none fits."""
-        found: tuple[float, LayerPlan | None] = (inf, None)
+        of each stage as few as have to be, its first ones; all or none of them, where that is faster; None if none
+        fits."""
+        alike = self.alike(self.is_played)
+        found = (inf, alike) if alike is None else (alike.seconds, alike)
         for pipeline in self.pipelines():
             cut = even_cut(self.cost.model.num_layers, pipeline.stages)
             for pair in pipeline.pairs:

@@ -66,17 +66,19 @@ class ExpertParallel:
 
     def check(self, model: Model, num_gpus: int) -> None:
         """Raises ValueError if a model's experts cannot be laid out so."""
+        if self.degree != 1 and model.num_experts == 1:
+            raise ValueError(f"parallel.expert_parallel is {self.degree}; {model.name} has no experts, so it takes 1")
         if self.degree < 1 or model.num_experts % self.degree:
             raise ValueError(
-                f"the expert-parallel degree is {self.degree}; it has to divide model.num_experts, {model.num_experts}"
+                f"parallel.expert_parallel is {self.degree}; it has to divide model.num_experts={model.num_experts}"
             )
         if self.node and self.degree % self.node:
             raise ValueError(
-                f"the expert-parallel degree is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by "
+                f"parallel.expert_parallel is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by "
                 f"whole nodes, so it has to be a multiple of their {self.node} GPUs"
             )
         if num_gpus % self.degree:
-            raise ValueError(f"the expert-parallel degree is {self.degree}; it has to divide {num_gpus} GPUs")
+            raise ValueError(f"parallel.expert_parallel is {self.degree}; it has to divide {num_gpus} GPUs")
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
 
