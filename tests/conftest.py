@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 
-settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, database=None)
+settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
