@@ -8,6 +8,8 @@ import numpy as np
 from tests.helpers import dense_step
 from zbench.correctness.steps.computing import Tokens
 from zbench.correctness.steps.interpreter import StepInterpreter
+from zbench.correctness.steps.mutate import KINDS, step_mutant
+from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
 from zbench.passes.reverse import Mode, reverse
 from zbench.plans.build import Builder
@@ -165,3 +167,15 @@ def fault(step: Step) -> str:
     except StepError as error:
         return str(error)
     return ""
+
+
+def rejected_mutants(step: Step, seed: int) -> int:
+    """How many of 24 mutants of a step its proof rejects; the unrolled walk agrees on each."""
+    rng, rejected = np.random.default_rng(seed), 0
+    for at in range(24):
+        broken = step_mutant(step, KINDS[at % len(KINDS)], rng)
+        if broken is not None:
+            told = fault(broken)
+            assert bool(told) == bool(unrolled_fault(broken)), told
+            rejected += bool(told)
+    return rejected
