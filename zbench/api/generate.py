@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-from zbench.api.functions import CLUSTER, MODEL, checked_lengths
+from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
-from zbench.api.settings import command_settings, yaml_value
+from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
 from zbench.cost.cost import Cost
 from zbench.describe.checks import is_whole
 from zbench.rollouts.generate import MEMORY_SHARE, Generation, GenerationCost, generate
-from zbench.workloads.read_lengths import read_lengths
 
 _WORDS = ("tensor", "memory_share")
 _COLUMNS = ("tensor", "replicas", "seconds", "tokens/s", "slowest over mean", "passes", "most at once")
@@ -33,9 +32,8 @@ def generate_words(words: Sequence[str]) -> int:
     with told():
         groups = ("cluster", "model", "world", *_WORDS)
         chosen, keys = command_settings(given.settings, groups, _WORDS, "zbench generate")
-        prompts, responses = (
-            checked_lengths(read_lengths(path, "length")) for path in (given.prompts, given.responses)
-        )
+        prompts = lengths_of_file(given.prompts, "PROMPTS")
+        responses = lengths_of_file(given.responses, "RESPONSES")
         if len(prompts) != len(responses):
             raise ValueError(f"there are {len(prompts)} prompts and {len(responses)} responses; each sequence has one")
         degrees = [yaml_value(word) for word in chosen.get("tensor", "1").split(",")]

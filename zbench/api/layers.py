@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from zbench.api.functions import CLUSTER, MODEL, checked_lengths
+from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
 from zbench.api.played_layers import played_layers
-from zbench.api.settings import command_settings, yaml_value
+from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
@@ -17,7 +17,6 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.workloads.read_lengths import read_lengths
 
 _WORDS = ("recompute", "play")
 _LEVELS = ("none", "selective", "full")
@@ -53,7 +52,7 @@ def layers_words(words: Sequence[str]) -> int:
         play = yaml_value(chosen.get("play", "false"))
         if not isinstance(play, bool):
             raise ValueError(f"play is {play!r}; it takes true or false")
-        lengths = checked_lengths(read_lengths(given.lengths, "length"))
+        lengths = lengths_of_file(given.lengths, "LENGTHS")
         cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
         model = model_named(chosen.get("model", MODEL), keys["model"])
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])

@@ -1,9 +1,13 @@
-"""Settings of the command's own words: KEY=VALUE, by group."""
+"""Settings of the command's own words: KEY=VALUE, by group, and files of lengths."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
+
+from zbench.api.functions import checked_lengths
+from zbench.describe.arrays import Ints
+from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
 
@@ -37,3 +41,17 @@ def command_settings(
 def yaml_value(word: str) -> Any:
     """Returns the value that a yaml would have of a word: a number, true, null, a list or text."""
     return OmegaConf.select(OmegaConf.from_dotlist([f"value={word}"]), "value")
+
+
+def lengths_of_file(path: str, argument: str) -> Ints:
+    """Reads lengths, int64 [num_sequences], as the workload lengths_file does. argument: of the command, of which it is
+    told what is wrong, and not of the workload's key.
+
+    Raises:
+        ValueError: there is no such file, or it does not hold lengths.
+    """
+    try:
+        return checked_lengths(read_lengths(path, "length"))
+    except ValueError as error:
+        told_of_key = str(error).replace(" (workload.path=FILE)", "")
+        raise ValueError(told_of_key.replace("workload.path is", f"{argument} is")) from error

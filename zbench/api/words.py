@@ -9,23 +9,21 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, checked_lengths, planned
+from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, planned
 from zbench.api.generate import generate_words
 from zbench.api.layers import layers_words
 from zbench.api.parts import cluster_named, machine_in, told, trained_named, world_named
 from zbench.api.reshard import reshard_words
-from zbench.api.settings import command_settings, yaml_value
+from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
-from zbench.describe.arrays import Ints
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import VARIANT
 from zbench.planned.step import StepPlans
 from zbench.simulated.clocks import SIMULATED, clock_named
-from zbench.workloads.read_lengths import read_lengths
 
 _PLANNED = ("mask", VARIANT, PIPELINES)  # settings of plans that are one word
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
@@ -50,7 +48,7 @@ def plan_words(words: Sequence[str]) -> int:
         chosen, keys = command_settings(given.settings, groups, _PLANNED, "zbench plan")
         by_option = {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         chosen = _GROUPS | chosen | by_option
-        lengths = _lengths(given.lengths)
+        lengths = lengths_of_file(given.lengths, "LENGTHS")
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
         strategy = {group: (chosen.get(group), keys[group]) for group in STRATEGY_GROUPS}
         model, own = trained_named(chosen["model"], keys["model"], chosen.get("mask"), strategy)
@@ -90,15 +88,6 @@ def simulate_words(words: Sequence[str]) -> int:
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")
     return 0
-
-
-def _lengths(path: str) -> Ints:
-    """Reads lengths as the workload lengths_file does; what is wrong is told of LENGTHS and not of its key."""
-    try:
-        return checked_lengths(read_lengths(path, "length"))
-    except ValueError as error:
-        told_of_key = str(error).replace(" (workload.path=FILE)", "")
-        raise ValueError(told_of_key.replace("workload.path is", "LENGTHS is")) from error
 
 
 def _memory(step: StepPlans) -> str:
