@@ -24,12 +24,13 @@ _UNREADABLE = (
     zlib.error,
 )  # what numpy lets out of a file that is none of its kind
 _SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
+FILE_OF_LENGTHS = "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet"
 
 
 def read_lengths(path: str | None, field: str) -> Ints:
     """Reads every length of the file, in order, each checked to be a whole number of at least 1."""
     text("workload.field", field)
-    found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
+    found = need_path(path, f"{FILE_OF_LENGTHS} (workload.path=FILE)")
     if found.suffix not in _SUFFIXES or not found.is_file():
         raise ValueError(f"workload.path is '{found}'; it must be a file that ends in {', '.join(_SUFFIXES)}")
     if found.suffix in (".txt", ".jsonl"):

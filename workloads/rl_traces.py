@@ -16,9 +16,10 @@ from zbench.describe.batch import Batch
 from zbench.workloads.check import number, text, whole
 from zbench.workloads.fill import check_batch
 from zbench.workloads.pair_batches import pair_batch
-from zbench.workloads.read_lengths import read_lengths
+from zbench.workloads.read_lengths import FILE_OF_LENGTHS, read_lengths
 
 _PAIRED = (".jsonl", ".parquet", ".npz")
+_FILE_OF_PAIRS = "a file of prompts and responses, .jsonl, .parquet or .npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class RLTracesFile:
         try:
             return read_lengths(self.path, field)
         except ValueError as error:
-            raise ValueError(str(error).replace("workload.field", f"workload.{key}")) from None
+            told = str(error).replace("workload.field", f"workload.{key}").replace(FILE_OF_LENGTHS, _FILE_OF_PAIRS)
+            raise ValueError(told) from None
 
     def batch(self, step: int) -> Batch:
         return pair_batch(self, step)
