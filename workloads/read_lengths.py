@@ -31,6 +31,8 @@ def read_lengths(path: str | None, field: str) -> Ints:
     """Reads every length of the file, in order, each checked to be a whole number of at least 1."""
     text("workload.field", field)
     found = need_path(path, f"{FILE_OF_LENGTHS} (workload.path=FILE)")
+    if found.is_dir():
+        raise ValueError(f"workload.path is '{found}', which is a folder; it must be {FILE_OF_LENGTHS}")
     if found.suffix not in _SUFFIXES or not found.is_file():
         raise ValueError(f"workload.path is '{found}'; it must be a file that ends in {', '.join(_SUFFIXES)}")
     if found.suffix in (".txt", ".jsonl"):
@@ -81,6 +83,8 @@ def _read_numpy(path: Path, field: str) -> Any:
             array = loaded if not archive else loaded[field] if field in names else None
     except _UNREADABLE as error:
         told = str(error) or "it says that it holds more than this machine can"
+        if "pickle" in told:  # numpy takes whatever is no array for a pickle, and says how to load one
+            told = "its bytes are no numpy arrays"
         raise ValueError(f"workload.path is '{path}'; it must be a readable numpy file ({told})") from None
     if array is None:
         raise ValueError(f"workload.field is {field!r}; it must be an array of '{path}': {', '.join(names) or 'none'}")
