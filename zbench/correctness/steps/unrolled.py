@@ -24,7 +24,7 @@ from zbench.step.proof.item_rules import (
     WalkTables,
     key_of,
 )
-from zbench.step.proof.items import READ_ALREADY, THERE, find_item
+from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, find_item
 from zbench.step.proof.ranges import Owners, numbers_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts, with_layers
 from zbench.step.proof.template_rules import computed_by, enter_items, new_state
@@ -186,7 +186,7 @@ def _end(step: Step, tables: WalkTables, state: WalkState) -> str:
     for tensor, layer, place, cell, count, version, *_ in zip(*wanted, strict=True):
         slot = find_item(items, key_of(tables, tensor, layer, place, cell))
         have = COMPLETE if items["flags"][slot] & READ_ALREADY else int(items["count"][slot])
-        right = items["key"][slot] >= 0 and items["flags"][slot] & THERE and items["version"][slot] == version
+        right = items["key"][slot] != NO_ITEM and items["flags"][slot] & THERE and items["version"][slot] == version
         if not right or (tables.tensors[tensor, NATURE] == SUM and have != count):
             return f"tensor {tensor} of layer {layer} at {place} is not as it has to be at the end"
         named.add(int(slot))

@@ -10,7 +10,7 @@ import numba as nb
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
-from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find_item
+from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, ItemTable, find_item
 from zbench.step.tensor import STATE, SUM
 
 OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)  # of faults
@@ -44,7 +44,7 @@ class WalkTables(NamedTuple):
     num_places: int
 
 
-# Columns of WalkTables.tensors. BASE: where keys begin; FIRST_CELL: where a tensor's cells begin; LAYERED: 0 of one of
+# Columns of WalkTables.tensors. BASE: where keys begin, from 1 on; FIRST_CELL: where a tensor's cells begin; LAYERED: 0 of one of
 # the step as a whole; LOWEST, HIGHEST: the layers that there are.
 SHAPE0, SHAPE1, NATURE, BASE, FIRST_CELL, LAYERED, LOWEST, HIGHEST = range(8)
 TOTAL, HOME = range(2)  # columns of WalkTables.cells
@@ -83,7 +83,7 @@ def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     state.fault[TOUCHES] += 1
     items = state.items
     at = find_item(items, key_of(t, tensor, layer, place, cell))
-    if items[at].key == EMPTY or items[at].flags & THERE == 0:
+    if items[at].key == NO_ITEM or items[at].flags & THERE == 0:
         note_fault(state, MISSING, item, 0, 0)
         return -1
     if t.tensors[tensor, NATURE] == SUM:
@@ -106,7 +106,7 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
     items = state.items
     key = key_of(t, tensor, layer, place, cell)
     at = find_item(items, key)
-    if items[at].key == EMPTY:
+    if items[at].key == NO_ITEM:
         items[at].key = key
     items[at].writer = op
     return at
@@ -170,7 +170,7 @@ def take_sum(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-de
     items = state.items
     state.fault[TOUCHES] += 1
     at = find_item(items, key_of(t, tensor, layer, place, cell))
-    if items[at].key == EMPTY or items[at].flags & THERE == 0:
+    if items[at].key == NO_ITEM or items[at].flags & THERE == 0:
         if must:
             note_fault(state, NOTHING, item, 0, 0)
         return

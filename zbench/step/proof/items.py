@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 
-EMPTY = -1
+EMPTY = -1  # of an array of keys alone, where nothing is
+NO_ITEM = 0  # of a table of items: what memory is when it is new, so that a large table is not written before it is used
 THERE, READ_ALREADY = 1, 2  # bits of flags
-# key: EMPTY where nothing is; one that was taken stays. count: contributions of a sum. version: of state. hops: lossy
+# key: NO_ITEM where nothing is; one that was taken stays. count: contributions of a sum. version: of state. hops: lossy
 # encodings so far. encoding: what the values arrived in and may be forwarded in, -1: plain. writer: the operation that
 # touched it last.
 ROW = np.dtype(
@@ -33,9 +34,7 @@ ItemTable = NDArray[Any]  # of ROW; its length is a power of two
 
 def new_table(most: int) -> ItemTable:
     """Makes an empty table for at most `most` items."""
-    table = np.zeros(1 << max(int(most + most // 2 + 2).bit_length(), 4), ROW)
-    table["key"], table["encoding"], table["writer"] = EMPTY, -1, -1
-    return table
+    return np.zeros(1 << max(int(most + most // 2 + 2).bit_length(), 4), ROW)
 
 
 @nb.njit(**IN_PLACE)
@@ -49,7 +48,7 @@ def first_place(key, size):  # type: ignore[no-untyped-def]
 def find_item(items, key):  # type: ignore[no-untyped-def]
     """Returns where an item is in the table, or the place that is free for it."""
     at = first_place(key, len(items))
-    while items[at].key != EMPTY and items[at].key != key:
+    while items[at].key != NO_ITEM and items[at].key != key:
         at = (at + 1) & (len(items) - 1)
     return at
 

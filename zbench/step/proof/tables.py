@@ -90,7 +90,7 @@ def with_layers(tables: WalkTables, lowest: Ints, highest: Ints, base: Ints | No
     if base is None:
         room = tensors[:, SHAPE0] * tensors[:, SHAPE1] * tables.num_places * (highest - lowest + 1)
         base = np.cumsum(room) - room
-    tensors[:, LOWEST], tensors[:, HIGHEST], tensors[:, BASE] = lowest, highest, base
+    tensors[:, LOWEST], tensors[:, HIGHEST], tensors[:, BASE] = lowest, highest, base + 1  # 0 is no item
     return tables._replace(tensors=tensors)
 
 

@@ -23,7 +23,7 @@ from zbench.step.proof.item_rules import (
     WalkState,
     WalkTables,
 )
-from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find_item, new_table
+from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, ItemTable, find_item, new_table
 from zbench.step.proof.ranges import Owners, contract_fault, numbers_fault
 from zbench.step.proof.sentences import Sentence, item_name
 from zbench.step.proof.tables import ItemRows, item_rows, with_layers
@@ -117,6 +117,7 @@ def enter_items(t, needs, items):  # type: ignore[no-untyped-def]
         at = find_item(items, key)
         items[at].key, items[at].version, items[at].hops = key, needs.version[i], needs.hops[i]
         items[at].flags, items[at].count = THERE, needs.contributions[i]
+        items[at].encoding, items[at].writer = -1, -1
         if needs.contributions[i] == COMPLETE and t.tensors[tensor, NATURE] == SUM:
             items[at].flags = THERE | READ_ALREADY
             items[at].count = t.cells[t.tensors[tensor, FIRST_CELL] + cell, TOTAL]
@@ -130,7 +131,7 @@ def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
     for i in range(len(leaves.key)):
         tensor, at = leaves.tensor[i], find_item(items, leaves.key[i])
         have[:] = 0
-        if items[at].key < 0 or items[at].flags & THERE == 0:
+        if items[at].key == NO_ITEM or items[at].flags & THERE == 0:
             return i, have
         have[0], have[1], have[2], have[3] = 1, 0, items[at].version, items[at].hops
         if t.tensors[tensor, NATURE] == SUM:
