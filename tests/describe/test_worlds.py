@@ -81,6 +81,7 @@ def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Mo
         ),
         World(attention_rate=1.2): replace(cluster, device=replace(device, **rates)),
         World(matmul_rate=0.8): replace(cluster, device=replace(device, matmul_flops=0.8 * device.matmul_flops)),
+        World(port_order="longest_waiting"): replace(cluster, port_order="longest_waiting"),
         World(compute_slowdown=1.3): replace(cluster, device=replace(device, compute_slowdown=1.3)),
     }
     for world, changed in expected.items():

@@ -1,4 +1,5 @@
-"""Messages between the ranks of a calibration: one peer, all peers, and one peer through all NICs of its node.
+"""Messages between the ranks of a calibration: one peer, all peers, one peer through all NICs of its node, and a ring
+beside a gather.
 
 Collective, as zbench.calibrate.measure is, of which these are a part: on gloo and NCCL, CPUs, GPUs and a desk alike.
 """
@@ -18,6 +19,7 @@ class Exchanges:
 
     def __init__(self, rank: int, subject: Subject, board: Board, device: torch.device) -> None:
         self.rank, self.subject, self.board, self.device = rank, subject, board, device
+        self._gathers: dist.ProcessGroup | None = None
 
     def exchange(self, across: bool, alone: bool, size: int, rounds: int) -> float | None:
         """Returns the seconds of a message of `size` bytes while every rank sends one and receives one; mean over
@@ -78,6 +80,35 @@ class Exchanges:
             else:
                 self._move([(shares[place], own[0])], [])
         return (perf_counter() - began) / rounds if is_first else None
+
+    def beside(self, gathered: int, hop: int, which: str) -> tuple[float, float]:
+        """Returns the seconds until a ring of messages was around, and until an all-gather was done; 0 of what `which`
+        leaves out. All ranks begin both at once, the gather first.
+
+        gathered: bytes of each rank's share. hop: of a message, from each rank to the next one, and one after another
+        as often as there are other ranks, as a ring's keys and values move. which: "ring", "gather" or "both". The
+        gather has a group and connections of its own, as parameters' gathers have beside attention's messages.
+        """
+        ranks, rank = self.subject.num_ranks, self.rank
+        if self._gathers is None:
+            self._gathers = dist.new_group(list(range(ranks)))
+        share, whole = self._bytes(gathered), self._bytes(gathered * ranks)
+        data, into = self._bytes(hop), self._bytes(hop)
+        self._together()
+        began = perf_counter()
+        ring = gather = 0.0
+        if which != "ring":
+            work = dist.all_gather(list(whole.view(ranks, -1)), share, group=self._gathers, async_op=True)
+        if which != "gather":
+            for _ in range(ranks - 1):
+                self._move([(data, (rank + 1) % ranks)], [(into, (rank - 1) % ranks)])
+            ring = perf_counter() - began
+        if which != "ring":
+            assert work is not None
+            work.wait()
+            self._finish()
+            gather = perf_counter() - began
+        return ring, gather
 
     # -- inside ---------------------------------------------------------------------------------------
     def _bytes(self, size: int) -> Tensor:

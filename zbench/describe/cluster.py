@@ -53,6 +53,12 @@ Ranks = NDArray[np.signedinteger[Any]]
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
 
 
+def check_port_order(key: str, value: object) -> None:
+    """Raises ValueError where a value is no order in which ports serve."""
+    if value not in (PLAN, LONGEST_WAITING):
+        raise ValueError(f"{key} is {value!r}; it takes {PLAN} or {LONGEST_WAITING}")
+
+
 def check_slowdown(key: str, value: object) -> None:
     """Raises ValueError where a value is no slowdown of computes."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= MOST_SLOWDOWN:
@@ -200,8 +206,7 @@ class Cluster:
     domains: narrower than a node, with links of their own (zbench.describe.links), nearest first; a yaml has them by
     name. host_*: a GPU's link to its node's memory, each direction, of as many copies at once as it has queues; all or
     none.
-        No operation uses it yet (zbench.simulator.hops.copies). host_memory: bytes of a node, None where it is not
-        known.
+        host_memory: bytes of a node, None where it is not known.
     port_order: of messages that wait for one port, the first is "plan", what stands first in the plan, or
         "longest_waiting", what has waited longest (zbench.simulator.clock).
     links: every class of links, by its number (zbench.describe.links).
@@ -250,8 +255,7 @@ class Cluster:
         check_channels("cluster.nvlink_channels", self.nvlink_channels)
         check_share("cluster.nic_efficiency", self.nic_efficiency)
         check_share("cluster.nvlink_efficiency", self.nvlink_efficiency)
-        if self.port_order not in (PLAN, LONGEST_WAITING):
-            raise ValueError(f"cluster.port_order is {self.port_order!r}; it takes {PLAN} or {LONGEST_WAITING}")
+        check_port_order("cluster.port_order", self.port_order)
         object.__setattr__(self, "domains", domains_of(self.domains, self.gpus_per_node))
         object.__setattr__(self, "links", tuple(self._links()))
 

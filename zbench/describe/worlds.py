@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zbench.describe.checks import check_whole_number
-from zbench.describe.cluster import CURVES, Cluster, Device, check_slowdown
+from zbench.describe.cluster import CURVES, Cluster, Device, check_port_order, check_slowdown
 from zbench.describe.curve import Curve
 from zbench.describe.links import MOST_CHANNELS, Domain
 from zbench.describe.model import Model
@@ -42,8 +42,8 @@ class World:
     nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
     What is said of NVLink is so of all domains inside a node.
     attention_rate, matmul_rate: times the device's; curves as a whole.
-    compute_slowdown: in place of the device's. matmul_shapes: in place of the device's, where its multiprocessors are
-    known.
+    port_order: in place of the cluster's. compute_slowdown: in place of the device's. matmul_shapes: in place of the
+    device's, where its multiprocessors are known.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
     """
@@ -55,6 +55,7 @@ class World:
     latency: float = 1.0
     attention_rate: float = 1.0
     matmul_rate: float = 1.0
+    port_order: str | None = None
     compute_slowdown: float | None = None
     matmul_shapes: bool | None = None
     overlap_collectives: bool | None = None
@@ -71,6 +72,8 @@ class World:
                     f"world.{name} is {value!r}; it takes how many times the nominal one it is, a number from "
                     f"{1 / MOST_TIMES:g} to {MOST_TIMES:g}, as in 1.2"
                 )
+        if self.port_order is not None:
+            check_port_order("world.port_order", self.port_order)
         if self.compute_slowdown is not None:
             check_slowdown("world.compute_slowdown", self.compute_slowdown)
         for name in ("matmul_shapes", "overlap_collectives"):
@@ -109,6 +112,7 @@ class World:
             nic_channels=self.nic_channels or cluster.nic_channels,
             nvlink_channels=self.nvlink_channels or cluster.nvlink_channels,
             domains=tuple(map(self._domain, cluster.domains)),
+            port_order=self.port_order or cluster.port_order,
             device=device,
         )
 
@@ -156,6 +160,8 @@ class World:
         told = [_times(words, getattr(self, name)) for name, words in _FACTORS.items() if getattr(self, name) != 1]
         given = {words: getattr(self, name) for name, words in _CHANNELS.items()}
         told += [f"{words} channels {count}" for words, count in given.items() if count is not None]
+        if self.port_order is not None:
+            told.append(f"ports serve by {self.port_order.replace('_', ' ')}")
         if self.compute_slowdown is not None:
             told.append(f"computes beside messages x {self.compute_slowdown:.5g}")
         if self.matmul_shapes is not None:

@@ -1,5 +1,6 @@
 """python -m zbench.desk scale cluster=a800_4x8 model=llama_7b [--shrink 32] ...: a cluster shrunk for executor=desk.
 python -m zbench.desk measure cluster=desk_2x4_a800: what the links of a desk give, measured on it.
+python -m zbench.desk port_order cluster=desk_2x4_a800: whether a ring waits for a gather that began before it.
 python -m zbench.desk overlap FILE: how much of attention's messages hid behind its arithmetic, of recorded runs.
 
 The first prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this), the second payload's share of
@@ -8,6 +9,8 @@ Ctrl-C.
 """
 
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from zbench.console.command import Parser, loading, ran
 from zbench.describe.checks import check_whole_number
@@ -23,6 +26,7 @@ with loading(__name__):
     from zbench.calibrate.quantity import quantity
     from zbench.calibrate.sheet import BUSY
     from zbench.describe.cluster import Cluster
+    from zbench.describe.model import Model
     from zbench.describe.units import parse
     from zbench.desk.scale import Scale
     from zbench.record.record import Run
@@ -32,6 +36,7 @@ with loading(__name__):
     from zbench.run.target import make_model
     from zbench.run.yaml_units import check_units
 
+Found = TypeVar("Found")
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
 
@@ -42,18 +47,19 @@ def main() -> int:
 
 def _main() -> int:
     asked = _arguments()
-    return {"scale": _scale, "measure": _measure, "overlap": _overlap}[asked.what](asked)
+    return {"scale": _scale, "measure": _measure, "port_order": _port_order, "overlap": _overlap}[asked.what](asked)
 
 
 def _arguments() -> argparse.Namespace:
     parent = Parser(prog="python -m zbench.desk", description="Emulated nodes (docs/desk.md).")
-    commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure or overlap")
+    commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure, port_order or overlap")
     recorded = commands.add_parser("overlap", help="of attention's messages and arithmetic, of recorded runs")
     recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
     add_trust(recorded)
     measure = commands.add_parser("measure", help="what the links of a desk cluster give")
+    order = commands.add_parser("port_order", help="who goes first at a NIC: a ring beside a gather")
     parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
-    for command in (measure, parser):
+    for command in (measure, order, parser):
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., as for zbench")
     parser.add_argument("--desk-model", default="desk", help="the shrunken model (default desk)")
     parser.add_argument("--name", default=None, help="of the cluster (default desk_NxG)")
@@ -67,6 +73,35 @@ def _arguments() -> argparse.Namespace:
 def _measure(asked: argparse.Namespace) -> int:
     from zbench.desk.links import measure
 
+    found = _measured(asked, measure)
+    for name, link in found.items():
+        print(
+            f"{name}: payload to all peers gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}, to one "
+            f"alone {link.one:.1%}; a message of 8 bytes takes {quantity(link.latency, 's')}"
+        )
+    return 0
+
+
+def _port_order(asked: argparse.Namespace) -> int:
+    from zbench.desk.port_order import port_order
+
+    found = _measured(asked, port_order)
+    print(
+        f"a ring alone takes {found.ring_alone:.3f} s, a gather {found.gather_alone:.3f} s; begun together, the gather "
+        f"first, the ring is there after {found.ring:.3f} s and the gather after {found.gather:.3f} s"
+    )
+    print(
+        f"the ring waited for {found.waited:.2f} of the gather: 1 in the plan's order, 0 where the longest waiting "
+        f"goes first, {found.halves:.2f} where each has half of the NIC"
+    )
+    return 0
+
+
+def _measured(
+    asked: argparse.Namespace,
+    measure: Callable[[Cluster, Model, Callable[[str], None]], tuple[Found, float]],
+) -> Found:
+    """Returns what is measured on the desk that is asked for, and says so where the machine was busy with others."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["executor=desk", *asked.overrides])
     check_units(config.cluster)
@@ -74,12 +109,7 @@ def _measure(asked: argparse.Namespace) -> int:
     found, others = measure(cluster, make_model(config), lambda line: print(f"desk: {line}", file=sys.stderr))
     if others > BUSY:
         print(f"desk: {others:.0%} of the processors was used by others; measure again when they are idle")
-    for name, link in found.items():
-        print(
-            f"{name}: payload to all peers gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}, to one "
-            f"alone {link.one:.1%}; a message of 8 bytes takes {quantity(link.latency, 's')}"
-        )
-    return 0
+    return found
 
 
 def _overlap(asked: argparse.Namespace) -> int:

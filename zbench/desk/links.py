@@ -49,7 +49,7 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
         zbench.runtime.processes.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
     wiring = Wiring.of(cluster)
-    _check_memory(cluster)
+    check_memory(cluster, SECONDS)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
     with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=wiring) as fleet:
         gauge, found = Gauge(fleet, SECONDS, tell), {}
@@ -61,17 +61,17 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     return found, gauge.others["links"]
 
 
-def _check_memory(cluster: Cluster) -> None:
+def check_memory(cluster: Cluster, seconds: float) -> None:
     """Refuses links too fast for this machine's memory: every rank sends and receives a large message at once, all of
-    them in it."""
+    them in it. seconds: of a link, that messages take."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     links = {"nic": cluster.num_nics if cluster.num_nodes > 1 else 0}
     links["nvlink"] = cluster.num_ranks if cluster.gpus_per_node > 1 else 0
     for name, count in links.items():
         bandwidth = getattr(cluster, f"{name}_bandwidth")
-        if (need := 2 * SECONDS * bandwidth * count) > memory:
+        if (need := 2 * seconds * bandwidth * count) > memory:
             raise ValueError(
-                f"cluster.{name}_bandwidth is {bandwidth:.3g} bytes/s; {SECONDS} s of it on {count} links take "
+                f"cluster.{name}_bandwidth is {bandwidth:.3g} bytes/s; {seconds} s of it on {count} links take "
                 f"{need / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}: choose a cluster made for a desk, "
                 "as cluster=desk_2x4_a800 is (docs/desk.md)"
             )

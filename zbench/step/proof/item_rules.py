@@ -44,8 +44,8 @@ class WalkTables(NamedTuple):
     num_places: int
 
 
-# Columns of WalkTables.tensors. BASE: where keys begin, from 1 on; FIRST_CELL: where a tensor's cells begin; LAYERED: 0 of one of
-# the step as a whole; LOWEST, HIGHEST: the layers that there are.
+# Columns of WalkTables.tensors. BASE: where keys begin, from 1 on; FIRST_CELL: where a tensor's cells begin;
+# LAYERED: 0 of one of the step as a whole; LOWEST, HIGHEST: the layers that there are.
 SHAPE0, SHAPE1, NATURE, BASE, FIRST_CELL, LAYERED, LOWEST, HIGHEST = range(8)
 TOTAL, HOME = range(2)  # columns of WalkTables.cells
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 
 EMPTY = -1  # of an array of keys alone, where nothing is
-NO_ITEM = 0  # of a table of items: what memory is when it is new, so that a large table is not written before it is used
+NO_ITEM = 0  # of a table of items: what new memory is, so that a large table is not written before it is used
 THERE, READ_ALREADY = 1, 2  # bits of flags
 # key: NO_ITEM where nothing is; one that was taken stays. count: contributions of a sum. version: of state. hops: lossy
 # encodings so far. encoding: what the values arrived in and may be forwarded in, -1: plain. writer: the operation that
