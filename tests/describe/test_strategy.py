@@ -201,10 +201,6 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
-            lambda: Experts("clock", "auto", dispatch="two_level"),
-            "experts.schedule is clock; with experts.dispatch=",
-        ),
-        (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
             "experts.padded is True; with experts.disp",
         ),

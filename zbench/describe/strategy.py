@@ -182,11 +182,10 @@ class Experts:
             )
         check_boolean("experts.padded", self.padded)
         _check_choice("experts.dispatch", self.dispatch, DISPATCHES)
-        if self.dispatch == TWO_LEVEL and (self.padded or self.schedule != SEQUENTIAL):
-            told = "padded is True" if self.padded else f"schedule is {self.schedule}"
+        if self.dispatch == TWO_LEVEL and self.padded:
             raise ValueError(
-                f"experts.{told}; with experts.dispatch={TWO_LEVEL} rows go to a node once, all at a time, so it takes "
-                f"{'false' if self.padded else SEQUENTIAL}"
+                f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
+                "some expert on it, which is no number to fill up to, so it takes false"
             )
         if self.padded and self.capacity == DROPLESS:
             raise ValueError(

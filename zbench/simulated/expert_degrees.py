@@ -173,7 +173,8 @@ def _exchange(layout: StepLayout, template: Template, cost: Cost) -> LinearSecon
     if not len(sent):
         return LinearSeconds(0.0, 0.0)
     size = Sizes(layout, template).moved(())[sent]
-    home = np.isin(ops.what[sent], [layout.number[name] for name in (("dp", "di") if back else ("v",))])
+    names = ("dp", "di", "dni") if back else ("v", "nv")  # of what comes home, of relays too
+    home = np.isin(ops.what[sent], [layout.number[name] for name in names if name in layout.number])
     src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
     link = cluster.link_of(src, dst)
     seconds = cost.transfer_seconds(size, link)
