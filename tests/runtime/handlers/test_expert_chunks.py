@@ -87,9 +87,11 @@ def test_whatever_makes_shares(ranks: LocalFleet, gate: str) -> None:
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
-@pytest.mark.parametrize("room", [TOGETHER, ExpertParallel(capacity=0.4)], ids=str)
-def test_rows_go_to_a_node_once(ranks: LocalFleet, room: ExpertParallel) -> None:
-    case = case_of(ExpertChunks(), [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+@pytest.mark.parametrize(
+    ("chunks", "room"), [(ExpertChunks(), TOGETHER), (ExpertChunks(2, 3), ExpertParallel(capacity=0.4))], ids=str
+)
+def test_rows_go_to_a_node_once(ranks: LocalFleet, chunks: ExpertChunks, room: ExpertParallel) -> None:
+    case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
