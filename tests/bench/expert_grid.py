@@ -5,17 +5,21 @@ python tests/bench/expert_grid.py        # half a minute
 The paper has 1,458 layers, whose sizes its repository (github xpan413/FSMoE) does not have; this grid is our own, of
 that number. What starts and grows is as its planner comes with (tools/optim.py), of a testbed that it does not name.
 Baselines are models, too: `sequential` hides nothing; `tutel` has exchanges and what is gathered inside nodes one after
-another beside matmuls, as many chunks backward as forward, and gradients after each layer; `no IIO` is FSMoE without
-exchanges across nodes beside those inside (its own ablation).
+another beside matmuls, as many chunks backward as forward, and gradients after each layer; `lina` is that with
+gradients in pieces of one size between exchanges, each of which starts anew; `no IIO` is FSMoE without exchanges across
+nodes beside those inside (its own ablation).
 """
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import ceil
 
 import numpy as np
 
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.describe.expert_schedule import DEGREES
+from zbench.simulated.gradient_order import LINA_PIECE_BYTES
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES
 from zbench.step.passes.routing import ExpertParallel
 
 # Milliseconds: all-to-all, gather, matmuls, reduction, all-reduce.
@@ -38,8 +42,9 @@ GRID = {
 }
 
 
-def layer(point: Sequence[float], measured: Measured) -> tuple[ExpertLayerSeconds, float]:
-    """A layer's seconds, and those of reducing the gradients of its dense part, of four matrices over eight GPUs."""
+def layer(point: Sequence[float], measured: Measured) -> tuple[ExpertLayerSeconds, float, float]:
+    """A layer's seconds, and those of reducing the gradients of its dense part, of four matrices over eight GPUs, at
+    once and in Lina's pieces."""
     sequences, length, hidden, columns, kept, shards, matmuls = point
     starts, each = measured
     rows = kept * sequences * length * hidden
@@ -49,7 +54,9 @@ def layer(point: Sequence[float], measured: Measured) -> tuple[ExpertLayerSecond
 
     experts = part(2, rows * columns * hidden / shards * matmuls)
     found = ExpertLayerSeconds(part(0, rows / shards), experts, part(1, rows), part(3, rows))
-    return found, part(4, 4 * hidden * hidden / 8).of_chunk(1)
+    gradient = 4 * hidden * hidden / 8
+    pieces, reduction = ceil(GRADIENT_BYTES * gradient / LINA_PIECE_BYTES), part(4, gradient)
+    return found, reduction.of_chunk(1), pieces * reduction.of_chunk(pieces)
 
 
 def serial(one: ExpertLayerSeconds, degree: int, reduced: float) -> float:
@@ -62,7 +69,7 @@ def best(seconds: Callable[[int], float]) -> tuple[int, float]:
     return min(((degree, seconds(degree)) for degree in DEGREES), key=lambda pair: (pair[1], pair[0]))
 
 
-def seconds_of(one: ExpertLayerSeconds, reduced: float) -> dict[str, float]:
+def seconds_of(one: ExpertLayerSeconds, reduced: float, in_pieces: float) -> dict[str, float]:
     """Forward and backward of a layer by each schedule."""
     back = one.backward()
     whole = [
@@ -72,6 +79,7 @@ def seconds_of(one: ExpertLayerSeconds, reduced: float) -> dict[str, float]:
     return {
         "sequential": sum(whole) + reduced,
         "tutel": best(lambda degree: serial(one, degree, 0.0) + serial(back, degree, 0.0))[1] + reduced,
+        "lina": best(lambda degree: serial(one, degree, 0.0) + serial(back, degree, in_pieces))[1],
         "no IIO": best(lambda degree: serial(one, degree, 0.0))[1]
         + best(lambda degree: serial(back, degree, reduced))[1],
         "fsmoe": one.makespan(one.best_degree()) + back.makespan(back.best_degree(reduced), reduced),
@@ -104,15 +112,16 @@ def table(name: str, measured: Measured) -> None:
     every = [layer(point, measured) for point in product(*GRID.values())]
     found = {key: np.array([seconds_of(*one)[key] for one in every]) for key in seconds_of(*every[0])}
     print(f"{name}: {len(every)} layers")
-    for key in ("sequential", "no IIO", "fsmoe"):
+    for key in ("sequential", "lina", "no IIO", "fsmoe"):
         ratio = found["tutel"] / found[key]
         print(f"  {key:<10} over tutel: mean {ratio.mean():.2f}, {ratio.min():.2f} to {ratio.max():.2f}")
-    ratio = found["sequential"] / found["fsmoe"]
-    print(f"  fsmoe over sequential: mean {ratio.mean():.2f}, {ratio.min():.2f} to {ratio.max():.2f}")
-    apart = [one.best_degree() != one.backward().best_degree(reduced) for one, reduced in every]
+    for key in ("sequential", "lina"):
+        ratio = found[key] / found["fsmoe"]
+        print(f"  fsmoe over {key}: mean {ratio.mean():.2f}, {ratio.min():.2f} to {ratio.max():.2f}")
+    apart = [one.best_degree() != one.backward().best_degree(reduced) for one, reduced, _ in every]
     print(f"  other numbers of chunks backward than forward: {sum(apart)}")
     model, regret, same = [], [], 0
-    for one, reduced in every:
+    for one, reduced, _ in every:
         for which, beside in ((one, 0.0), (one.backward(), reduced)):
             times = {degree: played(which, degree, beside) for degree in DEGREES}
             chosen, least = which.best_degree(beside), min(times.values())

@@ -201,14 +201,18 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
-            lambda: Experts("clock", "auto", dispatch="two_level"),
-            "experts.schedule is clock; with experts.dispatch=",
-        ),
-        (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
             "experts.padded is True; with experts.disp",
         ),
-        (lambda: Experts("lina"), "experts.schedule is 'lina'; it takes sequential, pipemoe, tutel, fsmoe or clock"),
+        (
+            lambda: Experts("comet"),
+            "experts.schedule is 'comet'; it takes sequential, pipemoe, tutel, lina, fsmoe or clock",
+        ),
+        (lambda: Experts("lina", 2), "experts.gradients is 'layer'; with experts=lina it takes between$"),
+        (
+            lambda: Experts("clock", "auto", gradients="end"),
+            "experts.gradients is 'end'; with experts=clock it takes layer or between$",
+        ),
         (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
         (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
         (
@@ -296,6 +300,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.capacity": "dropless",
         "experts.padded": False,
         "experts.dispatch": "flat",
+        "experts.gradients": "layer",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
-from zbench import __main__
+from zbench import CONF, __main__
+from zbench.run.parts import Parts, Settings, resolved
 from zbench.run.summary import about_words
 
 PUBLISHED = {"wait": "published", "run_ahead": "published", "padding": "published"}
@@ -31,7 +33,8 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
         "nics_per_node": 1,
         "nic_bandwidth": 1e9,
     }
-    start = {"config": {"system": system, "choices": {"executor": "torch"}}, "facts": facts}
+    config = {"system": system, "choices": {"executor": "torch"}, "experts": {"dispatch": "flat"}}
+    start = {"config": config, "facts": facts}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
     parts: Any = SimpleNamespace(simulated=simulated, executor=None)
     found = [line for line in about_words(own, parts, []) if "no rank waits" in line]
@@ -56,3 +59,22 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
     monkeypatch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
     assert __main__.main() == 0
     assert ("plans without pipelines of its own" in " ".join(capsys.readouterr().out.split())) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["experts.dispatch=two_level"], True),
+        (["experts.dispatch=two_level", "parallel.expert_parallel=4"], False),
+        (["experts.dispatch=flat"], False),
+    ],
+)
+def test_two_levels_inside_a_node_are_told_as_one(words: list[str], told: bool) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        small = ["cluster=local_2x2", "model=tiny", "model.num_experts=4", "parallel.expert_parallel=2", *words]
+        config = compose("config", small)
+    parts = Parts.of(config, Settings.of(config))
+    start: Any = {"config": resolved(config) | {"choices": {"executor": "simulated"}}, "facts": parts.facts()}
+    own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
+    said = "experts.dispatch=two_level: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
+    assert (said in about_words(own, parts, [])) == told

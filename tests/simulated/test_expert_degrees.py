@@ -16,6 +16,7 @@ from zbench.describe.strategy import Experts
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_degrees import ExpertProfile
+from zbench.simulated.gradient_order import GradientSeconds
 from zbench.systems.ring import Ring
 
 BATCH = Batch(np.array([9000, 7300, 5200, 3100, 900, 77]), seed=0, step=0)
@@ -85,6 +86,9 @@ def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:
 def test_a_forward_with_short_exchanges_is_not_cut() -> None:
     """By FSMoE's rule, below a millisecond; what is gained does not count, and a backward is not held to it."""
     half = LinearSeconds(1e-6, 5e-4)
-    chosen = ExpertProfile([ExpertLayerSeconds(half, half)], [ExpertLayerSeconds(half, half.times(2))], 0.0).apart()
+    none = GradientSeconds(0.0, 0.0, 0.0, 0.0)
+    chosen = ExpertProfile(
+        [ExpertLayerSeconds(half, half)], [ExpertLayerSeconds(half, half.times(2))], 0.0, none
+    ).apart()
     assert (chosen.chunks.forward, chosen.chunks.backward) == (1, 8)
     assert len(chosen.seconds) == len(DEGREES)

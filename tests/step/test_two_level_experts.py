@@ -7,8 +7,11 @@ import pytest
 
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.describe.expert_schedule import TOGETHER_AT_ONCE, ExpertChunks, GradientPieces
+from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
-from zbench.step.operations import QUEUES, SEND
+from zbench.step.byte_law import stated_bytes
+from zbench.step.operations import COMPUTE, QUEUES, SEND
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel
@@ -26,14 +29,15 @@ CASES = (
 MODEL = replace(EXPERTS, num_experts=8, experts_per_token=3)
 
 
-def built(number: int) -> tuple[Step, list[Plan], ExpertParallel, float]:
+def built(number: int, chunks: ExpertChunks = TOGETHER_AT_ONCE) -> tuple[Step, list[Plan], ExpertParallel, float]:
     """A step, what it is built of, and its error."""
     ranks, degree, experts, node, stages, zero, recompute, shared, capacity, batches = CASES[number]
     model = replace(MODEL, shared_experts=shared)
     plans = [plan_of(lengths, ranks, 4 // degree, first=2 * at) for at, lengths in enumerate(batches)]
     how = ExpertParallel(experts, 1, 1.0, capacity=capacity, node=node)
-    step = whole_step(model, plans, degree, zero, 1, recompute, how, stages)
-    return step, plans, how, execute(step, plans, degree, model, how)
+    overlap = StepOverlap(experts=chunks)
+    step = whole_step(model, plans, degree, zero, overlap, recompute, how, stages)
+    return step, plans, how, execute(step, plans, degree, model, how, overlap.token_slices)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -41,6 +45,46 @@ def test_exact(number: int) -> None:
     step, _, _, error = built(number)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("number", "chunks"),
+    [
+        (1, ExpertChunks(2, 3)),
+        (2, ExpertChunks(1, 4, "last")),
+        (4, ExpertChunks(3, 1)),
+        (5, ExpertChunks(2, 2, gradients=GradientPieces(2, 1, 0))),
+    ],
+    ids=str,
+)
+def test_exact_in_chunks(number: int, chunks: ExpertChunks) -> None:
+    """With as many bytes as at once: gradients' pieces are rounded apart."""
+    step, _, _, error = built(number, chunks)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert error < 1e-12
+    if chunks.gradients is None:
+        assert stated_bytes(step) == stated_bytes(built(number)[0])
+
+
+def test_mutants_in_chunks() -> None:
+    assert rejected_mutants(built(2, ExpertChunks(2, 3))[0], 1) > 8
+
+
+def test_order_on_a_relay() -> None:
+    """A relay passes a chunk on before experts compute the one before it, and sums a chunk after they did the next."""
+    plans, how = [plan_of([64], 4, 4)], ExpertParallel(4, 1, node=2)
+    step = whole_step(MODEL, plans, 1, "1", StepOverlap(experts=ExpertChunks(3, 1)), "none", how)
+    ops, layout = step.templates[1].operations, step.layouts[0]
+    (home,) = (one.home for one in layout.tensors if one.name == "x")
+    every = np.flatnonzero(home == 1)
+    told = []
+    for row in ops.table[(ops.kind == COMPUTE) & (ops.src == 1)].tolist():
+        formula = layout.formulas[row[1]]
+        name = formula.results[0].tensor
+        if name in ("i", "z", "nv"):
+            mine = np.intersect1d(layout.lists[row[4 + formula.slots.index("t")]], every)
+            told.append((name, np.searchsorted(every, mine[0])))
+    assert told == [("i", 0), ("i", 1), ("z", 0), ("i", 2), ("z", 1), ("nv", 0), ("z", 2), ("nv", 1), ("nv", 2)]
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -142,6 +142,28 @@ def _best_seconds(layer: ExpertLayerSeconds, reduced: float) -> float:
     return layer.makespan(layer.best_degree(reduced), reduced)
 
 
+def gradient_shares(
+    layer: ExpertLayerSeconds, degree: int, gradient: float, dense: float, reduction: LinearSeconds
+) -> tuple[float, float]:
+    """Returns how much of a layer's gradient is reduced beside experts and beside what is dense, by both steps of
+    FSMoE's partition, where all layers are alike and each does the same: what is over is reduced after them.
+
+    layer: of the backward, in `degree` chunks. gradient, dense, reduction: as of `backward_degrees`.
+    """
+    slacks = [dense, layer.slack(degree)]
+    left = unhidden_gradients([gradient, 0.0], slacks, reduction)[0]
+    beside = gradient - unhidden_gradients([gradient], slacks[:1], reduction)[0]
+    hidden = gradient - beside - left
+
+    def seconds(more: float) -> float:
+        inside = hidden + more
+        reduced = reduction.start + reduction.work * inside if inside else 0.0
+        return layer.makespan(degree, reduced) + reduction.work * (left - more)
+
+    more = min((left * part / _UNITS for part in range(_UNITS + 1)), key=lambda one: (seconds(one), -one))
+    return hidden + more, beside
+
+
 def backward_degrees(
     layer: ExpertLayerSeconds, gradient: float, dense: float, reduction: LinearSeconds, num_layers: int
 ) -> list[int]:

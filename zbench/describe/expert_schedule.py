@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from zbench.describe.checks import check_whole_number
 
-SEQUENTIAL, PIPEMOE, TUTEL, FSMOE, CLOCK = SCHEDULES = ("sequential", "pipemoe", "tutel", "fsmoe", "clock")
+SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
+    "sequential", "pipemoe", "tutel", "lina", "fsmoe", "clock",
+)  # fmt: skip
 AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
 FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
@@ -18,6 +20,35 @@ MOST_CAPACITY = 1024  # of a factor: any model's number of experts, from which o
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)
 MOST_CHUNKS = 64  # more are smaller than the tiles of a matmul for every batch that was tried: a guess
 WITH_CHUNKS, AFTER_CHUNKS = WEIGHTS = ("chunk", "last")
+WITH_LAYER, BETWEEN = REDUCED = ("layer", "between")  # when a layer's gradients are reduced
+MOST_PIECES = 64  # of a layer's gradients: as many cells more of every parameter, which a proof pays for; a judgement
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPieces:
+    """The pieces in which a layer's gradients are reduced, and where these stand among experts' messages of the layer
+    that is next in a backward.
+
+    count: equal pieces. inside: how many of them go while tokens are with their experts, after all were sent there and
+        before the first comes home. beside: how many go after the last came home, beside attention. What is over is
+        reduced after the stage's backward. apart: whether each is a message of its own, or those of one place together.
+
+    Raises:
+        ValueError: one of them cannot be; the message names it.
+    """
+
+    count: int
+    inside: int
+    beside: int
+    apart: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole_number("pieces of gradients count", self.count, 1, MOST_PIECES)
+        check_whole_number("pieces of gradients inside", self.inside, 0, self.count)
+        check_whole_number("pieces of gradients beside", self.beside, 0, self.count - self.inside)
+
+    def __str__(self) -> str:
+        return f"{self.inside} {self.beside} of {self.count}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +57,8 @@ class ExpertChunks:
     are beside the matmuls of another.
 
     forward, backward: so many chunks of about as many tokens. weights: when experts' gradients are computed, for each
-        chunk ("chunk", as autograd of a chunked forward does) or after all chunks ("last").
+        chunk ("chunk", as autograd of a chunked forward does) or after all chunks ("last"). gradients: how those of a
+        layer are reduced between messages; None: together, when its backward has made them.
 
     Raises:
         ValueError: one of them cannot be; the message names it.
@@ -35,6 +67,7 @@ class ExpertChunks:
     forward: int = 1
     backward: int = 1
     weights: str = WITH_CHUNKS
+    gradients: GradientPieces | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward"):
@@ -43,7 +76,8 @@ class ExpertChunks:
             raise ValueError(f"experts' chunks weights is {self.weights!r}; it takes {' or '.join(WEIGHTS)}")
 
     def __str__(self) -> str:
-        return f"{self.forward} {self.backward}" + (" gradients last" if self.weights == AFTER_CHUNKS else "")
+        late = " gradients last" if self.weights == AFTER_CHUNKS else ""
+        return f"{self.forward} {self.backward}{late}" + (f", {self.gradients}" if self.gradients else "")
 
 
 TOGETHER_AT_ONCE = ExpertChunks()  # all tokens at once
@@ -54,9 +88,11 @@ class ExpertSchedule:
     """The schedule of experts' exchanges.
 
     name: sequential (all tokens at once), pipemoe or tutel (as many chunks forward as backward; where `degree` is
-        AUTO, pipemoe chooses their number by a closed form and tutel by trying), fsmoe (a number for each, by a closed
-        form) or clock (a number for each, and when gradients are computed, by trying).
-    degree: a number of chunks, or AUTO.
+        AUTO, pipemoe chooses their number by a closed form and tutel by trying), lina (pipemoe's, and gradients in
+        pieces of one size between messages), fsmoe (a number for each, and how much of gradients is reduced where, by a
+        closed form) or clock (all of that, and when gradients are computed, by trying).
+    degree: a number of chunks, or AUTO. gradients: "layer", a layer's are reduced when its backward has made them, or
+        "between", in pieces between experts' messages.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -64,6 +100,7 @@ class ExpertSchedule:
 
     name: str = SEQUENTIAL
     degree: int | str = 1
+    gradients: str = WITH_LAYER
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
@@ -81,11 +118,21 @@ class ExpertSchedule:
                 f"experts.degree is {self.degree}; experts={self.name} chooses the chunks of forward and backward "
                 f"itself, so it takes {AUTO}"
             )
+        takes = {LINA: (BETWEEN,), FSMOE: REDUCED, CLOCK: REDUCED}.get(self.name, (WITH_LAYER,))
+        if self.gradients not in takes:
+            raise ValueError(
+                f"experts.gradients is {self.gradients!r}; with experts={self.name} it takes {' or '.join(takes)}"
+            )
 
     @property
     def is_open(self) -> bool:
-        """Whether the number of chunks is to be chosen for every batch."""
-        return self.degree == AUTO
+        """Whether something of it is to be chosen for every batch."""
+        return self.degree == AUTO or self.reduces_between
+
+    @property
+    def reduces_between(self) -> bool:
+        """Whether gradients are reduced between experts' messages."""
+        return self.gradients == BETWEEN
 
     @property
     def plays(self) -> bool:
@@ -99,6 +146,6 @@ class ExpertSchedule:
 
     @property
     def chunks(self) -> ExpertChunks:
-        """The chunks of a schedule that leaves nothing open; one where it does."""
+        """The chunks of a schedule that leaves nothing open; one where it does, and gradients in one piece."""
         degree = 1 if isinstance(self.degree, str) else self.degree
-        return ExpertChunks(degree, degree)
+        return ExpertChunks(degree, degree, gradients=GradientPieces(1, 0, 0) if self.reduces_between else None)

@@ -10,7 +10,7 @@ from math import lcm
 
 from zbench.describe.checks import is_whole
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
-from zbench.describe.expert_schedule import TOGETHER_AT_ONCE, ExpertChunks
+from zbench.describe.expert_schedule import BETWEEN, TOGETHER_AT_ONCE, ExpertChunks
 
 ALL = "all"  # of a window
 LAYER, END = "layer", "end"  # of buckets
@@ -48,6 +48,11 @@ class StepOverlap:
             raise ValueError(
                 f"sharding.gradient_bucket is {size!r}; it takes {LAYER}, {END}, or a whole number of a GPU's "
                 "parameters, as 500000000"
+            )
+        if self.experts.gradients is not None and size != LAYER:
+            raise ValueError(
+                f"sharding.gradient_bucket is {size}; with experts.gradients={BETWEEN} a layer's gradients are reduced "
+                f"between experts' messages of the next one, so it takes {LAYER}"
             )
 
     @staticmethod

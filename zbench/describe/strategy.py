@@ -23,6 +23,7 @@ from zbench.describe.expert_schedule import (
     POPULARITIES,
     SEQUENTIAL,
     TWO_LEVEL,
+    WITH_LAYER,
     ZIPF,
     ExpertSchedule,
 )
@@ -150,10 +151,10 @@ class Parallel:
 class Experts:
     """The way in which tokens choose experts, and the schedule by which they go there and back.
 
-    schedule, degree: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens choose, 0:
-        all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all three:
-        zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of each GPU's
-        at most, over what it would have of them if all experts had as many; others are dropped.
+    schedule, degree, gradients: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens
+        choose, 0: all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all
+        three: zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of
+        each GPU's at most, over what it would have of them if all experts had as many; others are dropped.
         dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
         from there to these GPUs.
         padded: whether experts get rows of zeros for the tokens that they would take more.
@@ -167,6 +168,7 @@ class Experts:
     capacity: float | str = DROPLESS
     padded: bool = False
     dispatch: str = FLAT
+    gradients: str = WITH_LAYER
 
     def __post_init__(self) -> None:
         _ = self.exchanges  # refuses what cannot be
@@ -180,11 +182,10 @@ class Experts:
             )
         check_boolean("experts.padded", self.padded)
         _check_choice("experts.dispatch", self.dispatch, DISPATCHES)
-        if self.dispatch == TWO_LEVEL and (self.padded or self.schedule != SEQUENTIAL):
-            told = "padded is True" if self.padded else f"schedule is {self.schedule}"
+        if self.dispatch == TWO_LEVEL and self.padded:
             raise ValueError(
-                f"experts.{told}; with experts.dispatch={TWO_LEVEL} rows go to a node once, all at a time, so it takes "
-                f"{'false' if self.padded else SEQUENTIAL}"
+                f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
+                "some expert on it, which is no number to fill up to, so it takes false"
             )
         if self.padded and self.capacity == DROPLESS:
             raise ValueError(
@@ -202,7 +203,7 @@ class Experts:
     @property
     def exchanges(self) -> ExpertSchedule:
         """The schedule of what tokens' homes and experts exchange."""
-        return ExpertSchedule(self.schedule, self.degree)
+        return ExpertSchedule(self.schedule, self.degree, self.gradients)
 
 
 USUAL_EXPERTS = Experts()  # all tokens at once, to all experts alike
@@ -328,6 +329,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     schedule |= {"experts.capacity": experts.get("capacity", DROPLESS), "experts.padded": experts.get("padded", False)}
     schedule["experts.dispatch"] = experts.get("dispatch", FLAT)
+    schedule["experts.gradients"] = experts.get("gradients", WITH_LAYER)
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law
     found |= {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}

@@ -5,17 +5,23 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.expert_schedule import WITH_LAYER
 from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import Experts
 from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
+_LATER = {"gradients": WITH_LAYER}  # of experts: left out where they are so, as in files from before there were others
 
 
 def strategy_values(strategy: StepStrategy) -> dict[str, Any]:
     """Returns a strategy's fields under its key; nothing of a usual one, as in files from before there was another."""
-    return {} if strategy == USUAL_STRATEGY else {STRATEGY: asdict(strategy)}
+    if strategy == USUAL_STRATEGY:
+        return {}
+    values = asdict(strategy)
+    experts = {name: one for name, one in values["experts"].items() if name not in _LATER or one != _LATER[name]}
+    return {STRATEGY: values | {"experts": experts}}
 
 
 def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
@@ -28,6 +34,8 @@ def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
         return USUAL_STRATEGY
     values = found[STRATEGY]
     check_plan_keys(values, [one.name for one in fields(StepStrategy)], where)
+    if isinstance(values["experts"], Mapping):
+        values = {**values, "experts": {**_LATER, **values["experts"]}}
     for name, kind in _INNER.items():
         check_plan_keys(values[name], [one.name for one in fields(kind)], f"{where}.{name}")
     try:

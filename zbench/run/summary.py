@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from zbench.describe.expert_schedule import FLAT, TWO_LEVEL
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
 from zbench.interfaces.dealt import undealt
@@ -26,7 +27,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]
-    chosen += _without_pipelines(own)
+    chosen += _without_pipelines(own) + _in_one_level(own, parts)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -49,6 +50,20 @@ def _without_pipelines(own: RunCase) -> list[str]:
         f"{own.name} plans without pipelines of its own: executor=simulated and torch_whole_step have them with "
         "sharding.window=1, sharding.gradient_bucket=layer, no sharding.degrees, parallel=none and models without "
         "experts."
+    ]
+
+
+def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
+    """Says so where rows were to go to each node once, and no group of experts has several nodes."""
+    config = own.start["config"]
+    if config["experts"]["dispatch"] != TWO_LEVEL:
+        return []
+    degree, each = config["parallel"]["expert_parallel"], parts.cost.gpus.cluster.gpus_per_node
+    if degree > each:
+        return []
+    return [
+        f"experts.dispatch={TWO_LEVEL}: each group's {degree} GPUs of experts are in one node of {each}, so rows go as "
+        f"with {FLAT}."
     ]
 
 

@@ -5,7 +5,7 @@ on the described cluster and taking the fastest. Either way the number is chosen
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,17 @@ from zbench.cost.cost import Cost
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import AFTER_CHUNKS, DEGREES, TOGETHER_AT_ONCE, ExpertChunks, ExpertSchedule
+from zbench.describe.expert_schedule import (
+    AFTER_CHUNKS,
+    AUTO,
+    DEGREES,
+    TOGETHER_AT_ONCE,
+    ExpertChunks,
+    ExpertSchedule,
+)
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
+from zbench.simulated.gradient_order import EVERY_SHARE, GradientSeconds
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.seconds import compute_seconds
@@ -45,7 +53,8 @@ class ChosenChunks:
         if self.chunks == TOGETHER_AT_ONCE and not self.seconds:
             return {}
         one = self.chunks
-        return {"forward": one.forward, "backward": one.backward, "weights": one.weights, "seconds": self.seconds}
+        found = {"forward": one.forward, "backward": one.backward, "weights": one.weights, "seconds": self.seconds}
+        return found | ({} if one.gradients is None else {"gradients": asdict(one.gradients)})
 
 
 def chosen_chunks(
@@ -57,7 +66,12 @@ def chosen_chunks(
     if schedule.plays:
         return _played(schedule, steps, batch, plans, cost)
     profile = ExpertProfile.of(steps, batch, plans, cost)
-    return profile.together() if schedule.same_degree else profile.apart()
+    if not schedule.reduces_between:
+        return profile.together() if schedule.same_degree else profile.apart()
+    if schedule.same_degree:
+        found = profile.together() if schedule.degree == AUTO else ChosenChunks(schedule.chunks, {})
+        return replace(found, chunks=profile.with_fixed_pieces(found.chunks))
+    return profile.partitioned()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +79,20 @@ class ExpertProfile:
     """The seconds of experts in a layer, of every micro-batch, as the closed form has them.
 
     forward, backward: of each. reduced: seconds in which a layer's parameters and gradients are on NICs in a backward
-    and nothing but experts is there to hide them.
+    and nothing but experts is there to hide them. gradients: of a layer, in the last micro-batch.
     """
 
     forward: Sequence[ExpertLayerSeconds]
     backward: Sequence[ExpertLayerSeconds]
     reduced: float
+    gradients: GradientSeconds
 
     @staticmethod
     def of(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> "ExpertProfile":
         """Returns the profile of a batch's steps with one chunk and with two, which tell what starts and what grows."""
         one, two = (steps.with_chunks(ExpertChunks(count, count)).built(batch, plans) for count in (1, 2))
-        found, dense = {"forward": [], "backward": []}, 0.0  # type: dict[str, list[ExpertLayerSeconds]], float
+        found: dict[str, list[ExpertLayerSeconds]] = {"forward": [], "backward": []}
+        dense, last = 0.0, 0.0  # seconds of a layer's backward but its experts, of all micro-batches and of the last
         for a, b in zip(one.templates, two.templates, strict=True):
             name = a.name.split(".")[0]
             if name in found:
@@ -86,13 +102,15 @@ class ExpertProfile:
                 start = max(0.0, float(second[0][at] - first[0][at]))
                 experts = LinearSeconds(start, max(0.0, float(first[0][at]) - start))
                 found[name].append(ExpertLayerSeconds(_exchange(one.layouts[a.layout], a, cost), experts))
-                dense += float(first[1].mean()) if name == "backward" else 0.0
+                last = float(first[1].mean()) if name == "backward" else 0.0
+                dense += last
         traffic = StepTraffic(cost, steps.parameters)
         ports = traffic.reduce(LAYER).ports + (
             len(plans) * traffic.gather(LAYER).ports if steps.parameters.gathered else 0
         )
         on_nics = float(ports[:, : cost.cluster.num_nics].sum(axis=0).max(initial=0.0))
-        return ExpertProfile(found["forward"], found["backward"], max(0.0, on_nics - dense))
+        gradients = GradientSeconds.of(traffic, last)
+        return ExpertProfile(found["forward"], found["backward"], max(0.0, on_nics - dense), gradients)
 
     def seconds(self, forward: int, backward: int) -> float:
         """Returns the seconds of all micro-batches' experts in a layer, with numbers of chunks."""
@@ -117,6 +135,24 @@ class ExpertProfile:
         best = min(pairs, key=lambda pair: (seconds[pair], pair))
         return ChosenChunks(ExpertChunks(*best), {f"{one} {two}": found for (one, two), found in seconds.items()})
 
+    def with_fixed_pieces(self, chunks: ExpertChunks) -> ExpertChunks:
+        """Returns chunks with gradients in pieces of one size, as Lina has them."""
+        return replace(chunks, gradients=self.gradients.in_fixed_pieces(self.backward[-1].slack(chunks.backward)))
+
+    def partitioned(self) -> ChosenChunks:
+        """Returns the best numbers of a forward and of a backward with as much of gradients beside experts as makes a
+        layer and what is over shortest, by both steps of FSMoE's partition. Its forward's are those of `apart`."""
+        forward, seconds = self.apart().chunks.forward, dict[str, float]()
+        found = dict[str, ExpertChunks]()
+        for degree in DEGREES:
+            inside, beside = self.gradients.shares(self.backward[-1], degree)
+            chunks = ExpertChunks(forward, degree, gradients=self.gradients.pieces(inside, beside))
+            over = self.gradients.seconds * (1 - inside - beside)
+            last = self.backward[-1].makespan(degree, self.gradients.seconds * inside)
+            found[str(chunks)] = chunks
+            seconds[str(chunks)] = sum(one.makespan(degree) for one in self.backward[:-1]) + last + over
+        return ChosenChunks(found[min(seconds, key=lambda name: seconds[name])], seconds)
+
 
 def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[Floats, Floats]:
     """Returns the seconds of experts' computes and of all others on every GPU, of one layer, float64 [GPUs]."""
@@ -137,7 +173,8 @@ def _exchange(layout: StepLayout, template: Template, cost: Cost) -> LinearSecon
     if not len(sent):
         return LinearSeconds(0.0, 0.0)
     size = Sizes(layout, template).moved(())[sent]
-    home = np.isin(ops.what[sent], [layout.number[name] for name in (("dp", "di") if back else ("v",))])
+    names = ("dp", "di", "dni") if back else ("v", "nv")  # of what comes home, of relays too
+    home = np.isin(ops.what[sent], [layout.number[name] for name in names if name in layout.number])
     src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
     link = cluster.link_of(src, dst)
     seconds = cost.transfer_seconds(size, link)
@@ -176,6 +213,11 @@ def _played(
         best = _least([best, *(replace(best, backward=degree) for degree in DEGREES)], played)
         best = _least([best, *(replace(best, forward=degree) for degree in DEGREES)], played)
         best = _least([best, replace(best, weights=AFTER_CHUNKS)], played)
+    if schedule.reduces_between:
+        profile = ExpertProfile.of(steps, batch, plans, cost)
+        own = profile.partitioned().chunks
+        best = _least([best, own, profile.with_fixed_pieces(best), replace(best, gradients=own.gradients)], played)
+        best = _least([best, *(replace(best, gradients=one) for one in EVERY_SHARE)], played)
     return ChosenChunks(best, {str(chunks): found for chunks, found in seconds.items()})
 
 

@@ -9,7 +9,7 @@ from tests.helpers.steps import plan_of
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import EXPERTS, StepCombination
 from zbench.correctness.steps.command import RANK, judged_step
-from zbench.describe.expert_schedule import ExpertChunks
+from zbench.describe.expert_schedule import ExpertChunks, GradientPieces
 from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
@@ -87,13 +87,22 @@ def test_whatever_makes_shares(ranks: LocalFleet, gate: str) -> None:
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
-@pytest.mark.parametrize("room", [TOGETHER, ExpertParallel(capacity=0.4)], ids=str)
-def test_rows_go_to_a_node_once(ranks: LocalFleet, room: ExpertParallel) -> None:
-    case = case_of(ExpertChunks(), [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+@pytest.mark.parametrize(
+    ("chunks", "room"), [(ExpertChunks(), TOGETHER), (ExpertChunks(2, 3), ExpertParallel(capacity=0.4))], ids=str
+)
+def test_rows_go_to_a_node_once(ranks: LocalFleet, chunks: ExpertChunks, room: ExpertParallel) -> None:
+    case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize("pieces", [GradientPieces(4, 1, 2), GradientPieces(3, 1, 1, apart=False)], ids=str)
+def test_gradients_between_experts_messages(ranks: LocalFleet, pieces: GradientPieces) -> None:
+    case = case_of(ExpertChunks(2, 3, gradients=pieces), [50, 1, 13], 2, 1.0, "full")
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:
     """Sums over chunks are added in the step's order, not in that of arrival."""
-    case = case_of(ExpertChunks(4, 4), [50, 1, 13], 2, 0.0, "none")
-    assert ranks.call("run", case) == ranks.call("run", case)
+    for pieces in (None, GradientPieces(4, 1, 2)):
+        case = case_of(ExpertChunks(4, 4, gradients=pieces), [50, 1, 13], 2, 0.0, "none")
+        assert ranks.call("run", case) == ranks.call("run", case)

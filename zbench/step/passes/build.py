@@ -23,6 +23,7 @@ from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers,
 from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.overlap.expert_chunks import with_expert_chunks
+from zbench.step.passes.overlap.gradients_between import with_gradients_between
 from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
@@ -85,6 +86,10 @@ def whole_step(
     groups = plans[0].num_ranks
     if isinstance(cut.stage, ShardDegrees) and stages > 1:
         raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none or zero1")
+    if some is not None and overlap.experts.gradients is not None:
+        raise ValueError(
+            "gradients go between experts' messages of the next layer; all or no layers are recomputed then"
+        )
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
@@ -137,7 +142,8 @@ def whole_step(
         Items.of(ends),
         starts,
     )
-    return with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
+    step = with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
+    return with_gradients_between(step, parameters, overlap.experts.gradients)
 
 
 def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap) -> Step:

@@ -4,6 +4,10 @@ A chunk has a share of every GPU's own tokens. Chunk after chunk is sent to expe
 are sent out before any comes home, as each that does waits for its matmuls (PipeMoE, INFOCOM 2023; Tutel, MLSys 2023,
 arXiv 2206.03382). What tokens' homes compute of all of them stays whole. Experts' gradients are sums over chunks, in
 the chunks' order.
+
+Where rows go to a node once, relays copy and sum them, in the queue of matmuls. A relay sends a chunk on inside its
+node before its experts compute the one before, so that it is on its way meanwhile, and sums what comes of a chunk after
+they computed the next one, by when it is there.
 """
 
 from collections import defaultdict
@@ -17,7 +21,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.expert_schedule import AFTER_CHUNKS, ExpertChunks
 from zbench.step.formula import Formula
-from zbench.step.layers import is_gradient_of_experts, of_experts
+from zbench.step.layers import is_gradient_of_experts, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, QUEUES, Operations
@@ -78,10 +82,23 @@ class _ExpertSegment:
         return found
 
     @cached_property
+    def relays(self) -> list[Row]:
+        """The computes of relays."""
+        return [row for row in self.rows if row[0] == COMPUTE and of_relay(self._formula(row))]
+
+    @cached_property
     def made(self) -> set[tuple[int, int]]:
-        """The tensors that experts' GPUs make, each with the offset of its layer."""
+        """The tensors that experts' GPUs make, and relays of these, each with the offset of its layer."""
         every = [row for rows in self.computes.values() for row in rows[:1]]
-        return {one for row in every for one in self._tensors(row, results=True)}
+        found = {one for row in every for one in self._tensors(row, results=True)}
+        for row in self.relays:
+            found |= self._tensors(row, results=True) if self._tensors(row, results=False) & found else set()
+        return found
+
+    @cached_property
+    def passed_on(self) -> set[tuple[int, int]]:
+        """The tensors that relays make, each with the offset of its layer."""
+        return {one for row in self.relays for one in self._tensors(row, results=True)}
 
     @cached_property
     def count(self) -> int:
@@ -110,12 +127,13 @@ class _ExpertSegment:
     def operations(self) -> list[Row]:
         """Returns all of the template's operations: what goes to experts, and beside that what is between and waits for
         none of them, as shared experts; experts by chunks; what needs them."""
-        mine = [row[8] == _QUEUE or (row[0] == COMPUTE and row[1] in self.computes) for row in self.rows]
+        of_them = {*self.computes, *(row[1] for row in self.relays)}
+        mine = [row[8] == _QUEUE or (row[0] == COMPUTE and row[1] in of_them) for row in self.rows]
         first, last = mine.index(True), len(mine) - mine[::-1].index(True)
-        beside, after, of_them = list[Row](), list[Row](), set(self.made)
+        beside, after, theirs = list[Row](), list[Row](), set(self.made)
         for row in (row for row, one in zip(self.rows[first:last], mine[first:last], strict=True) if not one):
-            waits = self._tensors(row, results=False) & of_them
-            of_them |= self._tensors(row, results=True) if waits else set()
+            waits = self._tensors(row, results=False) & theirs
+            theirs |= self._tensors(row, results=True) if waits else set()
             (after if waits else beside).append(row)
         sent, beside = self._sent_of(beside)
         before = [*self.rows[:first], *sent]
@@ -132,19 +150,38 @@ class _ExpertSegment:
             (found if makes & needed else others).append(row)
         return found[::-1], others[::-1]
 
+    def _sent(self, to_experts: bool, by_relays: bool) -> list[Row]:
+        """Returns the messages on their way to experts, or from them, that relays pass on, or others."""
+        return [
+            row
+            for row in self.messages
+            if ((row[1], row[7]) not in self.made) == to_experts and ((row[1], row[7]) in self.passed_on) == by_relays
+        ]
+
     def _out(self) -> Iterable[Row]:
-        out = [row for row in self.messages if (row[1], row[7]) not in self.made]
         for chunk in range(self.count):
-            yield from self._parts_of(out, chunk)
+            yield from self._parts_of(self._sent(True, False), chunk)
 
     def _by_chunks(self) -> Iterable[Row]:
-        home = [row for row in self.messages if (row[1], row[7]) in self.made]
+        home = self._sent(False, False)
         each = {number: rows for number, rows in self.computes.items() if not self._is_late(number)}
+        yield from self._relayed(0, True)
         for chunk in range(self.count):
+            yield from self._relayed(chunk + 1, True)
             for number, rows in each.items():
                 yield from self._computed(number, rows, chunk)
             yield from self._parts_of(home, chunk)
+            yield from self._relayed(chunk - 1, False)
+        yield from self._relayed(self.count - 1, False)
         yield from (row for number, rows in self.computes.items() if number not in each for row in rows)
+
+    def _relayed(self, chunk: int, to_experts: bool) -> Iterable[Row]:
+        """Yields what relays do for a chunk, on its way to experts or from them, and send then; nothing where there is
+        no such chunk."""
+        for row in self.relays:
+            if bool(self._tensors(row, results=True) & self.made) != to_experts:
+                yield from self._parts_of([row], chunk, 4 + self._formula(row).slots.index("t"))
+        yield from self._parts_of(self._sent(to_experts, True), chunk)
 
     def _is_late(self, number: int) -> bool:
         """Returns whether a formula is computed whole after all chunks."""

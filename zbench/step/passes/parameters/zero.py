@@ -204,8 +204,9 @@ class ShardedParameters:
 
     @property
     def in_buckets(self) -> bool:
-        """Whether the gradients of several layers are reduced together, or in the end."""
-        return self.reduced_last or self.bucket_layers > 1
+        """Whether gradients of layers are reduced by a template of their own: those of several layers together, in the
+        end, or between experts' messages of another layer."""
+        return self.reduced_last or self.bucket_layers > 1 or self.overlap.experts.gradients is not None
 
     @property
     def num_gpus(self) -> int:
@@ -233,8 +234,8 @@ class ShardedParameters:
         return ("k", self.experts) if weight in OF_EXPERTS else ("j", self.degree)
 
     @cached_property
-    def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
-        """The elements and the groups of the shards of a slice of every parameter that is cut, by its name."""
+    def _numbered(self) -> Mapping[str, tuple[Ints, Ints]]:
+        """The elements and the numbers, among all cells, of the shards of a slice of every parameter that is cut."""
         elements, found = weight_elements(self.model), {}
         for names in (
             [name for name in self.of_layers if name not in (*WHOLE, *OF_EXPERTS)],
@@ -242,15 +243,30 @@ class ShardedParameters:
             [name for name in self.outside if name not in WHOLE],
         ):
             sizes = [elements[name] // self.slices(name)[1] for name in names]
-            cut = self.num_gpus * self.pieces
+            cut = self.num_gpus * self._cells
             each = max(-(-sum(sizes) * self.slices(name)[1] // cut) for name in names) if names else 1
             begin = 0
             for name, size in zip(names, sizes, strict=True):
                 edges = np.arange(begin // each, -(-(begin + size) // each) + 1) * each
                 edges = np.clip(edges, begin, begin + size)
-                found[name] = (np.diff(edges), (begin // each + np.arange(len(edges) - 1)) // self.pieces)
+                found[name] = (np.diff(edges), begin // each + np.arange(len(edges) - 1))
                 begin += size
         return found
+
+    @property
+    def _cells(self) -> int:
+        """The cells that a GPU's share of a slice is cut in: pieces of gradients, of which each worker has one."""
+        between = self.overlap.experts.gradients
+        return self.pieces * (1 if between is None else between.count)
+
+    @cached_property
+    def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
+        """The elements and the groups of the shards of a slice of every parameter that is cut, by its name."""
+        return {name: (sizes, number // self._cells) for name, (sizes, number) in self._numbered.items()}
+
+    def pieces_of(self, weight: str) -> Ints:
+        """Returns the piece of a GPU's share that each shard of a parameter is, 0 of one that is whole."""
+        return np.zeros(1, np.int64) if weight in WHOLE else self._numbered[weight][1] % self._cells
 
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices of shards, z and the parameter's name."""

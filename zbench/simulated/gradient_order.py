@@ -1,0 +1,64 @@
+"""The pieces in which a layer's gradients are reduced between experts' messages, and how many go where.
+
+Lina's are of one size, and one begins wherever no experts' message is on its way, until the next message does; which
+ones that are is only known when it runs, and a plan has an order, so it is told from a profile here. FSMoE divides
+seconds by its closed form (zbench.cost.fsmoe); its shares are eighths here.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, gradient_shares
+from zbench.describe.expert_schedule import MOST_PIECES, GradientPieces
+from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES
+
+LINA_PIECE_BYTES = 30e6  # of gradients on a GPU: a guess, of the size of frameworks' buckets; Lina's own was not read
+_EIGHTHS = 8  # a judgement: each one more is a cell more of every parameter on every GPU
+# Shares among which whoever plays steps looks: all of it between messages, more and less of it inside.
+EVERY_SHARE = tuple(GradientPieces(_EIGHTHS, inside, _EIGHTHS - inside, apart=False) for inside in range(0, 9, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSeconds:
+    """The gradients of a layer in the micro-batch that reduces them.
+
+    seconds: in which their reduction is on the busiest NIC; start: of any reduction. dense: seconds of a layer's
+    backward without experts, in which it is hidden. size: bytes of them on a GPU.
+    """
+
+    seconds: float
+    start: float
+    dense: float
+    size: float
+
+    @staticmethod
+    def of(traffic: StepTraffic, dense: float) -> "GradientSeconds":
+        """Returns the seconds of a step's gradients. dense: of all of a layer's backward but experts, some of which is
+        there to hide gathers of parameters."""
+        nics = traffic.cost.cluster.num_nics
+        reduced, gathered = traffic.reduce(LAYER), traffic.gather_again(LAYER)
+        seconds, others = (float(one.ports[:, :nics].sum(axis=0).max(initial=0.0)) for one in (reduced, gathered))
+        size = traffic.of.layer_elements * max(GRADIENT_BYTES, traffic.cost.model.element_bytes)
+        return GradientSeconds(seconds, float(reduced.latency.max(initial=0.0)), max(0.0, dense - others), float(size))
+
+    def in_fixed_pieces(self, slack: float) -> GradientPieces:
+        """Returns pieces of one size, each a message. slack: seconds in which no experts' message is on its way while
+        tokens are with their experts; the last piece that begins then goes on."""
+        count = min(max(1, ceil(self.size / LINA_PIECE_BYTES)), MOST_PIECES)
+        each = max(self.seconds / count, self.start)
+        inside = min(count, ceil(slack / each)) if each else count
+        beside = min(count - inside, ceil(self.dense / each)) if each else 0
+        return GradientPieces(count, inside, beside)
+
+    def shares(self, layer: ExpertLayerSeconds, degree: int) -> tuple[float, float]:
+        """Returns the shares of gradients that are reduced beside experts and beside attention, by FSMoE's partition.
+        layer: of the backward, in `degree` chunks."""
+        if not self.seconds:
+            return 0.0, 1.0
+        return gradient_shares(layer, degree, 1.0, self.dense, LinearSeconds(self.start, self.seconds))
+
+    def pieces(self, inside: float, beside: float) -> GradientPieces:
+        """Returns shares as pieces, those of one place a message together."""
+        first = round(_EIGHTHS * inside)
+        return GradientPieces(_EIGHTHS, first, min(round(_EIGHTHS * beside), _EIGHTHS - first), apart=False)
