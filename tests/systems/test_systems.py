@@ -168,9 +168,9 @@ def test_the_suite_found_the_systems() -> None:
 def conf() -> tuple[Combinations, list[Combination]]:
     """What conf/ has, and combinations of it that have every pair of a system, a model and a cluster.
 
-    Clusters have at most eight nodes here: the command has them whole.
+    Clusters have at most four nodes here: the command has them whole.
     """
-    combinations = Combinations(tokens_per_gpu=1024, most_nodes=8)
+    combinations = Combinations(tokens_per_gpu=1024, most_nodes=4)
     systems, models, clusters = map(choices, GROUPS)
     return combinations, pairwise_cover(systems, models, clusters, combinations.can_be)
 
