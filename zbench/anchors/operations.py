@@ -1,5 +1,5 @@
-"""What the seconds of FlexSP's published steps go to, operation by operation: played as whole steps, and by FlexSP's
-own constants for the same plans. Pure: no torch.
+"""Tells what the seconds of FlexSP's published steps go to, operation by operation: played as whole steps, and by
+FlexSP's own constants for the same plans. Pure: no torch.
 
 Published are the seconds of three steps, and no operation's. What is missing of a step can so be looked for in two
 places: in the operations that are played, and in those that FlexSP's constants have for the same micro-batches.
@@ -30,7 +30,8 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class StepOperations:
-    """What the seconds of a step go to, means over GPUs and batches. published: the step's. micro_batches: of a batch.
+    """The seconds of a step by what they go to, means over GPUs and batches. published: the step's. micro_batches: of
+    a batch.
 
     played, constants: by what for, of the whole step as it is simulated, which sum to its seconds, and by FlexSP's own
     constants. Waiting for a link is counted as all-to-alls, like their copies. Waiting for parameters and gradients is
