@@ -67,17 +67,22 @@ class FlexSP:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
         beat, and by how much it misses that."""
-        of = self.objective.holding(int(batch.lengths.max()))
+        parts = self.micro_batches(batch.lengths)
+        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.received_kv) for part in parts)
+
+    def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
+        """Returns the micro-batches and their groups, the slowest first. lengths: int64 [n]."""
+        of = self.objective.holding(int(lengths.max()))
         # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
         parts = split_batch(
-            batch.lengths,
+            lengths,
             of,
             self.tried_micro_batch_counts,
             lambda x: glance(x, of),
             lambda x: self.choose_groups(x, of),
         )
         assert parts is not None  # every sequence fits a group by itself
-        return tuple(micro_batch_plan(part, batch, self.cost, of, self.received_kv) for part in parts)
+        return parts
 
     def choose_groups(self, lengths: Ints, of: Objective) -> FoundGroups | None:
         """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""

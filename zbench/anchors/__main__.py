@@ -1,5 +1,5 @@
-"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], or --rows FILE [--group GROUP]; [--json]:
-measured and predicted. An edge."""
+"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [--world NAME] [--window N],
+or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
 
 import sys
 
@@ -15,8 +15,9 @@ with loading(__name__):
     from typing import Any
 
     from zbench.anchors import attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
-    from zbench.anchors.anchor import Anchor
+    from zbench.anchors.anchor import Anchor, GetCluster
     from zbench.anchors.measured import MeasuredRow, read_measured
+    from zbench.anchors.operations import AHEAD, step_operations
     from zbench.anchors.presets import cluster, workload, world, worlds
     from zbench.console.meter import Meter
     from zbench.cost.matmul import check_shapes
@@ -42,13 +43,8 @@ GROUPS = {
 def anchors(name: str = NOMINAL, clock: str = SIMULATED, group: attention.Group | None = None) -> list[Anchor]:
     """Returns all published numbers that this project predicts, each beside its prediction. name: of the world that
     clusters are in, if they have it. clock: of CLOCKS, which plays training steps. group: one of attention, alone."""
-    there, executor = world(name), CLOCKS[clock]
-
-    def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
-        found = there.of_cluster(cluster(preset, num_nodes, device))
-        check_shapes(found.device, executor is Simulated)
-        return found
-
+    executor = CLOCKS[clock]
+    described = _clusters(name, executor is Simulated)
     if group is not None:
         return attention.anchors(described, group)
     found = [
@@ -56,6 +52,18 @@ def anchors(name: str = NOMINAL, clock: str = SIMULATED, group: attention.Group 
     ]
     found += [anchor for module in (training, long_context) for anchor in module.anchors(described, executor)]
     return found + attention.anchors(described, "magi") + steps.anchors(described, workload, executor)
+
+
+def _clusters(name: str, whole_steps: bool) -> GetCluster:
+    """Returns what describes clusters in a world. whole_steps: whether they are for whole steps."""
+    there = world(name)
+
+    def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
+        found = there.of_cluster(cluster(preset, num_nodes, device))
+        check_shapes(found.device, whole_steps)
+        return found
+
+    return described
 
 
 def main() -> int:
@@ -67,10 +75,18 @@ def _anchors() -> int:
     arguments = _asked()
     if arguments.rows == "":
         raise ValueError("--rows is ''; it takes a CSV file of measured rows")
+    for name in ("rows", "group", "clock"):
+        if arguments.operations and (value := getattr(arguments, name)):
+            told = "is of FlexSP's published steps, as whole steps, so it takes no"
+            raise ValueError(f"--{name} is {value}; --operations {told} --{name} beside it")
+    if arguments.window is not None and not arguments.operations:
+        raise ValueError(f"--window is {arguments.window}; it is of --operations, which is not there")
     for name in ("world", "clock"):
         if arguments.rows and (value := getattr(arguments, name)):
             raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
-    if arguments.rows:
+    if arguments.operations:
+        _operations(arguments.world or NOMINAL, arguments.window, arguments.json)
+    elif arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     else:
         if arguments.group and arguments.clock:
@@ -102,6 +118,14 @@ def _asked() -> argparse.Namespace:
         choices=list(CLOCKS),
         help="what plays training steps: simulated (the default) or simulated_attention",
     )
+    parser.add_argument(
+        "--operations",
+        action="store_true",
+        help="instead, what the seconds of FlexSP's published steps go to, as whole steps and by its own constants",
+    )
+    parser.add_argument(
+        "--window", type=int, metavar="N", help=f"of --operations: layers whose parameters are gathered ahead ({AHEAD})"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
 
@@ -116,6 +140,16 @@ def _published(world: str, clock: str, group: attention.Group | None, as_json: b
     rows = [{**asdict(anchor), "error": anchor.error} for anchor in found]
     keys = ("anchor", "case", "measured", "predicted", "error", "known", "source")
     _print_json([{key: row[key] for key in keys} for row in rows])
+
+
+def _operations(world: str, window: int | None, as_json: bool) -> None:
+    found = step_operations(_clusters(world, True), workload, AHEAD if window is None else window)
+    if as_json:
+        _print_json([one.as_row() for one in found])
+        return
+    from zbench.anchors.show import show_operations
+
+    show_operations(found)
 
 
 def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zbench.anchors.anchor import Anchor
+from zbench.anchors.operations import StepOperations
 from zbench.anchors.summary import summary_rows
 from zbench.describe.units import with_noun
 
@@ -55,6 +56,34 @@ def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequenc
         console.print(Text(f"left out: {line}"))
     console.print(
         "predicted: simulated by zbench. known: of a configuration and method that constants were chosen with."
+    )
+
+
+def show_operations(found: Sequence[StepOperations]) -> None:
+    """Prints what the seconds of steps go to, as they are played and by FlexSP's own constants, and what is missing."""
+    console = _console()
+    table = Table(
+        title="seconds of FlexSP's published steps, 64 A100, GPT-7B, Wikipedia", title_justify="left", box=None
+    )
+    table.add_column("operation")
+    for one in found:
+        table.add_column(f"{one.system}, played", justify="right")
+        table.add_column("by its constants", justify="right")
+    every = [part for one in found for part in (one.played, one.constants)]
+    published = [one.published for one in found for _ in range(2)]
+    for name in dict.fromkeys(name for part in every for name in part):
+        table.add_row(name, *(f"{part[name]:.2f}" if name in part else "" for part in every))
+    sums = [sum(part.values()) for part in every]
+    table.add_row("predicted", *(f"{seconds:.2f}" for seconds in sums), style="bold")
+    table.add_row("published", *(f"{seconds:.2f}" for seconds in published))
+    table.add_row("missing", *(f"{told - seconds:.2f}" for told, seconds in zip(published, sums, strict=True)))
+    table.add_row("micro-batches", *(f"{one.micro_batches:.1f}" for one in found for _ in range(2)))
+    console.print(table)
+    console.print(
+        "played: simulated by zbench as whole steps, means over GPUs and batches. all-to-alls: copies, and waiting for "
+        "a link. collectives: waiting for parameters and gradients, as long as the GPU that waits least. by its "
+        "constants: what those of FlexSP's public code give for the same plans; what its constant of a micro-batch is "
+        "made of is not published."
     )
 
 

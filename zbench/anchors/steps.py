@@ -39,11 +39,7 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExe
     """Returns FlexSP's published steps beside their predictions. executor: SimulatedAttention hides collectives as far
     as they can be, and tells the steps with nothing hidden as well."""
     cost = published_cost(get_cluster)
-    systems: dict[str, System] = {
-        "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
-        "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published"),
-        "flexsp": FlexSP(cost),
-    }
+    systems = flexsp_systems(cost)
     wikipedia = get_workload("wikipedia")
     drawn = [batch(wikipedia, step) for step in range(BATCHES)]
     found = []
@@ -56,6 +52,15 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExe
             known = is_known(row) or group == "unhidden"
             found.append(Anchor(group, case, float(row["seconds"]), value, row["source"], known, group))
     return found
+
+
+def flexsp_systems(cost: Cost) -> dict[str, FlexSP | FlexSPBatchAda]:
+    """Returns what the published steps are of, by the names of their rows."""
+    return {
+        "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
+        "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published"),
+        "flexsp": FlexSP(cost),
+    }
 
 
 def _seconds(batch: Batch, system: System, cost: Cost, executor: GetExecutor) -> tuple[float, ...]:

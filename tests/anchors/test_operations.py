@@ -1,0 +1,86 @@
+"""What FlexSP's published steps go to: played parts sum to the step, constants to what FlexSP's own model says."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbench.anchors import __main__
+from zbench.anchors.flexsp_constants import FIXED, operations_by_constants, published_objective
+from zbench.anchors.operations import StepOperations, played_operations, step_operations
+from zbench.anchors.presets import cluster, workload
+from zbench.anchors.show import show_operations
+from zbench.anchors.steps import batch, flexsp_systems, published_cost
+from zbench.simulated.executor import Simulated
+from zbench.systems.flexsp.batches import total_seconds
+
+
+@pytest.fixture(scope="module")
+def found() -> list[StepOperations]:
+    """The three steps, of one batch."""
+    return step_operations(cluster, workload, batches=1)
+
+
+def test_played_operations_sum_to_the_seconds_of_the_step(found: list[StepOperations]) -> None:
+    cost, one = published_cost(cluster), batch(workload("wikipedia"), 0)
+    assert [step.system for step in found] == ["static", "flexsp_batch_ada", "flexsp"]
+    for step, system in zip(found, flexsp_systems(cost).values(), strict=True):
+        seconds = Simulated(cost).step(one, system.plan(one)).seconds
+        assert sum(step.played.values()) == pytest.approx(seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["static", "flexsp_batch_ada", "flexsp"])
+def test_constants_sum_to_what_the_published_objective_says(name: str) -> None:
+    """Planned by the published constants, parts add up to the objective's seconds of the slowest groups."""
+    of = published_objective(cluster)
+    system = flexsp_systems(published_cost(cluster))[name]
+    object.__setattr__(system, "objective", of)
+    lengths = batch(workload("wikipedia"), 0).lengths
+    parts = system.micro_batches(lengths)
+    found = operations_by_constants(parts, lengths, of.degree)
+    assert sum(found.values()) == pytest.approx(total_seconds((part.found for part in parts), of), rel=1e-9)
+    assert found["constant"] == pytest.approx(FIXED * len(parts))
+    assert all(seconds >= -1e-12 for seconds in found.values())
+
+
+def test_compute_is_alike_and_a_static_degree_exchanges_most(found: list[StepOperations]) -> None:
+    static, one_a_batch, mixed = found
+    for step in found:
+        played, by_constants = (side["attention"] + side["linear"] for side in (step.played, step.constants))
+        assert played == pytest.approx(by_constants, rel=0.15)
+    for side in ("played", "constants"):
+        exchanged = [getattr(step, side)["all-to-alls"] for step in (static, one_a_batch, mixed)]
+        assert exchanged == sorted(exchanged, reverse=True)
+
+
+def test_without_a_window_gathers_are_waited_for_and_exchanges_have_the_links(found: list[StepOperations]) -> None:
+    ahead, (waited, *_) = found[0], step_operations(cluster, workload, window=0, batches=1)
+    assert waited.played["collectives"] > 10 * ahead.played["collectives"]
+    assert waited.played["all-to-alls"] < 0.8 * ahead.played["all-to-alls"]
+    assert waited.constants == ahead.constants
+
+
+def test_what_gpus_wait_for_collectives_longer_than_one_is_waiting_for_others() -> None:
+    """GPU 0 waits 1 s for parameters and gradients, GPU 1 waits 3 s."""
+    told = {"linear": [5.0, 3.0], "waiting_parameters": [0.75, 2.5], "waiting_gradients": [0.25, 0.5]}
+    found = played_operations(told)
+    assert found == {"linear": 4.0, "collectives": 1.0, "other GPUs": 1.0}
+
+
+def test_the_command_prints_and_writes_what_is_missing(
+    found: list[StepOperations], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(__main__, "step_operations", lambda *_: found)
+    monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--operations", "--json"])
+    assert __main__.main() == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["published"] for row in rows] == [8.2, 6.1, 4.75]
+    for row, step in zip(rows, found, strict=True):
+        assert row["predicted"] == pytest.approx(sum(step.played.values()))
+        assert row["predicted_by_constants"] == pytest.approx(sum(step.constants.values()))
+    show_operations([replace(found[0], published=100.0)])
+    printed = capsys.readouterr().out
+    missing = [float(word) for word in printed[printed.index("missing") :].split()[1:3]]
+    assert missing == pytest.approx(100 - np.array([rows[0]["predicted"], rows[0]["predicted_by_constants"]]), abs=0.01)
