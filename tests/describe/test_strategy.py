@@ -12,13 +12,12 @@ from omegaconf import OmegaConf
 from zbench import CONF
 from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
-from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
+from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
-    Experts,
     Parallel,
     Recompute,
     Sharding,

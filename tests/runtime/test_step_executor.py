@@ -16,7 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult

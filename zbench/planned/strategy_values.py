@@ -5,8 +5,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.expert_schedule import DRAWN, Experts
 from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
-from zbench.describe.strategy import Experts
 from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
@@ -26,7 +26,9 @@ def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
     """
     if STRATEGY not in found:
         return USUAL_STRATEGY
-    values = found[STRATEGY]
+    values = dict(found[STRATEGY])
+    if isinstance(values.get("experts"), Mapping):  # files from before routers chose have drawn routing
+        values["experts"] = {"routing": DRAWN, **values["experts"]}
     check_plan_keys(values, [one.name for one in fields(StepStrategy)], where)
     for name, kind in _INNER.items():
         check_plan_keys(values[name], [one.name for one in fields(kind)], f"{where}.{name}")

@@ -13,8 +13,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
-from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
@@ -204,7 +204,8 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = whole_step_result(batch, self.cost, reports, checked)
-        return replace(result, expert_chunks=chosen.told, expert_rows=of.expert_rows(batch, plans))
+        rows = of.expert_rows(batch, plans) | self._chosen_rows(batch, reports)
+        return replace(result, expert_chunks=chosen.told, expert_rows=rows)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -239,6 +240,17 @@ class TorchWholeStep:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         found = whole_step_result(batch, self.cost, reports, checked)
         return replace(found, phases=dict(found.phases) | ({"round_end": ended} if ended else {}))
+
+    def _chosen_rows(self, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
+        """Returns what experts' capacity came to where routers chose, as of ProvenSteps.expert_rows; a token that an
+        expert may choose has no choice that could be dropped."""
+        if self.experts.routing == DRAWN:
+            return {}
+        model = self.cost.gpus.model
+        slots, empty = (sum(one.slots[at] for one in reports) for at in (0, 1))
+        choices = batch.num_tokens * model.experts_per_token * model.num_layers
+        dropped = {"dropped": 1 - (slots - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
+        return {**dropped, "padded": empty / slots}
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.

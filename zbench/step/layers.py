@@ -13,11 +13,15 @@ that go there, p their shares of the chosen experts; z, u are those of an expert
 experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down. Shared experts, which all
 tokens pass, are one feed-forward: zs, us and bs are its z, u and b. In two levels ni has those tokens that go to a node
 n of the experts, i those of them that go on to a slice there, and nv is the sum of v over the node's slices.
+
+Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that is in each
+slot of a slice of the experts, and i, pa (shares), z, u and v are of slots, with a token or without.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.model import SIGMOID, SOFTMAX, SOFTMAX_ALL
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.transpose import Derivative, transpose
@@ -61,10 +65,34 @@ _SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
 _SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
 
 
-def expert_layer(shared: bool, two_level: bool, gate: str) -> str:
+# A router that chooses: which token is in which slot is of all tokens of a GPU, the rest of these tables.
+_ROUTER = (
+    ATTENTION
+    + """
+r[t]         = m[t] wr
+ra[a(t)]    += collect(r[t])
+to[a,k]      = {choose}(ra[a])
+pa[a(t),k]  += {gate}_of_slots(r[t], to[a(t),k])
+i[a(t),k]   += seat(m[t], to[a(t),k])
+{beside}z[a,e]       = enter(i[a,k(e)], ez[e])           for route(a, e)
+u[a,e]       = act(z[a,e])                       for route(a, e)
+v[a,k(e)]   += leave(pa[a,k(e)], u[a,e], ed[e])  for route(a, e)
+{down}b[t]        += unseat(v[a(t),k], to[a(t),k])
+x'[t]        = y[t] + b[t]{shared}
+"""
+)
+# The functions that choose, by who does: tokens their experts, or experts their tokens.
+CHOICES: Mapping[str, str] = MappingProxyType({TOKEN_CHOICE: "choose_experts", EXPERT_CHOICE: "choose_tokens"})
+
+
+def expert_layer(shared: bool, two_level: bool, gate: str, routing: str = DRAWN) -> str:
     """Returns the formulas of a layer with experts. gate: of zbench.describe.model.GATES. shared: whether all tokens
-    pass some of them; two_level: whether rows go to a node once, and there to the GPUs of its experts, and back so."""
+    pass some of them; two_level: whether rows go to a node once, and there to the GPUs of its experts, and back so;
+    routing: of zbench.describe.expert_schedule.ROUTINGS."""
     beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
+    if routing != DRAWN:
+        common = " + bs[t]" if shared else ""
+        return _ROUTER.format(choose=CHOICES[routing], gate=SHARES[gate], beside=beside, down=down, shared=common)
     if two_level:
         out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
         home = f"nv[t,n(k)] += together(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
@@ -102,6 +130,10 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
     **{name: Derivative(((0,),)) for name in SHARES.values()},
+    **{f"{name}_of_slots": Derivative(((0, 1), None)) for name in SHARES.values()},
+    **{name: Derivative((None,)) for name in ("collect", *CHOICES.values())},
+    "seat": Derivative(((1,), None)),
+    "unseat": Derivative(((1,), None)),
     "pick": Derivative(((),)),
     "enter": Derivative(((1,), (0,))),
     "leave": Derivative(((1, 2), (0, 2), (0, 1))),

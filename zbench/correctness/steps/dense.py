@@ -57,7 +57,8 @@ def dense_step(
     """Returns a step of whole sequences; arguments as of zbench.runtime.stepping.dense.dense_gradients."""
     num_tokens = sum(len(one) for one in sequences)
     found = dense_gradients(model, weights, sequences, routes)
-    return DenseStep(found.loss, found.gradients, updated(weights, found.gradients, num_tokens))
+    after = updated(weights, found.gradients, num_tokens)
+    return DenseStep(found.loss, found.gradients, after, router_logits=found.router_logits)
 
 
 def updated(

@@ -89,9 +89,8 @@ def whole_step(
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
     shared, two_level = model.shared_experts > 0, experts.node > 0
-    formulas = sections(
-        level, model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate, some is not None
-    )
+    kinds = model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate, some is not None
+    formulas = sections(level, *kinds, experts.routing)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
