@@ -74,7 +74,7 @@ def step(
     routes: list[np.ndarray] | None = None,
 ) -> tuple[float, dict[str, np.ndarray]]:
     """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each, routes: the
-    experts of its tokens."""
+    experts of its tokens, of each layer where there are three axes."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     total = torch.zeros((), dtype=torch.float64)
     for number, (tokens, targets) in enumerate(sequences):
@@ -89,7 +89,9 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number], model.gate)
+            mine = None if routes is None else routes[number]
+            mine = mine if mine is None or mine.ndim < 3 else mine[layer]
+            x = y + _feed_forward(_norm(y, w["g2"]), w, mine, model.gate)
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

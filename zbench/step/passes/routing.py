@@ -81,6 +81,8 @@ class ExpertParallel:
             )
         if num_gpus % self.degree:
             raise ValueError(f"parallel.expert_parallel is {self.degree}; it has to divide {num_gpus} GPUs")
+        if self.routing != DRAWN and model.num_experts == 1:
+            raise ValueError(f"experts.routing is {self.routing}; {model.name} has no experts, so it takes {DRAWN}")
         if self.routing == EXPERT_CHOICE and model.gate != SOFTMAX_ALL:
             raise ValueError(
                 f"model.gate is {model.gate}; with experts.routing={EXPERT_CHOICE} an expert compares tokens by their "
