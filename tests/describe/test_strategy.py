@@ -198,6 +198,17 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Experts(padded=True),
             "experts.padded is True; with experts.capacity=dropless an expert has no number",
         ),
+        (lambda: Experts(routing="hash"), "experts.routing is 'hash'; it takes drawn, token_choice or expert_choice"),
+        (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded False; with"),
+        (lambda: Experts(routing="token_choice", capacity=1.25), "experts.capacity is 1.25 and experts.padded False;"),
+        (
+            lambda: Experts(routing="token_choice", capacity=1.25, padded=True, skew=1.0),
+            "experts.skew is 1.0; with experts.routing=token_choice routers choose",
+        ),
+        (
+            lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25, padded=True),
+            "experts.schedule is tutel; with experts.routing=token_choice",
+        ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
             lambda: Experts("clock", "auto", dispatch="two_level"),
@@ -295,6 +306,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.capacity": "dropless",
         "experts.padded": False,
         "experts.dispatch": "flat",
+        "experts.routing": "drawn",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

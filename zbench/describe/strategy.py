@@ -189,6 +189,11 @@ class TrainingStrategy:
                     f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
                     "its sequences and shards alone, so it takes 1"
                 )
+        if self.sync.in_rounds and self.experts.routing != DRAWN:
+            raise ValueError(
+                f"experts.routing is {self.experts.routing}; with sync={self.sync.method} workers have steps of their "
+                f"own, in which experts are drawn, so it takes {DRAWN}"
+            )
         if self.sync.in_rounds and self.sharding.strategy == NESTED:
             raise ValueError(
                 f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "

@@ -48,6 +48,7 @@ from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.rank:SteppingRank"
+SWAPPED = "swapped_choices"  # of routers, which a dense model would have made otherwise, of equals but for rounding
 COUNTED = "the size of every message, counted where it is posted, by what it is for"
 
 
@@ -263,6 +264,8 @@ class TorchWholeStep:
         for check in (one for one in self.check if one in LIMITS):
             worst = max(found, key=lambda one: (one[0] != one[0], one[0]))  # NaN first
             told[check] = check_difference(check, worst, batch.step)
+            if self.experts.routing != DRAWN:
+                told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step)
             for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):

@@ -74,7 +74,7 @@ class StepRank:
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep | None]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same. None where
         routers choose, whose choices are to be told."""
-        if SlotParts.of(case.step.layouts[0]) is not None:
+        if SlotParts.of(case.step.layouts[0]) is not None and not case.step.encodings:  # an emulation chooses itself
             return drawn_weights(case.model, case.seed), None
         routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]

@@ -110,15 +110,15 @@ class SteppingRank:
         self.runner.lost = {} if checked and step.encodings else None
         ran = self._run(prepared, where)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
-        worst = None
+        worst, swapped = None, 0
         if isinstance(update, NotedUpdate):
-            wanted, off = self._wanted(batch, prepared, weights, where)
+            wanted, off, swapped = self._wanted(batch, prepared, weights, where)
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         messages = self.runner.machine.messages
         found = self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
-        return replace(found, slots=counted_slots(prepared))
+        return replace(found, slots=counted_slots(prepared), swapped=swapped)
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -202,14 +202,15 @@ class SteppingRank:
 
     def _wanted(
         self, batch: Batch, prepared: PreparedStep, weights: dict[str, torch.Tensor], where: str
-    ) -> tuple[DenseGradients, list[tuple[float, str]]]:
+    ) -> tuple[DenseGradients, list[tuple[float, str]], int]:
         """Returns what the step has to come to, which rank 0 computes of all parameters as they were before it and of
-        what routers chose, and how far these choices are from right. Collective."""
+        what routers chose, and, there alone, how far these choices are from right and how many are of equals.
+        Collective."""
         self.board.wait(f"{where}, gathering choices")
         choices = gathered_choices(prepared, self.model, self.group)
         self.board.resume()
         found: list[DenseGradients | None] = [None]
-        faults = list[tuple[float, str]]()
+        faults, swapped = list[tuple[float, str]](), 0
         if self.rank == 0:
             numbers = np.arange(len(batch.lengths))
             text = sequences(self.job.workload, batch, numbers, self.model.vocab)
@@ -218,13 +219,14 @@ class SteppingRank:
             tell = self.board.say
             dense = dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"))
             if choices is not None:
-                faults = list(choices.faults(by_sequence(routes, dense.router_logits)))
+                logits = by_sequence(routes, dense.router_logits)
+                faults, swapped = list(choices.faults(logits)), choices.swapped(logits)
             found = [replace(dense, router_logits=())]
         self.board.wait(f"{where}, the dense reference")
         dist.broadcast_object_list(found, 0, self.group)
         self.board.resume()
         assert found[0] is not None, "rank 0 has told it"
-        return found[0], faults
+        return found[0], faults, swapped
 
     def _lost(self) -> dict[Lost, float]:
         """Returns what values of every cell may have lost in the transfers of all ranks together. Collective where
