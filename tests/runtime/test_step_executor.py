@@ -78,6 +78,28 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("router", [{}, {"router": "cosine", "router_dim": 6, "router_temperature": 0.3}], ids=str)
+def test_with_routers_that_choose_losses_are_those_of_the_torch_executor(router: dict[str, Any]) -> None:
+    """With slots for all tokens, so that none is dropped; with few, what was dropped is told."""
+    model = replace(EXPERTS, gate="sigmoid", **router)
+    cost = cost_of(model=model, sharding="zero1")
+    wanted = [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost))]
+    for capacity in (4.0, 0.75):
+        experts = Experts(capacity=capacity, padded=True, routing="token_choice")
+        run = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, expert_parallel=2, experts=experts)
+        found = trained(run, Zeppelin(cost))
+        assert max(one.checks["exact"] for one in found) < 1e-12
+        assert {one.checks["swapped_choices"] for one in found} == {0}
+        if capacity == 4.0:
+            assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
+            assert {one.expert_rows["dropped"] for one in found} == {0}
+            assert {one.expert_rows["padded"] for one in found} == {0.75 * 2 / 3 + 0.25}
+        else:
+            assert all(0.25 < one.expert_rows["dropped"] < 1 for one in found)
+    batch = WORKLOAD.batch(0)
+    assert Simulated(cost, expert_parallel=2, experts=experts).step(batch, Zeppelin(cost).plan(batch)).expert_rows == {}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) -> None:
     cost = CASES[case]

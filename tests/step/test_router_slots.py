@@ -68,6 +68,16 @@ def test_a_token_chooses_one_to_eight_experts(per_token: int) -> None:
     assert execute(step, plans, 1, model, how) < 1e-12
 
 
+@pytest.mark.parametrize(("how", "recompute"), [(ExpertParallel(4, 1, 1.0), "full"), (router(4, 0.75), "selective")])
+def test_routers_of_cosines(how: ExpertParallel, recompute: str) -> None:
+    """X-MoE's, whoever chooses: both parameters have gradients, which are whole at one home."""
+    model = replace(EXPERTS, router="cosine", router_dim=3, router_temperature=0.5)
+    plans = [plan_of([9, 4], 4, 4), plan_of([1], 4, 4, first=2)]
+    step = whole_step(model, plans, 1, "3", 1, recompute, how)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 1, model, how) < 1e-12
+
+
 @pytest.mark.parametrize("routing", [TOKEN_CHOICE, EXPERT_CHOICE])
 def test_mutants(routing: str) -> None:
     model, how = replace(EXPERTS, gate="softmax_all"), router(2, 0.5, routing)

@@ -3,6 +3,7 @@ comes to the same, chooses the same, and every process sends what the step says.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,9 +45,10 @@ def case_of(
     per_token: int = 2,
     places: tuple[int, int] = (4, 4),
     seed: int = 0,
+    **of_model: Any,
 ) -> StepCase:
     """how: who chooses, and the capacity; places: ranks, and those that hold all experts together."""
-    model, (size, degree) = replace(EXPERTS, experts_per_token=per_token, gate=gate), places
+    model, (size, degree) = replace(EXPERTS, experts_per_token=per_token, gate=gate, **of_model), places
     plans = [plan_of(lengths, size, 4)]
     experts = ExpertParallel(degree, capacity=how[1], padded=True, routing=how[0])
     step = whole_step(model, plans, 1, "3" if recompute == "full" else "1", 1, recompute, experts)
@@ -70,6 +72,11 @@ def fault_on(fleet: LocalFleet, case: StepCase, is_small: bool = False) -> str:
 )
 def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, how: tuple[str, float], gate: str, recompute: str) -> None:
     assert fault_on(ranks, case_of([50, 1, 13], how, gate, recompute)) == ""
+
+
+def test_routers_of_cosines(ranks: LocalFleet) -> None:
+    cosine = {"router": "cosine", "router_dim": 3, "router_temperature": 0.5}
+    assert fault_on(ranks, case_of([50, 1, 13], (TOKEN_CHOICE, 0.75), recompute="full", **cosine)) == ""
 
 
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:

@@ -217,7 +217,7 @@ class ComputeOnPlace:
         """Returns what parts that do not meet add to a gradient of parameters, or to tokens at home."""
         base = formula.results[0].tensor.removeprefix("d")
         if formula.results[0].slots == ("t",):
-            width = self.weights["wr" if base.rstrip("~") == "r" else "g1"].shape[-1]
+            width = self.model.num_experts if base.rstrip("~") == "r" else self.model.hidden
             return np.zeros((len(self.tokens.chosen[at["t"]]), width))
         shape = list(self._whole(base))
         index = self.layout.index_of(formula.results[0].axes[0].slot)
@@ -233,7 +233,8 @@ class ComputeOnPlace:
         key_sequence, key_position, *_ = self._of_tokens(s)
         words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
         per_kv = self.model.num_heads // self.model.num_kv_heads
-        return Where(sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, per_kv)
+        every = sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, per_kv
+        return Where(*every, self.model.router_temperature)
 
     def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
         """Returns sequences, positions, tokens and targets of a part, empty where there is none."""

@@ -86,7 +86,8 @@ class Context:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
     tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
-    log-likelihoods. seats: of a formula of slots whose tokens a router chooses.
+    log-likelihoods. seats: of a formula of slots whose tokens a router chooses. temperature: of a
+    router's cosines.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -100,6 +101,7 @@ class Context:
     chunks: bool = True
     loss: PolicyLoss | None = None
     seats: Seats | None = None
+    temperature: float = 0.0
 
     def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
         """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
@@ -143,6 +145,7 @@ class Contexts:
             self.model.loss_chunk_tokens == AUTO,
             None if policy is None else policy.of(sequence, position, turns[0].to(dtype)),
             self._seats(slots),
+            self.model.router_temperature,
         )
 
     def _tensor(self, array: Ints) -> Tensor:

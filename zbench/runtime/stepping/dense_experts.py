@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
+from zbench.describe.model import LINEAR, SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
@@ -64,7 +64,7 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor, rou
     o = attention(0, q, k, torch.einsum("tc,gdc->tgd", n, values), mask=model.mask)
     y = x + torch.einsum("thd,hdc->tc", o, w["wo"])
     m = _norm(y, w["g2"])
-    logits = m @ w["wr"].T
+    logits = _logits(model, m, w)
     routers.append(logits.detach())
     every = torch.where(chosen < 0, ~chosen, chosen)
     share = torch.zeros_like(logits).scatter(1, every, _shares(model, logits, every) * (chosen >= 0))
@@ -74,6 +74,13 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor, rou
         return y
     gate, up = torch.einsum("tc,kfc->ktf", m, w["wzs"]).unbind(0)
     return y + (F.silu(gate) * up) @ w["wds"]
+
+
+def _logits(model: Model, m: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+    """Returns the router's logits, [t, x]."""
+    if model.router == LINEAR:
+        return m @ w["wr"].T
+    return F.cosine_similarity((m @ w["wp"].T)[:, None], w["wc"][None], dim=2) / model.router_temperature
 
 
 def _shares(model: Model, logits: Tensor, chosen: Tensor) -> Tensor:

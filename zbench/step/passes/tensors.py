@@ -86,7 +86,8 @@ def _unit(model: Model, name: str) -> int:
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
-        "r": model.num_experts * element, "p": model.experts_per_token * model.lse_bytes,
+        "r": model.num_experts * element, "rh": model.router_dim * element,
+        "p": model.experts_per_token * model.lse_bytes,
         "ra": model.num_experts * element, "to": SLOT_BYTES, "pa": model.lse_bytes,
         "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
