@@ -21,7 +21,7 @@ from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.slots import RouterSlots
+from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import ACROSS, Step
@@ -38,6 +38,16 @@ def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", in
     every = np.arange(len(lengths))
     ulysses_ring(builder, every, 0 * every, np.arange(ranks).reshape(1, -1, inner))
     return reverse(builder.build(), mode)
+
+
+def plan_of_blocks(lengths: list[int], ranks: int, heads: int) -> Plan:
+    """A ring of the first sequence over all ranks, and the others each on a rank by itself, so that some ranks have
+    several blocks."""
+    builder = Builder(np.array(lengths), ranks, heads)
+    ulysses_ring(builder, np.array([0]), np.array([0]), np.arange(ranks).reshape(1, -1, 1))
+    others = np.arange(1, len(lengths))
+    local(builder, others, others % ranks)
+    return reverse(builder.build(), "carry")
 
 
 def pipeline_plans(
@@ -67,7 +77,7 @@ def tokens_of(
     plan: Plan,
     sequences: dict[int, tuple[np.ndarray, np.ndarray]],
     degree: int,
-    routing: Routing | RouterSlots | None = None,
+    routing: Routing | RouterSeats | None = None,
     cuts: TokenCuts = WHOLE_CUTS,
 ) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
@@ -126,7 +136,7 @@ def chosen_routes(
     run: StepInterpreter, tokens: list[Tokens], parts: list[PlanParts], sequences: dict[int, tuple[np.ndarray, ...]]
 ) -> list[np.ndarray]:
     """The experts of every token of every sequence in every layer, in order, as routers of an interpreted step chose
-    them, ~expert where it is in no slot: each token's largest logits, or all experts where these choose."""
+    them, ~expert where it has no seat: each token's largest logits, or all experts where these choose."""
     model, of_tokens = run.model, parts[0].experts.routing == TOKEN_CHOICE
     count = model.experts_per_token if of_tokens else model.num_experts
     found = {n: np.full((model.num_layers, len(one[0]), count), 99) for n, one in sequences.items()}

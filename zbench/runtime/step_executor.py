@@ -248,10 +248,10 @@ class TorchWholeStep:
         if self.experts.routing == DRAWN:
             return {}
         model = self.cost.gpus.model
-        slots, empty = (sum(one.slots[at] for one in reports) for at in (0, 1))
+        seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
         choices = batch.num_tokens * model.experts_per_token * model.num_layers
-        dropped = {"dropped": 1 - (slots - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
-        return {**dropped, "padded": empty / slots}
+        dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
+        return {**dropped, "padded": empty / seats}
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.

@@ -15,8 +15,8 @@ gate and up, ed its way down. Shared experts, which all tokens pass, are one fee
 and b. In two levels ni has those tokens that go to a node n of the experts, i those of them that go on to a slice
 there, and nv is the sum of v over the node's slices.
 
-Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that is in each
-slot of a slice of the experts, and i, pa (shares), z, u and v are of slots, with a token or without.
+Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
+seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without.
 """
 
 from collections.abc import Mapping
@@ -67,14 +67,14 @@ _SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
 _SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
 
 
-# A router that chooses: which token is in which slot is of all tokens of a GPU, the rest of these tables.
+# A router that chooses: which token has which seat is of all tokens of a GPU, the rest of these tables.
 _ROUTER = (
     ATTENTION
     + """
 {logits}
 ra[a(t)]    += collect(r[t])
 to[a,k]      = {choose}(ra[a])
-pa[a(t),k]  += {gate}_of_slots(r[t], to[a(t),k])
+pa[a(t),k]  += {gate}_of_seats(r[t], to[a(t),k])
 i[a(t),k]   += seat(m[t], to[a(t),k])
 {beside}z[a,e]       = enter(i[a,k(e)], ez[e])           for route(a, e)
 u[a,e]       = act(z[a,e])                       for route(a, e)
@@ -152,7 +152,7 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
     **{name: Derivative(((0,),)) for name in SHARES.values()},
-    **{f"{name}_of_slots": Derivative(((0, 1), None)) for name in SHARES.values()},
+    **{f"{name}_of_seats": Derivative(((0, 1), None)) for name in SHARES.values()},
     **{name: Derivative((None,)) for name in ("collect", *CHOICES.values())},
     "seat": Derivative(((1,), None)),
     "unseat": Derivative(((1,), None)),

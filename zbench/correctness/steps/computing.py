@@ -8,7 +8,7 @@ import numpy as np
 
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
 from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, from_memory, in_memory, merged
-from zbench.correctness.steps.slot_functions import Slotted
+from zbench.correctness.steps.seat_functions import Seated
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference, Term
@@ -63,7 +63,7 @@ class ComputeOnPlace:
     """A compute on a place, being interpreted: it reads and writes values there.
 
     there: all that is there; weights: of the model, whole; model: that they are of. choices: gets those of routers, by
-    micro-batch, layer and part of a: logits, and the tokens in the slots of each slice.
+    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice.
     """
 
     there: Store
@@ -168,7 +168,7 @@ class ComputeOnPlace:
     def _term(self, term: Term, result: Reference, at: dict[str, int]) -> Any:
         values = [self.read(one, at) for one in term.operands]
         if term.function in EXPERT_FUNCTIONS:
-            context = self._slotted(at) if self._routers_choose else self._chosen(at)
+            context = self._seated(at) if self._routers_choose else self._chosen(at)
             found = EXPERT_FUNCTIONS[term.function](context, *values)
             if result.tensor == "to":
                 self.choices.setdefault((self.micro_batch, self.layer, at["a"]), (values[0], {}))[1][at["k"]] = found
@@ -198,20 +198,20 @@ class ComputeOnPlace:
         """Whether routers choose while the step runs."""
         return "a" in self.layout.index
 
-    def _slotted(self, at: dict[str, int]) -> Slotted:
-        """Returns the slots of a combination, and where the tokens of its part are among their GPU's."""
+    def _seated(self, at: dict[str, int]) -> Seated:
+        """Returns the seats of a combination, and where the tokens of its part are among their GPU's."""
         part = {(one.coarse, one.fine): one.part for one in self.layout.maps}
         group, slices, sizes = part["a", "t"], part["k", "e"], self.layout.index["t"].sizes
         own = int(group[at["t"]]) if "t" in at else at["a"]
         share = at["k"] if "k" in at else int(slices[at.get("e", 0)])
         mine, number = np.flatnonzero(slices == share), self.layout.number["to"]
         rows = self.layout.tensors[number].amounts
-        assert rows is not None, "slots are counted"
+        assert rows is not None, "seats are counted"
         room = int(rows.reshape(self.layout.shape(number))[own, share]) // len(mine)
         begin = sum(int(sizes[one]) for one in np.flatnonzero(group == own) if one < at.get("t", 0))
         tokens = begin, begin + int(sizes[at.get("t", 0)])
         span, expert = (int(mine[0]), int(mine[-1]) + 1), self._range("e", at.get("e", 0))
-        return Slotted(room, span, expert, tokens, int(sizes[group == own].sum()), self.model.experts_per_token)
+        return Seated(room, span, expert, tokens, int(sizes[group == own].sum()), self.model.experts_per_token)
 
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
         """Returns what parts that do not meet add to a gradient of parameters, or to tokens at home."""

@@ -26,7 +26,7 @@ from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, gathered_choices
 from zbench.runtime.stepping.comparison import difference, gradient_differences
 from zbench.runtime.stepping.weights import OUTSIDE
-from zbench.runtime.steps.slots import SlotParts
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import END
 
@@ -74,7 +74,7 @@ class StepRank:
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep | None]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same. None where
         routers choose, whose choices are to be told."""
-        if SlotParts.of(case.step.layouts[0]) is not None and not case.step.encodings:  # an emulation chooses itself
+        if SeatParts.of(case.step.layouts[0]) is not None and not case.step.encodings:  # an emulation chooses itself
             return drawn_weights(case.model, case.seed), None
         routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]

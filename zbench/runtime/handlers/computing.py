@@ -11,7 +11,7 @@ from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
 from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
-from zbench.runtime.steps.slots import SEATS
+from zbench.runtime.steps.seats import SEATS
 from zbench.step.formula import Formula, Reference, Term
 
 

@@ -18,7 +18,7 @@ from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
 from zbench.runtime.steps.instructions import Parts
 from zbench.runtime.steps.routed import RoutedTokens
-from zbench.runtime.steps.slots import SlotParts
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.transformer import rope
 from zbench.step.layout import StepLayout
@@ -86,7 +86,7 @@ class Context:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
     tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
-    log-likelihoods. seats: of a formula of slots whose tokens a router chooses. temperature: of a
+    log-likelihoods. seats: of a formula of seats whose tokens a router chooses. temperature: of a
     router's cosines.
     """
 
@@ -119,7 +119,7 @@ class Contexts:
     kernel: Kernel
     device: torch.device
     routed: RoutedTokens | None = None
-    slots: SlotParts | None = None
+    seats: SeatParts | None = None
 
     def of(self, slots: Mapping[str, Parts]) -> Context:
         """Returns the context of a compute. slots: the parts of each slot."""
@@ -176,8 +176,8 @@ class Contexts:
 
     def _routed(self, slots: Mapping[str, Parts]) -> RoutedRows | None:
         """Returns the rows of routed tokens, None of a formula without such."""
-        if self.slots is not None:
-            return self._of_slots(self.slots, slots)
+        if self.seats is not None:
+            return self._of_seats(self.seats, slots)
         if self.routed is None or "t" not in slots or not {"k", "e", "n"} & slots.keys():
             return None
         parts = slots["t"]
@@ -199,8 +199,8 @@ class Contexts:
             num_in_nodes,
         )
 
-    def _of_slots(self, every: SlotParts, slots: Mapping[str, Parts]) -> RoutedRows | None:
-        """Returns the rows of slots that are computed where experts are, None of a formula without such."""
+    def _of_seats(self, every: SeatParts, slots: Mapping[str, Parts]) -> RoutedRows | None:
+        """Returns the rows of seats that are computed where experts are, None of a formula without such."""
         if "e" not in slots:
             return None
         slices = tuple(np.unique(every.slices[list(slots["e"])]).tolist())
@@ -211,10 +211,10 @@ class Contexts:
         return RoutedRows(none, (), (), of_experts, len(expert), DTYPES[self.model.lse_bytes])
 
     def _seats(self, slots: Mapping[str, Parts]) -> Seats | None:
-        """Returns the slots of tokens at home, None of a formula without such."""
-        if self.slots is None or not slots or not slots.keys() <= {"t", "a", "k"} or slots.keys() == {"k"}:
+        """Returns the seats of tokens at home, None of a formula without such."""
+        if self.seats is None or not slots or not slots.keys() <= {"t", "a", "k"} or slots.keys() == {"k"}:
             return None
-        return Seats.of(self.slots, slots, self.model.experts_per_token, DTYPES[self.model.lse_bytes], self.device)
+        return Seats.of(self.seats, slots, self.model.experts_per_token, DTYPES[self.model.lse_bytes], self.device)
 
     def _cuts(self, queries: Parts, keys: Parts) -> Cuts:
         (found,) = self.tokens.segments([(queries, keys)])

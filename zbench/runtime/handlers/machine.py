@@ -18,7 +18,7 @@ from zbench.runtime.handlers.store import Key
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.steps.instructions import Compute, Parts
 from zbench.runtime.steps.routed import RoutedTokens
-from zbench.runtime.steps.slots import SlotParts
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
@@ -30,7 +30,7 @@ UPDATES = ("adam", "outer", "take")
 @dataclass(frozen=True)
 class StepMachine:
     """The parts of a process that runs steps. choices: of routers in the step that runs, by micro-batch, layer and
-    parts of a: logits of their tokens, and the token in each slot."""
+    parts of a: logits of their tokens, and the token in each seat."""
 
     model: Model
     device: torch.device
@@ -69,7 +69,7 @@ class BatchParts:
     def _check_routed(self) -> None:
         """Raises ValueError where tokens have no experts, or other ones than the step counts."""
         for one in self.layout.tensors:
-            if one.amounts is None or self.slots is not None:
+            if one.amounts is None or self.seats is not None:
                 continue
             if self.routed is None:
                 told = f"the tokens of micro-batch {self.number} have no experts"
@@ -89,9 +89,9 @@ class BatchParts:
         return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding, nodes)
 
     @cached_property
-    def slots(self) -> SlotParts | None:
-        """The slots of experts whose tokens a router chooses, None where none does."""
-        return SlotParts.of(self.layout)
+    def seats(self) -> SeatParts | None:
+        """The seats of experts whose tokens a router chooses, None where none does."""
+        return SeatParts.of(self.layout)
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:
@@ -125,7 +125,7 @@ class BatchParts:
         formula = self.layout.formulas[one.formula]
         machine = self.machine
         contexts = Contexts(
-            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed, self.slots
+            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed, self.seats
         )
         return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
 

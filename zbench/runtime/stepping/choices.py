@@ -1,7 +1,7 @@
-"""What routers chose in a step that processes have run: told to the dense reference, and held to its own logits.
+"""Choices of routers in a step that processes have run are told to the dense reference, and held to its own logits.
 
-A process tells the logits that it chose by and who is in which slot. Of these come the experts of every token in every
-layer, which the dense reference is told. Who has a slot is counted once more here, token after token. That choices are
+A process tells the logits that it chose by and who is in which seat. Of these come the experts of every token in every
+layer, which the dense reference is told. Who has a seat is counted once more here, token after token. That choices are
 the largest is then looked at in the dense reference's own logits: these differ from a process's by rounding, so what is
 chosen may fall short of what is not by as much, where two are about equal.
 """
@@ -26,7 +26,7 @@ Told = dict[tuple[int, int, int], tuple[Floats, Ints]]  # by micro-batch, layer,
 
 def told_choices(prepared: PreparedStep) -> Told:
     """Returns the choices that a process made in a step: logits of a GPU's tokens, float64 [tokens, experts], and the
-    tokens in the slots of each expert, -1 where none is, int64 [experts, slots]."""
+    tokens in the seats of each expert, -1 where none is, int64 [experts, seats]."""
     found: Told = {}
     for (number, layer, groups), (logits, seats) in prepared.batches[0].machine.choices.items():
         (group,) = groups  # a GPU chooses for its own tokens
@@ -35,8 +35,8 @@ def told_choices(prepared: PreparedStep) -> Told:
     return found
 
 
-def counted_slots(prepared: PreparedStep) -> tuple[int, int]:
-    """Returns how many slots experts have for the tokens of a process in a step, and how many of these have none."""
+def counted_seats(prepared: PreparedStep) -> tuple[int, int]:
+    """Returns how many seats experts have for the tokens of a process in a step, and how many of these have none."""
     tables = [seats for _, seats in prepared.batches[0].machine.choices.values()]
     return sum(one.numel() for one in tables), sum(int((one < 0).sum()) for one in tables)
 
@@ -44,7 +44,7 @@ def counted_slots(prepared: PreparedStep) -> tuple[int, int]:
 def gathered_choices(prepared: PreparedStep, model: Model, group: dist.ProcessGroup) -> "RouterChoices | None":
     """Returns the choices of all processes, on process 0; None on others, and where no router chooses. Collective where
     one does."""
-    if prepared.batches[0].slots is None:
+    if prepared.batches[0].seats is None:
         return None
     first = dist.get_rank() == 0
     every: list[Told] | None = [{}] * dist.get_world_size() if first else None
@@ -77,7 +77,7 @@ class RouterChoices:
 
     def routes(self) -> dict[int, Ints]:
         """Returns the experts of every token of every sequence, by its number in the batch, int64 [layers, tokens,
-        experts a token], ~expert where it is in no slot; where experts choose, of all experts."""
+        experts a token], ~expert where it is in no seat; where experts choose, of all experts."""
         found: dict[int, Ints] = {}
         layers = 1 + max(layer for _, layer, _ in self.told)
         for (number, layer, group), (logits, seats) in self.told.items():
@@ -92,13 +92,13 @@ class RouterChoices:
         return found
 
     def faults(self, logits: Mapping[int, Floats]) -> Iterator[tuple[float, str]]:
-        """Yields how far choices are from right, and what they are called: infinite where a slot has another token than
+        """Yields how far choices are from right, and what they are called: infinite where a seat has another token than
         choices say, else by how much a choice falls short of what was not chosen in the dense reference's own logits,
         over the largest of these. logits: of every sequence, float64 [layers, tokens, experts]."""
         for (number, layer, group), (own, seats) in self.told.items():
             wanted = self._wanted(own, seats)
             right = np.array_equal(seats, _seated(wanted, seats.shape[1]))
-            yield (0.0 if right else np.inf), f"who is in which slot in layer {layer}"
+            yield (0.0 if right else np.inf), f"who is in which seat in layer {layer}"
             scores = self._scores(self._of_group(number, layer, group, logits))
             yield _shortfall(scores, wanted, axis=int(self._of_tokens)), f"the experts chosen in layer {layer}"
 
@@ -114,8 +114,8 @@ class RouterChoices:
     def _tokens(self, number: int, group: int) -> tuple[Ints, Ints]:
         """Returns (number of the sequence, position in it) of the tokens of a part of a, in their order."""
         one = self.batches[number]
-        assert one.slots is not None, "a router chooses"
-        return one.tokens.rows(tuple(np.flatnonzero(one.slots.group == group).tolist()))
+        assert one.seats is not None, "a router chooses"
+        return one.tokens.rows(tuple(np.flatnonzero(one.seats.group == group).tolist()))
 
     def _of_group(self, number: int, layer: int, group: int, logits: Mapping[int, Floats]) -> Floats:
         """Returns the dense reference's logits of the tokens of a part of a."""
@@ -139,7 +139,7 @@ class RouterChoices:
 
     def _wanted(self, logits: Floats, seats: Ints) -> Flags:
         """Returns the choices of a process: by its logits where tokens choose; where experts do by who is in their
-        slots, as another softmax has other roundings."""
+        seats, as another softmax has other roundings."""
         if self._of_tokens:
             return self._largest(logits, 0)
         found = np.zeros(logits.shape, bool)
@@ -149,7 +149,7 @@ class RouterChoices:
 
 
 def _seated(wanted: Flags, room: int) -> Ints:
-    """Returns the tokens in the slots of each expert: of those that go there the first ones."""
+    """Returns the tokens in the seats of each expert: of those that go there the first ones."""
     found = np.full((wanted.shape[1], room), -1, np.int64)
     for expert, column in enumerate(wanted.T):
         tokens = np.flatnonzero(column)[:room]
@@ -159,7 +159,7 @@ def _seated(wanted: Flags, room: int) -> Ints:
 
 def _experts(wanted: Flags, seats: Ints, count: int) -> Ints:
     """Returns the experts of tokens, of whom each has as many, int64 [tokens, count], ~expert of those that a token is
-    in no slot of; of all experts where it is not a token that chooses."""
+    in no seat of; of all experts where it is not a token that chooses."""
     there = np.zeros(wanted.shape, bool)
     for expert, tokens in enumerate(seats):
         there[tokens[tokens >= 0], expert] = True

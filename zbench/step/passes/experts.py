@@ -189,15 +189,11 @@ class ExpertModules:
         number = self.layout.number[name]
         tensor = self.layout.tensors[number]
         count = COMPLETE if tensor.nature == "sum" else 0
-        found = []
         readers = [one for one in self.layout.formulas if any(ref.tensor == name for ref in one.operands)]
-        at_home = not any(map(of_experts, readers))
+        if not any(map(of_experts, readers)):
+            return self._saved_at_home(number, count)
+        found = []
         for gpu in range(self.parts.num_gpus):
-            if at_home:
-                own = self.parts.routed_own[gpu]
-                cells = [self.lists.number(self._tokens, own), self.lists.whole("k")] if len(own) else []
-                found += [[number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0]] if cells else []
-                continue
             place, index = self.lists.number(PLACE, [gpu]), tensor.axes[1]
             for part in [gpu % self.degree] if index == "k" else self._experts(gpu).tolist():
                 routed = self.parts.routing.to_slices if index == "k" else self.parts.routing.to_experts
@@ -206,6 +202,16 @@ class ExpertModules:
                 if len(tokens):
                     cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                     found.append([number, 0, place, *cells, count, 0, 0])
+        return found
+
+    def _saved_at_home(self, number: int, count: int) -> list[list[int]]:
+        """Returns the entries of a tensor of all slices of the experts that stays where the tokens' homes are."""
+        found = []
+        for gpu in range(self.parts.num_gpus):
+            own = self.parts.routed_own[gpu]
+            if len(own):
+                cells = [self.lists.number(self._tokens, own), self.lists.whole("k")]
+                found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
         return found
 
     def contributions(self, formula: Formula) -> Ints:

@@ -19,7 +19,7 @@ from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.overlap.token_slices import TokenCuts, parts_of_blocks, slices_in_chunks, tokens_in_slices
-from zbench.step.passes.router.slots import RouterSlots
+from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
 
@@ -176,8 +176,8 @@ class PlanParts:
         return share * count + np.arange(count)
 
     @cached_property
-    def routing(self) -> Routing | RouterSlots | None:
-        """The experts of the tokens, or the slots that they have; None of a model without experts."""
+    def routing(self) -> Routing | RouterSeats | None:
+        """The experts of the tokens, or the seats that experts have; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
         if self.experts.routing == DRAWN:
@@ -185,19 +185,19 @@ class PlanParts:
         assert self.experts.capacity is not None, "checked where the model is laid out"
         per_token, experts = self.model.experts_per_token, self.model.num_experts
         capacity, degree = self.experts.capacity, self.experts.degree
-        return RouterSlots(self.home, self.sizes, capacity, per_token, experts, degree)
+        return RouterSeats(self.home, self.sizes, capacity, per_token, experts, degree)
 
     @cached_property
     def routed_own(self) -> Lists:
         """The parts at home on each GPU of the index that routed rows are cut along."""
-        return _by(self.routing.home, self.num_gpus) if isinstance(self.routing, RouterSlots) else self.own
+        return _by(self.routing.home, self.num_gpus) if isinstance(self.routing, RouterSeats) else self.own
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
         group of the tokens' home; of nodes of these (n), the GPU of as high a number in the node as the tokens' home
         has in its own."""
         degree, node = self.experts.degree, self.experts.node
-        home = self.routing.home if isinstance(self.routing, RouterSlots) else self.home
+        home = self.routing.home if isinstance(self.routing, RouterSeats) else self.home
         if index == "n":
             first = home // degree * degree + home % node
             return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
@@ -214,7 +214,7 @@ class PlanParts:
             return None
         tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
         if axes[1] == "n":
-            assert isinstance(self.routing, Routing), "slots are not of nodes"
+            assert isinstance(self.routing, Routing), "seats are not of nodes"
             tokens = self.routing.to_nodes
         return tokens.reshape(-1).astype(np.int64)
 

@@ -17,7 +17,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.slots import TOGETHER
+from zbench.step.passes.router.seats import TOGETHER
 
 
 @dataclass

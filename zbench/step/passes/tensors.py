@@ -15,7 +15,7 @@ from zbench.step.passes.parameters.zero import (
     weight_elements,
 )
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.slots import SLOT_BYTES, RouterSlots
+from zbench.step.passes.router.seats import SEAT_BYTES, RouterSeats
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -56,7 +56,7 @@ def _layers(result: Reference) -> str:
 def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     """Returns the home of the cells of a tensor of tokens and slices: in the tokens' group, the GPU with the slice."""
     if len(axes) == 1:
-        assert isinstance(parts.routing, RouterSlots), "tokens of GPUs together are of a router that chooses"
+        assert isinstance(parts.routing, RouterSeats), "tokens of GPUs together are of a router that chooses"
         return parts.routing.home
     if axes[1] in ("e", "k", "n"):
         return parts.homes_of_experts(axes[1])
@@ -88,7 +88,7 @@ def _unit(model: Model, name: str) -> int:
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
-        "ra": model.num_experts * element, "to": SLOT_BYTES, "pa": model.lse_bytes,
+        "ra": model.num_experts * element, "to": SEAT_BYTES, "pa": model.lse_bytes,
         "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

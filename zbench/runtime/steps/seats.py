@@ -1,7 +1,7 @@
-"""The slots that experts have for the tokens of every GPU (zbench.step.passes.router.slots), as rows of cells. Pure.
+"""The seats that experts have for the tokens of every GPU (zbench.step.passes.router.seats), as rows of cells. Pure.
 
 Rows of a list of parts of a and one of slices lie slice after slice, in each part after part of a, in each expert after
-expert, in each slot after slot. Tokens of a part of a are numbered in the order of its parts of t.
+expert, in each seat after seat. Tokens of a part of a are numbered in the order of its parts of t.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.runtime.steps.instructions import Parts
 from zbench.step.layout import StepLayout
-from zbench.step.passes.router.slots import TOGETHER
+from zbench.step.passes.router.seats import TOGETHER
 
-SEATS = "to"  # the tensor that says which token is in which slot
+SEATS = "to"  # the tensor that says which token is in which seat
 
 
 @dataclass(frozen=True)
-class SlotParts:
-    """The slots of a micro-batch. sizes, group: int64 [parts of t], tokens of each, and the part of a that it is in.
-    room: int64 [parts of a], slots that every expert has for its tokens. slices: int64 [experts], where each lies."""
+class SeatParts:
+    """The seats of a micro-batch. sizes, group: int64 [parts of t], tokens of each, and the part of a that it is in.
+    room: int64 [parts of a], seats that every expert has for its tokens. slices: int64 [experts], where each lies."""
 
     sizes: Ints
     group: Ints
@@ -29,17 +29,17 @@ class SlotParts:
     slices: Ints
 
     @staticmethod
-    def of(layout: StepLayout) -> "SlotParts | None":
-        """Returns the slots of a layout, None where no router chooses."""
+    def of(layout: StepLayout) -> "SeatParts | None":
+        """Returns the seats of a layout, None where no router chooses."""
         if TOGETHER not in layout.index:
             return None
         maps = {(one.coarse, one.fine): one.part for one in layout.maps}
         slices, number = maps["k", "e"], layout.number[SEATS]
         rows = layout.tensors[number].amounts
-        assert rows is not None, "slots are counted"
+        assert rows is not None, "seats are counted"
         per_slice = len(slices) // len(layout.index["k"])
         room = rows.reshape(layout.shape(number))[:, 0] // per_slice
-        return SlotParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices)
+        return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices)
 
     @cached_property
     def tokens(self) -> Ints:

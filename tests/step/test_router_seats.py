@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, rejected_mutants
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, plan_of_blocks, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import SLICED, ExchangeOverlap
@@ -16,7 +16,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.proven import ProvenSteps
-from zbench.step.passes.router.slots import RouterSlots
+from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.reading import read_step
 from zbench.step.template import Step
@@ -27,7 +27,8 @@ def router(degree: int, capacity: float, routing: str = TOKEN_CHOICE) -> ExpertP
     return ExpertParallel(degree, capacity=capacity, padded=True, routing=routing)
 
 
-# Ranks, tensor parallelism, experts' degree, ZeRO's stage, recomputation, stages; of the last a group has no token.
+# Ranks, tensor parallelism, experts' degree, ZeRO's stage, recomputation, stages; of the first a
+# GPU has several blocks, of the last a group has no token.
 CASES = ((4, 1, 4, "3", "none", 1), (4, 1, 2, "2", "full", 1), (2, 2, 4, "1", "selective", 1),
          (2, 1, 2, "1", "full", 2), (4, 1, 2, "none", "none", 1))  # fmt: skip
 
@@ -36,7 +37,8 @@ def built(number: int, how: ExpertParallel, gate: str) -> tuple[Step, list, Expe
     ranks, degree, experts, zero, recompute, stages = CASES[number]
     model = replace(EXPERTS, gate=gate, shared_experts=2 * (number == 2))
     lengths = [9, 4] if number < 4 else [2]
-    plans = [plan_of(lengths, ranks, 4 // degree), plan_of([1], ranks, 4 // degree, first=len(lengths))]
+    first = plan_of_blocks(lengths, ranks, 4) if number == 0 else plan_of(lengths, ranks, 4 // degree)
+    plans = [first, plan_of([1], ranks, 4 // degree, first=len(lengths))]
     overlap = StepOverlap(1, LAYER, ExchangeOverlap(SLICED, 2)) if degree > 1 else StepOverlap()
     how = replace(how, degree=experts)
     return whole_step(model, plans, degree, zero, overlap, recompute, how, stages), plans, how
@@ -49,7 +51,7 @@ def built(number: int, how: ExpertParallel, gate: str) -> tuple[Step, list, Expe
 )  # fmt: skip
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_exact(number: int, routing: str, capacity: float, gate: str) -> None:
-    """With the smallest capacity every expert has one slot a GPU; with the largest some have more than tokens."""
+    """With the smallest capacity every expert has one seat a GPU; with the largest some have more than tokens."""
     step, plans, how = built(number, router(1, capacity, routing), gate)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     model = replace(EXPERTS, gate=gate, shared_experts=2 * (number == 2))
@@ -86,7 +88,7 @@ def test_mutants(routing: str) -> None:
 
 
 def test_a_step_is_the_same_whatever_the_batch_s_seed_draws() -> None:
-    """And as much is sent as by a padded step of drawn experts but for shares: one a slot, and not one a choice."""
+    """And as much is sent as by a padded step of drawn experts but for shares: one a seat, and not one a choice."""
     plans, how = [plan_of([9, 4], 4, 4)], router(4, 1.0)
     step = whole_step(EXPERTS, plans, 1, "1", 1, "none", how)
     other = whole_step(EXPERTS, plans, 1, "1", 1, "none", replace(how, seed=5, step=7))
@@ -98,9 +100,9 @@ def test_a_step_is_the_same_whatever_the_batch_s_seed_draws() -> None:
     assert sent[1] - sent[0] == shares
 
 
-def test_slots_are_counted_of_each_gpu_s_tokens() -> None:
+def test_seats_are_counted_of_each_gpu_s_tokens() -> None:
     parts = PlanParts(plan_of([37, 12], 4, 4), EXPERTS, 1, router(2, 0.75))
-    assert isinstance(parts.routing, RouterSlots)
+    assert isinstance(parts.routing, RouterSeats)
     for place, gpu in enumerate(parts.routing.home.tolist()):
         tokens = int(parts.sizes[parts.own[gpu]].sum())
         assert parts.routing.to_experts[place].tolist() == [-(-3 * tokens * 2 // 16)] * 4  # 0.75 tokens x 2 / 4 experts
