@@ -83,6 +83,10 @@ def test_experts_have_no_chunks() -> None:
         ("shared_experts", 1),
         ("gate", "sigmoid"),
         ("gate", "tanh"),
+        ("router", "cosine"),
+        ("router", "hash"),
+        ("router_dim", 16),
+        ("router_temperature", 0.5),
         ("recompute", "some"),
         ("sharding", "zero4"),
         ("kernels", "slow"),
@@ -95,6 +99,22 @@ def test_experts_have_no_chunks() -> None:
 def test_bad_models_are_one_sentence(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^model\.{field} is "):
         replace(Model("m", 2, 64, 4, 2, 16, 192, 256), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("router_dim", 0), ("router_temperature", 0.0), ("router_temperature", "warm")]
+)
+def test_a_router_of_cosines_has_a_dimension_and_a_temperature(field: str, value: object) -> None:
+    cosine = {"router": "cosine", "router_dim": 16, "router_temperature": 0.3, field: value}
+    with pytest.raises(ValueError, match=rf"^model\.{field} is {value!r}; it takes a "):
+        Model("m", 2, 64, 4, 2, 16, 192, 256, num_experts=4, **cosine)
+
+
+def test_parameters_of_a_router_of_cosines() -> None:
+    """A projection to 16 dimensions, and a row of 16 for each of 4 experts."""
+    linear = Model("m", 2, 64, 4, 2, 16, 192, 256, num_experts=4)
+    cosine = replace(linear, router="cosine", router_dim=16, router_temperature=0.3)
+    assert (linear.router_params, cosine.router_params) == (64 * 4, 64 * 16 + 16 * 4)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

@@ -12,13 +12,12 @@ from omegaconf import OmegaConf
 from zbench import CONF
 from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
-from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
+from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
-    Experts,
     Parallel,
     Recompute,
     Sharding,
@@ -199,6 +198,17 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Experts(padded=True),
             "experts.padded is True; with experts.capacity=dropless an expert has no number",
         ),
+        (lambda: Experts(routing="hash"), "experts.routing is 'hash'; it takes drawn, token_choice or expert_choice"),
+        (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded False; with"),
+        (lambda: Experts(routing="token_choice", capacity=1.25), "experts.capacity is 1.25 and experts.padded False;"),
+        (
+            lambda: Experts(routing="token_choice", capacity=1.25, padded=True, skew=1.0),
+            "experts.skew is 1.0; with experts.routing=token_choice routers choose",
+        ),
+        (
+            lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25, padded=True),
+            "experts.schedule is tutel; with experts.routing=token_choice",
+        ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
@@ -301,6 +311,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.padded": False,
         "experts.dispatch": "flat",
         "experts.gradients": "layer",
+        "experts.routing": "drawn",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

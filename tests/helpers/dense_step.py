@@ -11,6 +11,7 @@ SHAPES = {
 }  # fmt: skip
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
 SHARED_SHAPES = {"wzs": "esk", "wds": "se"}  # of experts that all tokens pass, side by side
+COSINE_SHAPES = {"wp": "ey", "wc": "xy"}
 OUTSIDE = ("we", "gl", "wh")
 
 
@@ -20,10 +21,14 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     size = {
         "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
         "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts, "s": model.shared_experts * model.ffn_hidden,
+        "y": model.router_dim,
     }  # fmt: skip
     found = {}
     shared = SHARED_SHAPES if model.shared_experts else {}
+    shared |= COSINE_SHAPES if model.router == "cosine" else {}
     for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
+        if name == "wr" and model.router == "cosine":
+            continue
         if (model.num_experts > 1 and name in ("wz", "wd")) or (model.tied_embeddings and name == "wh"):
             continue
         layers = () if name in OUTSIDE else (model.num_layers,)
@@ -44,7 +49,9 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs).flatten(2)
 
 
-def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None, gate: str) -> torch.Tensor:
+def _feed_forward(
+    m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None, gate: str, temperature: float
+) -> torch.Tensor:
     """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
     all tokens, and those that a token did not choose, or that have no room for it, have a share of 0."""
     if chosen is None:
@@ -55,7 +62,11 @@ def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarra
         z = torch.einsum("te,esk->tsk", m, w["wzs"])
         common = (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wds"]
     experts, room = torch.from_numpy(np.where(chosen < 0, -1 - chosen, chosen)), torch.from_numpy(chosen >= 0)
-    logits = m @ w["wr"]
+    if temperature:
+        tokens, rows = torch.nn.functional.normalize(m @ w["wp"]), torch.nn.functional.normalize(w["wc"])
+        logits = tokens @ rows.T / temperature
+    else:
+        logits = m @ w["wr"]
     picked = torch.gather(logits, 1, experts)
     parts = {
         "softmax": picked.softmax(1),
@@ -74,7 +85,7 @@ def step(
     routes: list[np.ndarray] | None = None,
 ) -> tuple[float, dict[str, np.ndarray]]:
     """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each, routes: the
-    experts of its tokens."""
+    experts of its tokens, of each layer where there are three axes."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     total = torch.zeros((), dtype=torch.float64)
     for number, (tokens, targets) in enumerate(sequences):
@@ -89,7 +100,9 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number], model.gate)
+            mine = None if routes is None else routes[number]
+            mine = mine if mine is None or mine.ndim < 3 else mine[layer]
+            x = y + _feed_forward(_norm(y, w["g2"]), w, mine, model.gate, model.router_temperature)
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

@@ -10,6 +10,7 @@ from zbench.correctness.steps.computing import Tokens
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.describe.expert_schedule import TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.passes.reverse import Mode, reverse
 from zbench.plans.build import Builder
@@ -20,6 +21,7 @@ from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.template import ACROSS, Step
@@ -36,6 +38,16 @@ def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", in
     every = np.arange(len(lengths))
     ulysses_ring(builder, every, 0 * every, np.arange(ranks).reshape(1, -1, inner))
     return reverse(builder.build(), mode)
+
+
+def plan_of_blocks(lengths: list[int], ranks: int, heads: int) -> Plan:
+    """A ring of the first sequence over all ranks, and the others each on a rank by itself, so that some ranks have
+    several blocks."""
+    builder = Builder(np.array(lengths), ranks, heads)
+    ulysses_ring(builder, np.array([0]), np.array([0]), np.arange(ranks).reshape(1, -1, 1))
+    others = np.arange(1, len(lengths))
+    local(builder, others, others % ranks)
+    return reverse(builder.build(), "carry")
 
 
 def pipeline_plans(
@@ -65,7 +77,7 @@ def tokens_of(
     plan: Plan,
     sequences: dict[int, tuple[np.ndarray, np.ndarray]],
     degree: int,
-    routing: Routing | None = None,
+    routing: Routing | RouterSeats | None = None,
     cuts: TokenCuts = WHOLE_CUTS,
 ) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
@@ -103,6 +115,7 @@ def tokens_of(
                 values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
                 for column, value in zip(columns, (one, two, *values), strict=True):
                     column.append(np.array(value, np.int64))
+    routing = routing if isinstance(routing, Routing) else None
     chosen = [] if routing is None else np.split(routing.chosen, routing.begin[1:-1])
     return Tokens(*columns, chosen, None if routing is None else routing.padding)
 
@@ -116,6 +129,25 @@ def routes_of(tokens: list[Tokens], sequences: dict[int, tuple[np.ndarray, np.nd
         for part, chosen in enumerate(one.chosen):
             for at, experts in enumerate(chosen):
                 found[int(one.sequence[part][at])][one.position[part][at]] = experts
+    return [found[n] for n in sorted(found)]
+
+
+def chosen_routes(
+    run: StepInterpreter, tokens: list[Tokens], parts: list[PlanParts], sequences: dict[int, tuple[np.ndarray, ...]]
+) -> list[np.ndarray]:
+    """The experts of every token of every sequence in every layer, in order, as routers of an interpreted step chose
+    them, ~expert where it has no seat: each token's largest logits, or all experts where these choose."""
+    model, of_tokens = run.model, parts[0].experts.routing == TOKEN_CHOICE
+    count = model.experts_per_token if of_tokens else model.num_experts
+    found = {n: np.full((model.num_layers, len(one[0]), count), 99) for n, one in sequences.items()}
+    for (number, layer, group), (logits, slices) in run.choices.items():
+        seats = np.concatenate([slices[one] for one in sorted(slices)]).reshape(model.num_experts, -1)
+        one, homes = tokens[number], np.unique(parts[number].home)
+        own = [part for part, home in enumerate(parts[number].home) if home == homes[group]]
+        where = [pair for part in own for pair in zip(one.sequence[part], one.position[part], strict=True)]
+        for token, (sequence, position) in enumerate(where):
+            every = np.argsort(-logits[token], kind="stable")[:count] if of_tokens else np.arange(count)
+            found[int(sequence)][layer, position] = [one if token in seats[one] else ~one for one in every]
     return [found[n] for n in sorted(found)]
 
 
@@ -139,7 +171,7 @@ def execute(
     tokens = [tokens_of(one.plan, sequences, one.degree, one.routing, one.token_cuts) for one in parts]
     run = StepInterpreter(step, model, tokens, given)
     there = run.run()
-    routes = routes_of(tokens, sequences)
+    routes = chosen_routes(run, tokens, parts, sequences) if run.choices else routes_of(tokens, sequences)
     loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)], routes)
     worst = abs(sum(there["loss", 0, -1].values()) / loss - 1)
     layout = step.layouts[0]

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 from tests.record.test_record import end_line, start_line, step_line
 from zbench import CONF
+from zbench.describe.expert_schedule import Experts
 from zbench.describe.model import Model
-from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Experts, Parallel, Recompute, Sharding
+from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Parallel, Recompute, Sharding
 from zbench.describe.worlds import World
 from zbench.record.older import as_today, with_all_keys
 from zbench.record.record import Line, read

@@ -16,7 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult
@@ -76,6 +76,22 @@ CASES = {
     "ZeRO-3, all again": cost_of(sharding="zero3", recompute="full"),
     "ZeRO-1, stages": cost_of(2, 2, sharding="zero1", pipeline_parallel=2, micro_batches=2),
 }
+
+
+def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> None:
+    """With seats for all tokens, so that none is dropped; with fewer, what was dropped is told. Routers are X-MoE's."""
+    model = replace(EXPERTS, gate="sigmoid", router="cosine", router_dim=6, router_temperature=0.3)
+    cost = cost_of(model=model, sharding="zero1")
+    wanted = [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost), 2)]
+    all_, few = (Experts(capacity=factor, padded=True, routing="token_choice") for factor in (4.0, 0.75))
+    given = {"seed": 3, "warmup": 0, "check": CHECKS, "expert_parallel": 2}
+    found = trained(TorchWholeStep(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)  # type: ignore[arg-type]
+    (less,) = trained(TorchWholeStep(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)  # type: ignore[arg-type]
+    assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
+    assert max(one.checks["exact"] for one in (*found, less)) < 1e-12
+    assert [one.checks["swapped_choices"] for one in (*found, less)] == [0, 0, 0]
+    assert [one.expert_rows for one in found] == [{"dropped": 0, "padded": 0.75}] * 2
+    assert 1 - 2 * 4 * 23 / (120 * 2) <= less.expert_rows["dropped"] < 1  # 23 seats for 60 tokens with two experts
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,7 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
 from zbench.plans.plan import Plan

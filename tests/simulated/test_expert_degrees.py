@@ -11,8 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import DEGREES
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import DEGREES, Experts
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_degrees import ExpertProfile

@@ -1,5 +1,6 @@
 """Checks of values that people write in yaml or on a command line: one sentence with field, value and what it takes."""
 
+from collections.abc import Sequence
 from typing import TypeGuard
 
 
@@ -29,6 +30,16 @@ def check_boolean(field: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{field} is {value!r}; it takes true or false")
+
+
+def check_choice(field: str, value: str, choices: Sequence[str]) -> None:
+    """Refuses a word that is none of several choices.
+
+    Raises:
+        ValueError: the message names `field`, `value` and the choices.
+    """
+    if value not in choices:
+        raise ValueError(f"{field} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 def check_name(field: str, value: object) -> None:

@@ -7,7 +7,8 @@ are chosen is zbench.simulated.expert_degrees.
 
 from dataclasses import dataclass
 
-from zbench.describe.checks import check_whole_number
+from zbench.describe.checks import check_boolean, check_choice, check_whole_number
+from zbench.describe.model import MOST
 
 SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
     "sequential", "pipemoe", "tutel", "lina", "fsmoe", "clock",
@@ -15,6 +16,7 @@ SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
 AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
 FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
+DRAWN, TOKEN_CHOICE, EXPERT_CHOICE = ROUTINGS = ("drawn", "token_choice", "expert_choice")  # who chooses, by what
 DROPLESS = "dropless"  # of a capacity: an expert takes every token that chose it
 MOST_CAPACITY = 1024  # of a factor: any model's number of experts, from which on nothing can be dropped: a judgement
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)
@@ -149,3 +151,92 @@ class ExpertSchedule:
         """The chunks of a schedule that leaves nothing open; one where it does, and gradients in one piece."""
         degree = 1 if isinstance(self.degree, str) else self.degree
         return ExpertChunks(degree, degree, gradients=GradientPieces(1, 0, 0) if self.reduces_between else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The way in which tokens choose experts, and the schedule by which they go there and back.
+
+    schedule, degree, gradients: as ExpertSchedule has them. skew: how unevenly tokens choose, 0: all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all three:
+        zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of each GPU's
+        at most, over what it would have of them if all experts had as many; others are dropped.
+        dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
+        from there to these GPUs.
+        padded: whether experts get rows of zeros for the tokens that they would take more. routing: DRAWN by the
+        workload's seed, or chosen by each layer's router while the step runs: TOKEN_CHOICE, a token goes to the experts
+        with its largest logits; EXPERT_CHOICE, an expert takes those of a GPU's tokens that give it most.
+    """
+
+    schedule: str = SEQUENTIAL
+    degree: int | str = 1
+    skew: float = 0.0
+    popularity: str = ZIPF
+    drift: int = 1
+    capacity: float | str = DROPLESS
+    padded: bool = False
+    dispatch: str = FLAT
+    routing: str = DRAWN
+    gradients: str = WITH_LAYER
+
+    def __post_init__(self) -> None:
+        _ = self.exchanges  # refuses what cannot be
+        if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
+            raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
+        factor = self.capacity if type(self.capacity) in (int, float) else 0  # a word is none, nor is a boolean
+        if self.capacity != DROPLESS and not 0 < float(factor) <= MOST_CAPACITY:
+            raise ValueError(
+                f"experts.capacity is {self.capacity!r}; it takes {DROPLESS}, or a number above 0 and up to "
+                f"{MOST_CAPACITY}"
+            )
+        check_boolean("experts.padded", self.padded)
+        check_choice("experts.dispatch", self.dispatch, DISPATCHES)
+        if self.dispatch == TWO_LEVEL and self.padded:
+            raise ValueError(
+                f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
+                "some expert on it, which is no number to fill up to, so it takes false"
+            )
+        if self.padded and self.capacity == DROPLESS:
+            raise ValueError(
+                f"experts.padded is {self.padded}; with experts.capacity={DROPLESS} an expert has no number of rows "
+                "that could be filled, so it takes false, or a capacity as in experts.capacity=1.25 beside it"
+            )
+        check_choice("experts.routing", self.routing, ROUTINGS)
+        if self.routing != DRAWN:
+            self._check_router()
+        check_choice("experts.popularity", self.popularity, POPULARITIES)
+        check_whole_number("experts.drift", self.drift, 1, MOST)
+        for name, value, usual in (("popularity", self.popularity, ZIPF), ("drift", self.drift, 1)):
+            if not self.skew and value != usual:
+                raise ValueError(
+                    f"experts.{name} is {value}; with experts.skew=0 all experts are alike, so it takes {usual}"
+                )
+
+    def _check_router(self) -> None:
+        """Refuses what a step cannot have whose rows are not known before it runs: messages have to be as large
+        whatever routers choose.
+
+        Raises:
+            ValueError: the message names the key.
+        """
+        router = f"with experts.routing={self.routing} routers choose while the step runs"
+        if self.capacity == DROPLESS or not self.padded:
+            raise ValueError(
+                f"experts.capacity is {self.capacity} and experts.padded {self.padded}; {router}, and messages are as "
+                "large whatever they choose, so it takes a capacity and true, as in experts.capacity=1.25 "
+                "experts.padded=true"
+            )
+        if self.skew:
+            raise ValueError(f"experts.skew is {self.skew}; {router}, so it takes 0")
+        if self.schedule != SEQUENTIAL:
+            raise ValueError(
+                f"experts.schedule is {self.schedule}; {router}, of all of a GPU's tokens at once, so it takes "
+                f"{SEQUENTIAL}"
+            )
+
+    @property
+    def exchanges(self) -> ExpertSchedule:
+        """The schedule of what tokens' homes and experts exchange."""
+        return ExpertSchedule(self.schedule, self.degree, self.gradients)
+
+
+USUAL_EXPERTS = Experts()  # all tokens at once, to all experts alike

@@ -19,9 +19,11 @@ TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
 NONE, INPUTS = OFFLOAD = ("none", "inputs")
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
+LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
+MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 
@@ -33,6 +35,8 @@ class Model:
         with as many columns; together they are one feed-forward. 0: none.
     gate: what makes shares of a token's router logits: "softmax" (of the chosen experts, which add up to 1),
         "softmax_all" (of all experts; the chosen ones' do not) or "sigmoid" (of each, over the chosen ones' sum).
+    router: what makes the logits: "linear" (a matmul with a row for each expert) or "cosine" (X-MoE, Chi et al. 2022,
+        arXiv 2204.09179): of a token's projection to `router_dim` and a row for each expert, over the temperature.
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
@@ -70,6 +74,9 @@ class Model:
     experts_per_token: int = 1
     shared_experts: int = 0
     gate: Literal["softmax", "softmax_all", "sigmoid"] = "softmax"
+    router: Literal["linear", "cosine"] = "linear"
+    router_dim: int = 0
+    router_temperature: float = 0.0
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
@@ -114,6 +121,7 @@ class Model:
                 f"model.gate is {self.gate!r}; model {self.name} has no experts that tokens choose, so it takes "
                 f"{SOFTMAX}"
             )
+        self._check_router()
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -126,6 +134,7 @@ class Model:
             ("kernels", ("fused", "eager")),
             ("offload", OFFLOAD),
             ("gate", GATES),
+            ("router", ROUTERS),
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
@@ -140,6 +149,21 @@ class Model:
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):
             check_boolean(f"model.{field}", getattr(self, field))
+
+    def _check_router(self) -> None:
+        """Raises ValueError where a router has what only another kind has, or lacks what its own kind takes."""
+        if self.router != COSINE:
+            for field in ("router_dim", "router_temperature"):
+                if getattr(self, field):
+                    told = f"with model.router={self.router} there is none, so it takes 0"
+                    raise ValueError(f"model.{field} is {getattr(self, field)}; {told}")
+            return
+        if self.num_experts == 1:
+            raise ValueError(f"model.router is {COSINE}; model {self.name} has no experts, so it takes {LINEAR}")
+        check_whole_number("model.router_dim", self.router_dim, 1, MOST)
+        if type(self.router_temperature) not in (int, float) or not 0 < self.router_temperature <= MOST_TEMPERATURE:
+            told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
+            raise ValueError(f"model.router_temperature is {self.router_temperature!r}; {told}")
 
     # -- parameters -------------------------------------------------------------------------------
     @property
@@ -166,6 +190,8 @@ class Model:
     @property
     def router_params(self) -> int:
         """Parameters of one layer's router; 0 without experts."""
+        if self.router == COSINE:
+            return self.router_dim * (self.hidden + self.num_experts)
         return self.hidden * self.num_experts if self.num_experts > 1 else 0
 
     @property

@@ -12,10 +12,10 @@ from typing import Any
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL
+from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL, USUAL_EXPERTS, Experts
 from zbench.describe.model import AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
-from zbench.describe.strategy import USUAL_EXPERTS, Experts, TrainingStrategy
+from zbench.describe.strategy import TrainingStrategy
 
 
 @dataclass(frozen=True, slots=True)

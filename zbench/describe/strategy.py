@@ -7,26 +7,15 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 (`TrainingStrategy.model_fields`), so that one object says what a GPU has to hold and compute.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.checks import check_choice, check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
-from zbench.describe.expert_schedule import (
-    DISPATCHES,
-    DROPLESS,
-    FLAT,
-    MOST_CAPACITY,
-    POPULARITIES,
-    SEQUENTIAL,
-    TWO_LEVEL,
-    WITH_LAYER,
-    ZIPF,
-    ExpertSchedule,
-)
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
@@ -52,11 +41,6 @@ _SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "cl
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
 
 
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
-
-
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """The part of parameters, gradients and optimizer state that every rank holds.
@@ -75,7 +59,7 @@ class Sharding:
     bits: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("sharding.strategy", self.strategy, (*SHARDING, NESTED))
+        check_choice("sharding.strategy", self.strategy, (*SHARDING, NESTED))
         for name, given in (("degrees", self.degrees), ("bits", self.bits)):
             if given is not None and self.strategy != NESTED:
                 raise ValueError(
@@ -106,7 +90,7 @@ class Recompute:
     granularity: str
 
     def __post_init__(self) -> None:
-        _check_choice("recompute.granularity", self.granularity, RECOMPUTE)
+        check_choice("recompute.granularity", self.granularity, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,68 +129,6 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
             check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The way in which tokens choose experts, and the schedule by which they go there and back.
-
-    schedule, degree, gradients: as zbench.describe.expert_schedule.ExpertSchedule has them. skew: how unevenly tokens
-        choose, 0: all alike; popularity: the law that it is a number of; drift: how long an expert stays popular (all
-        three: zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of
-        each GPU's at most, over what it would have of them if all experts had as many; others are dropped.
-        dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
-        from there to these GPUs.
-        padded: whether experts get rows of zeros for the tokens that they would take more.
-    """
-
-    schedule: str = SEQUENTIAL
-    degree: int | str = 1
-    skew: float = 0.0
-    popularity: str = ZIPF
-    drift: int = 1
-    capacity: float | str = DROPLESS
-    padded: bool = False
-    dispatch: str = FLAT
-    gradients: str = WITH_LAYER
-
-    def __post_init__(self) -> None:
-        _ = self.exchanges  # refuses what cannot be
-        if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
-            raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
-        factor = self.capacity if type(self.capacity) in (int, float) else 0  # a word is none, nor is a boolean
-        if self.capacity != DROPLESS and not 0 < float(factor) <= MOST_CAPACITY:
-            raise ValueError(
-                f"experts.capacity is {self.capacity!r}; it takes {DROPLESS}, or a number above 0 and up to "
-                f"{MOST_CAPACITY}"
-            )
-        check_boolean("experts.padded", self.padded)
-        _check_choice("experts.dispatch", self.dispatch, DISPATCHES)
-        if self.dispatch == TWO_LEVEL and self.padded:
-            raise ValueError(
-                f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
-                "some expert on it, which is no number to fill up to, so it takes false"
-            )
-        if self.padded and self.capacity == DROPLESS:
-            raise ValueError(
-                f"experts.padded is {self.padded}; with experts.capacity={DROPLESS} an expert has no number of rows "
-                "that could be filled, so it takes false, or a capacity as in experts.capacity=1.25 beside it"
-            )
-        _check_choice("experts.popularity", self.popularity, POPULARITIES)
-        check_whole_number("experts.drift", self.drift, 1, MOST)
-        for name, value, usual in (("popularity", self.popularity, ZIPF), ("drift", self.drift, 1)):
-            if not self.skew and value != usual:
-                raise ValueError(
-                    f"experts.{name} is {value}; with experts.skew=0 all experts are alike, so it takes {usual}"
-                )
-
-    @property
-    def exchanges(self) -> ExpertSchedule:
-        """The schedule of what tokens' homes and experts exchange."""
-        return ExpertSchedule(self.schedule, self.degree, self.gradients)
-
-
-USUAL_EXPERTS = Experts()  # all tokens at once, to all experts alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +189,11 @@ class TrainingStrategy:
                     f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
                     "its sequences and shards alone, so it takes 1"
                 )
+        if self.sync.in_rounds and self.experts.routing != DRAWN:
+            raise ValueError(
+                f"experts.routing is {self.experts.routing}; with sync={self.sync.method} workers have steps of their "
+                f"own, in which experts are drawn, so it takes {DRAWN}"
+            )
         if self.sync.in_rounds and self.sharding.strategy == NESTED:
             raise ValueError(
                 f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
@@ -328,7 +255,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = config["experts"]
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     schedule |= {"experts.capacity": experts.get("capacity", DROPLESS), "experts.padded": experts.get("padded", False)}
-    schedule["experts.dispatch"] = experts.get("dispatch", FLAT)
+    schedule |= {"experts.dispatch": experts.get("dispatch", FLAT), "experts.routing": experts.get("routing", DRAWN)}
     schedule["experts.gradients"] = experts.get("gradients", WITH_LAYER)
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law

@@ -51,7 +51,7 @@ class StepResult:
     expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
         (zbench.simulated.expert_degrees.ChosenChunks).
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
-        that are "padded".
+        that are "padded"; what routers chose while the step ran where it was executed.
     rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
         by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
         replica's seconds over the mean; tokens of "responses" that were trained on, "off_policy" among them, by a

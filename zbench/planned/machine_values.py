@@ -17,10 +17,11 @@ _CLUSTER, _DEVICE, _DOMAIN, _MODEL = (
 )
 # Fields that files of this format lack where they were written before there were such: they are left out where they
 # are as usual, so that what is written then is what was written before.
+_ROUTER = ("router", "router_dim", "router_temperature")
 LATER_FIELDS = {
     Cluster: ("port_order",),
     Device: ("compute_slowdown", "multiprocessors", "matmul_shapes"),
-    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate"),
+    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate", *_ROUTER),
 }
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today
 

@@ -5,14 +5,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import WITH_LAYER
+from zbench.describe.expert_schedule import DRAWN, WITH_LAYER, Experts
 from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
-from zbench.describe.strategy import Experts
 from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
-_LATER = {"gradients": WITH_LAYER}  # of experts: left out where they are so, as in files from before there were others
+_LATER = {"routing": DRAWN, "gradients": WITH_LAYER}  # of experts: left out where they are so, as in files from before there were others
 
 
 def strategy_values(strategy: StepStrategy) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
-from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.job import NO_ROLLOUTS
 from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
@@ -49,6 +49,7 @@ _SEQUENTIAL: dict[str, Any] = {
     "padded": False,
     "dispatch": FLAT,
     "gradients": WITH_LAYER,
+    "routing": DRAWN,
 }  # as they were before they had a choice
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {

@@ -13,7 +13,7 @@ from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
 from zbench.run.parts import PRECISIONS, Parts, Settings
 from zbench.runtime.driver import LIMITS
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import SWAPPED, TorchWholeStep
 
 # What systems' keys have plans wait for besides data (docs/plan.md, waits).
 _WAITS = {"wait": "published", "run_ahead": "published", "routed_transfers": "serial"}
@@ -117,6 +117,10 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
                 f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's{beyond} in "
                 f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
             )
+    if swapped := [checks[SWAPPED] for checks in found if SWAPPED in checks]:
+        lines.append(
+            f"routers chose: the dense model's own logits have the same choices, but for {sum(swapped):,.0f} of equals."
+        )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
             f"check=bytes holds: every {says} in {len(sizes)} steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."

@@ -10,13 +10,13 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.expert_schedule import Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
     MODEL_FIELDS,
     STRATEGY_GROUPS,
-    Experts,
     Parallel,
     Recompute,
     Sharding,

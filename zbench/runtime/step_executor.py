@@ -13,8 +13,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
-from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult
@@ -48,6 +48,7 @@ from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.rank:SteppingRank"
+SWAPPED = "swapped_choices"  # of routers, which a dense model would have made otherwise, of equals but for rounding
 COUNTED = "the size of every message, counted where it is posted, by what it is for"
 
 
@@ -204,7 +205,8 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = whole_step_result(batch, self.cost, reports, checked)
-        return replace(result, expert_chunks=chosen.told, expert_rows=of.expert_rows(batch, plans))
+        rows = of.expert_rows(batch, plans) | self._chosen_rows(batch, reports)
+        return replace(result, expert_chunks=chosen.told, expert_rows=rows)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -240,6 +242,17 @@ class TorchWholeStep:
         found = whole_step_result(batch, self.cost, reports, checked)
         return replace(found, phases=dict(found.phases) | ({"round_end": ended} if ended else {}))
 
+    def _chosen_rows(self, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
+        """Returns what experts' capacity came to where routers chose, as of ProvenSteps.expert_rows; a token that an
+        expert may choose has no choice that could be dropped."""
+        if self.experts.routing == DRAWN:
+            return {}
+        model = self.cost.gpus.model
+        seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
+        choices = batch.num_tokens * model.experts_per_token * model.num_layers
+        dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
+        return {**dropped, "padded": empty / seats}
+
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
 
@@ -251,6 +264,8 @@ class TorchWholeStep:
         for check in (one for one in self.check if one in LIMITS):
             worst = max(found, key=lambda one: (one[0] != one[0], one[0]))  # NaN first
             told[check] = check_difference(check, worst, batch.step)
+            if self.experts.routing != DRAWN:
+                told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step)
             for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):

@@ -8,17 +8,23 @@ n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o 
 and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of
 the logits, and the target's logit.
 
-With experts: r has router logits. Slice k of the experts lies on a GPU of each group of them: i has those tokens of t
-that go there, p their shares of the chosen experts; z, u are those of an expert's tokens; v is the sum of what the
-experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down. Shared experts, which all
-tokens pass, are one feed-forward: zs, us and bs are its z, u and b. In two levels ni has those tokens that go to a node
-n of the experts, i those of them that go on to a slice there, and nv is the sum of v over the node's slices.
+With experts: r has router logits, of rh, projections of the tokens, where these are cosines. Slice k of the experts
+lies on a GPU of each group of them: i has those tokens of t that go there, p their shares of the chosen experts; z, u
+are those of an expert's tokens; v is the sum of what the experts of a slice make of them, by shares; ez is an expert's
+gate and up, ed its way down. Shared experts, which all tokens pass, are one feed-forward: zs, us and bs are its z, u
+and b. In two levels ni has those tokens that go to a node n of the experts, i those of them that go on to a slice
+there, and nv is the sum of v over the node's slices.
+
+Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
+seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from zbench.describe.model import SIGMOID, SOFTMAX, SOFTMAX_ALL
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
+from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.transpose import Derivative, transpose
 
@@ -43,7 +49,7 @@ x'[t]   = y[t] + b[t]
 _EXPERTS = (
     ATTENTION
     + """
-r[t]       = m[t] wr
+{logits}
 p[t,k]     = {gate}(r[t])                      for goes(t, k)
 {out}z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
 u[t,e]     = act(z[t,e])                      for route(t, e)
@@ -61,17 +67,61 @@ _SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
 _SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
 
 
-def expert_layer(shared: bool, two_level: bool, gate: str) -> str:
-    """Returns the formulas of a layer with experts. gate: of zbench.describe.model.GATES. shared: whether all tokens
-    pass some of them; two_level: whether rows go to a node once, and there to the GPUs of its experts, and back so."""
+# A router that chooses: which token has which seat is of all tokens of a GPU, the rest of these tables.
+_ROUTER = (
+    ATTENTION
+    + """
+{logits}
+ra[a(t)]    += collect(r[t])
+to[a,k]      = {choose}(ra[a])
+pa[a(t),k]  += {gate}_of_seats(r[t], to[a(t),k])
+i[a(t),k]   += seat(m[t], to[a(t),k])
+{beside}z[a,e]       = enter(i[a,k(e)], ez[e])           for route(a, e)
+u[a,e]       = act(z[a,e])                       for route(a, e)
+v[a,k(e)]   += leave(pa[a,k(e)], u[a,e], ed[e])  for route(a, e)
+{down}b[t]        += unseat(v[a(t),k], to[a(t),k])
+x'[t]        = y[t] + b[t]{shared}
+"""
+)
+# The functions that choose, by who does: tokens their experts, or experts their tokens.
+CHOICES: Mapping[str, str] = MappingProxyType({TOKEN_CHOICE: "choose_experts", EXPERT_CHOICE: "choose_tokens"})
+
+
+_LOGITS: Mapping[str, str] = MappingProxyType({
+    LINEAR: "r[t] = m[t] wr", COSINE: "rh[t] = m[t] wp\nr[t] = cosine(rh[t], wc)",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RouterFormulas:
+    """The kinds of formulas that a router has: gate, scores, of zbench.describe.model.GATES and ROUTERS, and routing,
+    of zbench.describe.expert_schedule.ROUTINGS."""
+
+    gate: str = SOFTMAX
+    scores: str = LINEAR
+    routing: str = DRAWN
+
+
+USUAL_ROUTER = RouterFormulas()
+
+
+def expert_layer(shared: bool, two_level: bool, router: RouterFormulas) -> str:
+    """Returns the formulas of a layer with experts. shared: whether all tokens pass some of them; two_level: whether
+    rows go to a node once, and there to the GPUs of its experts, and back so."""
     beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
+    logits, gate, routing = _LOGITS[router.scores], router.gate, router.routing
+    if routing != DRAWN:
+        common = " + bs[t]" if shared else ""
+        return _ROUTER.format(
+            choose=CHOICES[routing], logits=logits, gate=SHARES[gate], beside=beside, down=down, shared=common
+        )
     if two_level:
         out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
         home = f"nv[t,n(k)] += together(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
     else:
         out = f"i[t,k] = pick(m[t]) for goes(t, k)\n{beside}"
         home = f"{down}b[t] += settle(v[t,k]) for goes(t, k)\n"
-    return _EXPERTS.format(out=out, home=home, shared=" + bs[t]" if shared else "", gate=SHARES[gate])
+    return _EXPERTS.format(logits=logits, out=out, home=home, shared=" + bs[t]" if shared else "", gate=SHARES[gate])
 
 
 EMBEDDING = """
@@ -102,6 +152,11 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
     **{name: Derivative(((0,),)) for name in SHARES.values()},
+    **{f"{name}_of_seats": Derivative(((0, 1), None)) for name in SHARES.values()},
+    **{name: Derivative((None,)) for name in ("collect", *CHOICES.values())},
+    "seat": Derivative(((1,), None)),
+    "unseat": Derivative(((1,), None)),
+    "cosine": Derivative(((0, 1), (0, 1))),
     "pick": Derivative(((),)),
     "enter": Derivative(((1,), (0,))),
     "leave": Derivative(((1, 2), (0, 2), (0, 1))),

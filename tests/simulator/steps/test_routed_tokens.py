@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import zbench
-from tests.helpers.steps import EXPERTS, plan_of
+from tests.helpers.steps import EXPERTS, plan_of, plan_of_blocks
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.curve import Curve
+from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
 from zbench.simulator.simulate import SimulatedAttention
@@ -114,3 +115,28 @@ def test_memory_is_of_routed_tokens(degree: int) -> None:
     assert {int(size) // int(one * tensor.unit) for size, one in zip(held, found, strict=True)} <= {1, 2}
     assert (held % (np.array(found) * tensor.unit) == 0).all()
     assert np.ptp(found) > 100
+
+
+def test_seats_are_played_as_padded_rows_are() -> None:
+    """Matmuls of experts and bytes of their messages, whoever a router chooses; of a formula that names seats by parts
+    of their tokens each part has its share, and all of them have all."""
+    plans, how = [plan_of_blocks([9, 6, 1], 4, 4)], ExpertParallel(4, 3, capacity=1.0, padded=True)
+    steps = [whole_step(EXPERTS, plans, 1, "1", experts=replace(how, routing=one)) for one in (TOKEN_CHOICE, DRAWN)]
+    cost = on_nodes_of_one_gpu(4)
+    played, stated = play_step(steps[0], plans, cost), stated_bytes(steps[0])
+    assert played.nic_tx["experts"].tolist() == [one["experts"][0] for one in stated]
+    seconds = []
+    for step in steps:
+        sizes = Sizes(step.layouts[0], step.templates[1])
+        ops, label = sizes.template.operations, step.layouts[0].labels.index("z")
+        mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == label))
+        seconds.append(compute_seconds(sizes, plans[0], cost)[mine].tolist())
+    assert seconds[0] == seconds[1]
+    layout, sizes = steps[0].layouts[0], Sizes(steps[0].layouts[0], steps[0].templates[1])
+    formula, seats = layout.formulas[layout.labels.index("i")], layout.tensors[layout.number["i"]]
+    ops = sizes.template.operations
+    mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == layout.labels.index("i")))
+    found = sizes.bytes_of(formula, formula.results[0], mine)
+    assert seats.amounts is not None
+    assert len(layout.index["t"]) > len(layout.index["a"]) == len(found)
+    assert found.tolist() == (seats.unit * seats.amounts.reshape(len(found), -1).sum(axis=1)).tolist()

@@ -11,6 +11,7 @@ from zbench.correctness.steps.cases import StepCase
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, COMMFUSE, DIRECT, RING, SLICED, WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
@@ -28,7 +29,8 @@ MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
-# than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes.
+# than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes; by each
+# layer's router while the step runs.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
@@ -36,8 +38,9 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
     "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
     "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
+    "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
 }
-OF_SEVERAL = ("dropped", "padded", "two_level")  # which are tried where experts are on several GPUs
+OF_SEVERAL = ("dropped", "padded", "two_level", "router")  # which are tried where experts are on several GPUs
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,

@@ -8,12 +8,15 @@ import numpy as np
 
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
 from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, from_memory, in_memory, merged
+from zbench.correctness.steps.seat_functions import Seated
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layout import StepLayout
 
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 Store = dict[tuple[str, int, int], dict[tuple[int, Cell], Any]]  # by (tensor, layer, micro-batch): by (place, cell)
+Choices = dict[tuple[int, int, int], tuple[Floats, dict[int, Ints]]]  # by (micro-batch, layer, part of a)
 
 
 class Missing(Exception):
@@ -59,13 +62,15 @@ def parts_meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool
 class ComputeOnPlace:
     """A compute on a place, being interpreted: it reads and writes values there.
 
-    there: all that is there; weights: of the model, whole; heads_per_kv: queries a kv head.
+    there: all that is there; weights: of the model, whole; model: that they are of. choices: gets those of routers, by
+    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice.
     """
 
     there: Store
     weights: Mapping[str, Floats]
     tokens: Tokens
-    heads_per_kv: int
+    model: Model
+    choices: Choices
     layout: StepLayout
     micro_batch: int
     place: int
@@ -163,7 +168,11 @@ class ComputeOnPlace:
     def _term(self, term: Term, result: Reference, at: dict[str, int]) -> Any:
         values = [self.read(one, at) for one in term.operands]
         if term.function in EXPERT_FUNCTIONS:
-            return EXPERT_FUNCTIONS[term.function](self._chosen(at), *values)
+            context = self._seated(at) if self._routers_choose else self._chosen(at)
+            found = EXPERT_FUNCTIONS[term.function](context, *values)
+            if result.tensor == "to":
+                self.choices.setdefault((self.micro_batch, self.layer, at["a"]), (values[0], {}))[1][at["k"]] = found
+            return found
         if term.function:
             return FUNCTIONS[term.function](self._where(at), *values)
         plain = [value[0] if isinstance(value, tuple) else value for value in values]
@@ -184,11 +193,31 @@ class ComputeOnPlace:
         whole = (int(of_node[0]), int(of_node[-1]) + 1) if len(of_node) else span
         return Chosen(self.tokens.chosen[at["t"]], span, self._range("e", at.get("e", 0)), padding, whole)
 
+    @property
+    def _routers_choose(self) -> bool:
+        """Whether routers choose while the step runs."""
+        return "a" in self.layout.index
+
+    def _seated(self, at: dict[str, int]) -> Seated:
+        """Returns the seats of a combination, and where the tokens of its part are among their GPU's."""
+        part = {(one.coarse, one.fine): one.part for one in self.layout.maps}
+        group, slices, sizes = part["a", "t"], part["k", "e"], self.layout.index["t"].sizes
+        own = int(group[at["t"]]) if "t" in at else at["a"]
+        share = at["k"] if "k" in at else int(slices[at.get("e", 0)])
+        mine, number = np.flatnonzero(slices == share), self.layout.number["to"]
+        rows = self.layout.tensors[number].amounts
+        assert rows is not None, "seats are counted"
+        room = int(rows.reshape(self.layout.shape(number))[own, share]) // len(mine)
+        begin = sum(int(sizes[one]) for one in np.flatnonzero(group == own) if one < at.get("t", 0))
+        tokens = begin, begin + int(sizes[at.get("t", 0)])
+        span, expert = (int(mine[0]), int(mine[-1]) + 1), self._range("e", at.get("e", 0))
+        return Seated(room, span, expert, tokens, int(sizes[group == own].sum()), self.model.experts_per_token)
+
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
         """Returns what parts that do not meet add to a gradient of parameters, or to tokens at home."""
         base = formula.results[0].tensor.removeprefix("d")
         if formula.results[0].slots == ("t",):
-            width = self.weights["wr" if base.rstrip("~") == "r" else "g1"].shape[-1]
+            width = self.model.num_experts if base.rstrip("~") == "r" else self.model.hidden
             return np.zeros((len(self.tokens.chosen[at["t"]]), width))
         shape = list(self._whole(base))
         index = self.layout.index_of(formula.results[0].axes[0].slot)
@@ -203,9 +232,9 @@ class ComputeOnPlace:
         sequence, position, token, target = self._of_tokens(t)
         key_sequence, key_position, *_ = self._of_tokens(s)
         words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
-        return Where(
-            sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, self.heads_per_kv
-        )
+        per_kv = self.model.num_heads // self.model.num_kv_heads
+        every = sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, per_kv
+        return Where(*every, self.model.router_temperature)
 
     def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
         """Returns sequences, positions, tokens and targets of a part, empty where there is none."""

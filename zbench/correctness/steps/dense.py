@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
+from zbench.describe.model import COSINE, Model
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE
@@ -38,7 +38,9 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
     if not model.tied_embeddings:
         shapes |= {"wh": (v, c)}
     if experts > 1:
-        shapes |= {"wr": (experts, c), "ez": (experts, 2, f, c), "ed": (experts, f, c)}
+        shapes |= {"ez": (experts, 2, f, c), "ed": (experts, f, c)}
+        cosine = {"wp": (model.router_dim, c), "wc": (experts, model.router_dim)}
+        shapes |= cosine if model.router == COSINE else {"wr": (experts, c)}
         shared = model.shared_experts * f
         shapes |= {"wzs": (2, shared, c), "wds": (shared, c)} if shared else {}
     else:
@@ -57,7 +59,8 @@ def dense_step(
     """Returns a step of whole sequences; arguments as of zbench.runtime.stepping.dense.dense_gradients."""
     num_tokens = sum(len(one) for one in sequences)
     found = dense_gradients(model, weights, sequences, routes)
-    return DenseStep(found.loss, found.gradients, updated(weights, found.gradients, num_tokens))
+    after = updated(weights, found.gradients, num_tokens)
+    return DenseStep(found.loss, found.gradients, after, router_logits=found.router_logits)
 
 
 def updated(

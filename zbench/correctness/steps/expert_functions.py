@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zbench.correctness.steps.seat_functions import SEAT_FUNCTIONS, Seated
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import SIGMOID, SOFTMAX_ALL
 from zbench.step.layers import SHARES
@@ -122,40 +123,40 @@ def _pick_d0(at: Chosen, di: Floats) -> Any:
     return at.placed(di)
 
 
-def _enter(at: Chosen, i: Floats, w: Floats) -> Any:
+def _enter(at: Chosen | Seated, i: Floats, w: Floats) -> Any:
     return np.einsum("te,efk->tfk", i[at.of_expert[0]], w[0])
 
 
-def _enter_d0(at: Chosen, dz: Floats, w: Floats) -> Any:
+def _enter_d0(at: Chosen | Seated, dz: Floats, w: Floats) -> Any:
     found = np.zeros((len(at.rows), w.shape[1]))
     found[at.of_expert[0]] = np.einsum("tfk,efk->te", dz, w[0])
     return found
 
 
-def _enter_d1(at: Chosen, dz: Floats, i: Floats) -> Any:
+def _enter_d1(at: Chosen | Seated, dz: Floats, i: Floats) -> Any:
     return np.einsum("tfk,te->efk", dz, i[at.of_expert[0]])[None]
 
 
-def _leave(at: Chosen, p: Floats, u: Floats, w: Floats) -> Any:
+def _leave(at: Chosen | Seated, p: Floats, u: Floats, w: Floats) -> Any:
     rows, choice = at.of_expert
     found = np.zeros((len(p), w.shape[2]))
     found[rows] = p[rows, choice][:, None] * (u @ w[0])
     return found
 
 
-def _leave_d0(at: Chosen, dv: Floats, u: Floats, w: Floats) -> Any:
+def _leave_d0(at: Chosen | Seated, dv: Floats, u: Floats, w: Floats) -> Any:
     rows, choice = at.of_expert
     found = np.zeros((len(dv), at.experts.shape[1]))
     found[rows, choice] = (dv[rows] * (u @ w[0])).sum(axis=1)
     return found
 
 
-def _leave_d1(at: Chosen, dv: Floats, p: Floats, w: Floats) -> Any:
+def _leave_d1(at: Chosen | Seated, dv: Floats, p: Floats, w: Floats) -> Any:
     rows, choice = at.of_expert
     return p[rows, choice][:, None] * (dv[rows] @ w[0].T)
 
 
-def _leave_d2(at: Chosen, dv: Floats, p: Floats, u: Floats) -> Any:
+def _leave_d2(at: Chosen | Seated, dv: Floats, p: Floats, u: Floats) -> Any:
     rows, choice = at.of_expert
     return ((p[rows, choice][:, None] * u).T @ dv[rows])[None]
 
@@ -185,4 +186,5 @@ EXPERT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
     "together_d0": _relay,
+    **SEAT_FUNCTIONS,
 })  # fmt: skip

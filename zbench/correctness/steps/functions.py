@@ -18,7 +18,7 @@ EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
 DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
     "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
-    "wr": "ex", "r": "tx", "wzs": "efk", "wds": "fe", "zs": "tfk", "us": "tf",
+    "wr": "ex", "r": "tx", "wp": "ey", "wc": "xy", "rh": "ty", "wzs": "efk", "wds": "fe", "zs": "tfk", "us": "tf",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
 CUT: Mapping[str, tuple[str, int]] = {
@@ -28,7 +28,7 @@ CUT: Mapping[str, tuple[str, int]] = {
 # The order of a parameter's axes in memory, of the same names; shards are pieces of what lies so. x: experts.
 MEMORY: Mapping[str, tuple[str, str]] = {
     "wq": ("ehd", "hde"), "wkv": ("ehkd", "hkde"), "wz": ("efk", "kfe"), "ez": ("xefk", "xkfe"),
-    "wr": ("ex", "xe"), "wzs": ("efk", "kfe"),
+    "wr": ("ex", "xe"), "wp": ("ey", "ye"), "wzs": ("efk", "kfe"),
 }  # fmt: skip
 
 
@@ -53,6 +53,7 @@ class Where:
 
     sequence, position, token, target: of the tokens of t, int64 [tokens]; key_sequence, key_position: of s. words:
     [first, last) of v. heads_per_kv: queries a kv head; heads, kv_heads: [first, last) of the parts of h and g.
+    temperature: of a router's cosines.
     """
 
     sequence: Ints
@@ -65,6 +66,7 @@ class Where:
     heads: tuple[int, int]
     kv_heads: tuple[int, int]
     heads_per_kv: int
+    temperature: float
 
 
 def dims(name: str) -> str:
@@ -204,11 +206,34 @@ def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> A
     return np.asarray((np.exp(c @ wh.T - one[1][:, None]) - _chosen(at)).T @ c)
 
 
+def _cosines(h: Floats, w: Floats) -> Any:
+    """Returns the cosines of rows of h with rows of w, and the lengths of both."""
+    lengths = np.sqrt((h * h).sum(axis=1))[:, None], np.sqrt((w * w).sum(axis=1))[None]
+    return (h @ w.T) / (lengths[0] * lengths[1]), *lengths
+
+
+def _cosine(at: Where, h: Floats, w: Floats) -> Any:
+    return _cosines(h, w)[0] / at.temperature
+
+
+def _cosine_d0(at: Where, dr: Floats, h: Floats, w: Floats) -> Any:
+    cosines, one, other = _cosines(h, w)
+    scaled = dr / at.temperature
+    return (scaled / (one * other)) @ w - (scaled * cosines).sum(axis=1)[:, None] * h / one**2
+
+
+def _cosine_d1(at: Where, dr: Floats, h: Floats, w: Floats) -> Any:
+    cosines, one, other = _cosines(h, w)
+    scaled = dr / at.temperature
+    return (scaled / (one * other)).T @ h - (scaled * cosines).sum(axis=0)[:, None] * w / other.T**2
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "norm": _norm, "norm_d0": _norm_d0, "norm_d1": _norm_d1, "turn": _turn, "turn_d0": _turn_d0, "turn_d1": _turn_d1,
     "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
     "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
+    "cosine": _cosine, "cosine_d0": _cosine_d0, "cosine_d1": _cosine_d1,
 }  # fmt: skip
 
 

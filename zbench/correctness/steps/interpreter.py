@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.correctness.steps.computing import (
     Cell,
+    Choices,
     ComputeOnPlace,
     Missing,
     Store,
@@ -34,13 +35,14 @@ from zbench.step.template import ACROSS, AT_HOME, Encoding, Instance, Items, Ste
 @dataclass
 class StepInterpreter:
     """Executes a step. tokens: of its micro-batches' layouts, which are the first ones. weights: by name, [layers, ...]
-    or [...] of those of no layer, whole."""
+    or [...] of those of no layer, whole. choices: of routers, as of ComputeOnPlace."""
 
     step: Step
     model: Model
     tokens: Sequence[Tokens]
     weights: Mapping[str, Floats]
     there: Store = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
 
     def run(self) -> Store:
         """Executes all instances and returns what is there at the end.
@@ -187,9 +189,9 @@ class StepInterpreter:
     ) -> set[tuple[str, int, int]]:
         """Computes a formula for each combination of its lists' parts."""
         (lists, layer), layout = where, self.step.layouts[template.layout]
-        per_kv = self.model.num_heads // self.model.num_kv_heads
         tokens = self.tokens[template.layout] if template.layout < len(self.tokens) else Tokens([], [], [], [])
-        run = ComputeOnPlace(self.there, self.weights, tokens, per_kv, layout, template.layout, place, layer)
+        of = self.there, self.weights, tokens, self.model, self.choices
+        run = ComputeOnPlace(*of, layout, template.layout, place, layer)
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
         results: list[tuple[Reference, dict[str, int], Any]] = []
         for combination in product(*parts):

@@ -23,8 +23,10 @@ from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.stepping.choices import by_sequence, gathered_choices
 from zbench.runtime.stepping.comparison import difference, gradient_differences
 from zbench.runtime.stepping.weights import OUTSIDE
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import END
 
@@ -60,14 +62,20 @@ class StepRank:
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
         runner.begin(prepared, lambda name, layer: weights[name] if name in OUTSIDE else weights[name][layer])
         runner.run(prepared)
+        faults = list[float]()
+        if wanted is None:
+            wanted, faults = self._chosen_reference(case, prepared, weights)
         parameters, loss = self._parameters(runner, prepared, wanted)
-        off = [0.0, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
+        off = [0.0, *faults, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
         own = runner.stores.get(self.rank)  # none of a rank that the step has no place for
         held = own.peak if isinstance(own, PeakStore) else 0
         return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends), held)
 
-    def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
-        """Returns the weights and what they come to in one process; of the case before, if it is the same."""
+    def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep | None]:
+        """Returns the weights and what they come to in one process; of the case before, if it is the same. None where
+        routers choose, whose choices are to be told."""
+        if SeatParts.of(case.step.layouts[0]) is not None and not case.step.encodings:  # an emulation chooses itself
+            return drawn_weights(case.model, case.seed), None
         routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
         same = (case.seed, replace(case.model), data)
@@ -85,6 +93,25 @@ class StepRank:
             assert found[0] is not None, "process 0 has told it"
             self.known = (same, weights, found[0])
         return self.known[1], self.known[2]
+
+    def _chosen_reference(
+        self, case: StepCase, prepared: PreparedStep, weights: Mapping[str, Tensor]
+    ) -> tuple[DenseStep, list[float]]:
+        """Returns what a step in which routers chose comes to in one process that is told the choices, and how far they
+        are from right. Collective."""
+        choices = gathered_choices(prepared, case.model, self.group)
+        found: list[tuple[DenseStep, list[float]] | None] = [None]
+        if choices is not None:
+            routes = choices.routes()
+            ids, chosen = ([one[number] for number in sorted(one)] for one in (case.sequences, routes))
+            dense = dense_step(case.model, weights, ids, chosen)
+            faults = [one for one, _ in choices.faults(by_sequence(routes, dense.router_logits))]
+            found = [(replace(dense, router_logits=()), faults)]
+        self.board.wait("the dense reference")
+        dist.broadcast_object_list(found, 0, self.group)
+        self.board.resume()
+        assert found[0] is not None, "process 0 has told it"
+        return found[0]
 
     def _parameters(self, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> tuple[float, float | None]:
         """Returns the largest difference of parameters after the update, and the loss where it is here."""

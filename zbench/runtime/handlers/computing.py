@@ -11,6 +11,7 @@ from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
 from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
+from zbench.runtime.steps.seats import SEATS
 from zbench.step.formula import Formula, Reference, Term
 
 
@@ -22,10 +23,12 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
         return
     slots = dict(zip(formula.slots, one.slots, strict=True))
     read = iter(one.reads)
-    terms = [
-        _term(term, formula, at, [_read(ref, next(read), parts, slots, (store, layer)) for ref in term.operands])
-        for term in formula.terms
+    operands = [
+        [_read(ref, next(read), parts, slots, (store, layer)) for ref in term.operands] for term in formula.terms
     ]
+    terms = [_term(term, formula, at, fields) for term, fields in zip(formula.terms, operands, strict=True)]
+    if formula.results[0].tensor == SEATS:
+        parts.machine.choices[parts.number, layer, one.writes[0].first] = operands[0][0][0], terms[0][0][0]
     values = terms[0] if len(terms) == 1 else [(sum((one[0][0] for one in terms[1:]), start=terms[0][0][0]),)]
     for ref, cells, value in zip(formula.results, one.writes, values, strict=True):
         _write(formula, ref, cells, value, parts, slots, (store, layer))

@@ -11,12 +11,14 @@ from torch import Tensor
 from zbench.cost.loss import chunk_rows
 from zbench.describe.arrays import Ints
 from zbench.describe.model import AUTO, Model
+from zbench.runtime.handlers.seats import Seats
 from zbench.runtime.handlers.token_loss import PolicyLoss, PolicyTokens
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
 from zbench.runtime.steps.instructions import Parts
 from zbench.runtime.steps.routed import RoutedTokens
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.transformer import rope
 from zbench.step.layout import StepLayout
@@ -84,7 +86,8 @@ class Context:
     their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
     tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
-    log-likelihoods.
+    log-likelihoods. seats: of a formula of seats whose tokens a router chooses. temperature: of a
+    router's cosines.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -97,6 +100,8 @@ class Context:
     routed: RoutedRows | None = None
     chunks: bool = True
     loss: PolicyLoss | None = None
+    seats: Seats | None = None
+    temperature: float = 0.0
 
     def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
         """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
@@ -114,6 +119,7 @@ class Contexts:
     kernel: Kernel
     device: torch.device
     routed: RoutedTokens | None = None
+    seats: SeatParts | None = None
 
     def of(self, slots: Mapping[str, Parts]) -> Context:
         """Returns the context of a compute. slots: the parts of each slot."""
@@ -138,6 +144,8 @@ class Contexts:
             self._routed(slots),
             self.model.loss_chunk_tokens == AUTO,
             None if policy is None else policy.of(sequence, position, turns[0].to(dtype)),
+            self._seats(slots),
+            self.model.router_temperature,
         )
 
     def _tensor(self, array: Ints) -> Tensor:
@@ -168,6 +176,8 @@ class Contexts:
 
     def _routed(self, slots: Mapping[str, Parts]) -> RoutedRows | None:
         """Returns the rows of routed tokens, None of a formula without such."""
+        if self.seats is not None:
+            return self._of_seats(self.seats, slots)
         if self.routed is None or "t" not in slots or not {"k", "e", "n"} & slots.keys():
             return None
         parts = slots["t"]
@@ -188,6 +198,23 @@ class Contexts:
             tuple(map(self._tensor, in_nodes)),
             num_in_nodes,
         )
+
+    def _of_seats(self, every: SeatParts, slots: Mapping[str, Parts]) -> RoutedRows | None:
+        """Returns the rows of seats that are computed where experts are, None of a formula without such."""
+        if "e" not in slots:
+            return None
+        slices = tuple(np.unique(every.slices[list(slots["e"])]).tolist())
+        expert, _ = every.rows(slots["a"], slices)
+        mine = [self._tensor(np.flatnonzero(expert == one)) for one in slots["e"]]
+        none = torch.zeros(0, 1, dtype=torch.int64, device=self.device)
+        of_experts = tuple((rows, torch.zeros_like(rows)) for rows in mine)
+        return RoutedRows(none, (), (), of_experts, len(expert), DTYPES[self.model.lse_bytes])
+
+    def _seats(self, slots: Mapping[str, Parts]) -> Seats | None:
+        """Returns the seats of tokens at home, None of a formula without such."""
+        if self.seats is None or not slots or not slots.keys() <= {"t", "a", "k"} or slots.keys() == {"k"}:
+            return None
+        return Seats.of(self.seats, slots, self.model.experts_per_token, DTYPES[self.model.lse_bytes], self.device)
 
     def _cuts(self, queries: Parts, keys: Parts) -> Cuts:
         (found,) = self.tokens.segments([(queries, keys)])

@@ -169,9 +169,33 @@ def _relay_d0(at: Context, di: Fields) -> Tensor:
     return found
 
 
+def _directions(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rows over their lengths, of both, and the lengths of the first."""
+    length = h.norm(dim=1, keepdim=True)
+    return h / length, w / w.norm(dim=1, keepdim=True), length
+
+
+def _cosine(at: Context, h: Fields, w: Fields) -> Tensor:
+    tokens, experts, _ = _directions(h[0], w[0])
+    return tokens @ experts.T / at.temperature
+
+
+def _cosine_d0(at: Context, dr: Fields, h: Fields, w: Fields) -> Tensor:
+    tokens, experts, length = _directions(h[0], w[0])
+    given = dr[0] @ experts
+    return (given - (given * tokens).sum(1, keepdim=True) * tokens) / (at.temperature * length)
+
+
+def _cosine_d1(at: Context, dr: Fields, h: Fields, w: Fields) -> Tensor:
+    experts, tokens, length = _directions(w[0], h[0])
+    given = dr[0].T @ tokens
+    return (given - (given * experts).sum(1, keepdim=True) * experts) / (at.temperature * length)
+
+
 ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     **{name: partial(_share, gate) for gate, name in SHARES.items()},
     **{f"{name}_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
+    "cosine": _cosine, "cosine_d0": _cosine_d0, "cosine_d1": _cosine_d1,
     "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,

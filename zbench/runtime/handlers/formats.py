@@ -1,10 +1,10 @@
 """Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward that all tokens pass, i those of
-an expert, v words, c hidden, k two (keys and values; gate and up), e and x experts, n those of a token, r rows of
-routed tokens. A parameter is cut into slices
-of tensor parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of
-which a slice is cut along the one that formulas name.
+an expert, v words, c hidden, k two (keys and values; gate and up), e and x experts, n those of a token, o one, y what a
+router's cosines are of, r rows of routed tokens, a all tokens of a GPU. A parameter is cut into slices of tensor
+parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of which a
+slice is cut along the one that formulas name.
 
 A tensor that is cut along shards alone lies flat, as weights on their way to generation (zbench.rollouts.gathers).
 A tensor with amounts has rows: of a cell as many as the step says, cells with the same second part together.
@@ -28,15 +28,18 @@ from zbench.step.layout import StepLayout
 
 WHOLE: Mapping[str, str] = {
     "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
-    "gl": "c", "wr": "xc", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
+    "gl": "c", "wr": "xc", "wp": "yc", "wc": "xy", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
 }  # fmt: skip
-# Fields of tensors of tokens; a capital first: in the dtype of log-sum-exps. Others are hidden activations.
+# Fields of tensors of tokens; L first: in the dtype of log-sum-exps, I: whole numbers. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
     "u": ("tf",), "zs": ("tkf",), "us": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",), "share": ("Lr",),
+    "ra": ("ax",), "rh": ("ty",),
 }  # fmt: skip
 # Of tensors of routed tokens; others have hidden activations, too.
-_ROUTED: Mapping[str, tuple[str, ...]] = {"p": ("Lrn",), "i": ("rc",), "z": ("rki",), "u": ("ri",), "v": ("rc",)}
+_ROUTED: Mapping[str, tuple[str, ...]] = {
+    "p": ("Lrn",), "i": ("rc",), "z": ("rki",), "u": ("ri",), "v": ("rc",), "pa": ("Lro",), "to": ("Ir",),
+}  # fmt: skip
 Fields = tuple[Tensor, ...]
 
 
@@ -136,7 +139,8 @@ class Formats:
         else:
             mine = _FIELDS.get(name, ("tc",)) if tensor.amounts is None else _ROUTED.get(name, ("rc",))
             mine = ("z",) if letters == ["z"] else mine
-            fields = tuple((axes.removeprefix("L"), lse if axes.startswith("L") else element) for axes in mine)
+            kinds = {"L": lse, "I": torch.int64}
+            fields = tuple((axes.lstrip("LI"), kinds.get(axes[0], element)) for axes in mine)
         where = [*letters, "", ""][:2] if tensor.amounts is None else ["", ""]
         none = np.ones(1, np.int64)
         return Format(
@@ -151,5 +155,5 @@ class Formats:
         one = self.model
         return {
             "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.common_ffn, "i": one.ffn_hidden, "x": one.num_experts,
-            "n": one.experts_per_token,
+            "n": one.experts_per_token, "y": one.router_dim,
         }  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 from zbench.runtime.handlers.context import Context
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
+from zbench.runtime.handlers.seats import SEAT_FUNCTIONS
 from zbench.runtime.kernels.elementwise import gated, gated_back, normed, normed_back, rotate, wide
 from zbench.runtime.kernels.memory import add, output_of
 
@@ -176,6 +177,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
     "contribute": _contribute,
     **ROUTED_FUNCTIONS,
+    **SEAT_FUNCTIONS,
 })  # fmt: skip
 
 

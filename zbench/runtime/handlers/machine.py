@@ -1,10 +1,11 @@
 """The parts of a process that runs steps: the formats, parameters and contexts that handlers need, and its messages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zbench.describe.model import Model
 from zbench.runtime.handlers.context import Context, Contexts, TokenWords
@@ -15,8 +16,9 @@ from zbench.runtime.handlers.optimizer import Update
 from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.handlers.store import Key
 from zbench.runtime.kernels.kernels import Kernel
-from zbench.runtime.steps.instructions import Compute
+from zbench.runtime.steps.instructions import Compute, Parts
 from zbench.runtime.steps.routed import RoutedTokens
+from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
@@ -27,13 +29,15 @@ UPDATES = ("adam", "outer", "take")
 
 @dataclass(frozen=True)
 class StepMachine:
-    """The parts of a process that runs steps."""
+    """The parts of a process that runs steps. choices: of routers in the step that runs, by micro-batch, layer and
+    parts of a: logits of their tokens, and the token in each seat."""
 
     model: Model
     device: torch.device
     kernel: Kernel
     messages: StepMessages
     update: Update
+    choices: dict[tuple[int, int, Parts], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class BatchParts:
     def _check_routed(self) -> None:
         """Raises ValueError where tokens have no experts, or other ones than the step counts."""
         for one in self.layout.tensors:
-            if one.amounts is None:
+            if one.amounts is None or self.seats is not None:
                 continue
             if self.routed is None:
                 told = f"the tokens of micro-batch {self.number} have no experts"
@@ -85,6 +89,11 @@ class BatchParts:
         return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding, nodes)
 
     @cached_property
+    def seats(self) -> SeatParts | None:
+        """The seats of experts whose tokens a router chooses, None where none does."""
+        return SeatParts.of(self.layout)
+
+    @cached_property
     def formats(self) -> tuple[Format, ...]:
         """The formats of the tensors."""
         return Formats(self.layout, self.machine.model).all
@@ -101,7 +110,7 @@ class BatchParts:
         dims = {
             "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
             "f": model.common_ffn, "i": model.ffn_hidden, "v": model.vocab, "e": model.num_experts,
-            "x": model.num_experts,
+            "x": model.num_experts, "y": model.router_dim,
         }  # fmt: skip
         return ParameterSlices(self.layout, dims)
 
@@ -116,7 +125,7 @@ class BatchParts:
         formula = self.layout.formulas[one.formula]
         machine = self.machine
         contexts = Contexts(
-            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed
+            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed, self.seats
         )
         return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
 

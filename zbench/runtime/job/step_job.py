@@ -61,7 +61,9 @@ class StepReport:
     became instructions.
     worst: the largest relative difference to the dense model and where, where it was asked for. began, events,
     nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
-    state moved, as its strategy is another one than that of the step before.
+    state moved, as its strategy is another one than that of the step before. seats: that experts have for tokens of
+    this rank, of all layers, and how many of these have none, where a router chooses; swapped: of the whole step, those
+    that the dense model would have chosen otherwise, of equals but for rounding.
     """
 
     loss: float | None
@@ -78,6 +80,8 @@ class StepReport:
     events: Events | None = None
     nic_series: dict[str, Any] = field(default_factory=dict)
     switching: float = 0.0
+    seats: tuple[int, int] = (0, 0)
+    swapped: int = 0
 
     def total(self) -> dict[str, Sizes]:
         """Returns the bytes (sent, received) by queue, of the queues that had messages."""

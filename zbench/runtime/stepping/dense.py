@@ -5,7 +5,7 @@ those of torch's autograd.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -19,10 +19,11 @@ from zbench.runtime.training.dense import dense_loss
 @dataclass(frozen=True)
 class DenseGradients:
     """A batch in one process. loss: the sum over all tokens; gradients: of it, by the names of a step, of all layers in
-    one tensor."""
+    one tensor. router_logits: of every sequence of a model with experts, [layers, tokens, experts]."""
 
     loss: float
     gradients: Mapping[str, Tensor]
+    router_logits: Sequence[Tensor] = field(default=(), kw_only=True)
 
 
 def dense_gradients(
@@ -36,10 +37,12 @@ def dense_gradients(
     sequence's last token is token 0.
 
     weights: by the names of a step, float64, of all layers in one tensor. routes: the experts of the sequences' tokens,
-    of a model that has some. tell: is told of progress.
+    of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress.
     """
     if model.num_experts > 1:
-        return DenseGradients(*expert_step(model, weights, sequences, routes, tell))
+        logits = list[Tensor]()
+        loss, gradients = expert_step(model, weights, sequences, routes, tell, logits)
+        return DenseGradients(loss, gradients, router_logits=logits)
     num_tokens = sum(len(one) for one in sequences)
     plain = replace(model, recompute="none", element_bytes=8)
     loss, gradients = dense_loss(plain, network_weights(model, weights), sequences, tell=tell)

@@ -1,9 +1,9 @@
 """The dense reference of executed steps of a model with experts: one process, whole sequences, torch's autograd.
 
-The experts of every token are given, as a step draws them. All experts see all tokens, and those that a token did not
-choose, or that have no room for it (~expert), have a share of 0: no row is sorted, sent or left out, so nothing is
-shared with what runs steps but the conventions of the torch executor's network (norm, RoPE, SwiGLU), which are written
-out once more.
+The experts of every token are given, as a step draws them or as its routers chose. All experts see all tokens, and
+those that a token did not choose, or that have no room for it (~expert), have a share of 0: no row is sorted, sent or
+left out, so nothing is shared with what runs steps but the conventions of the torch executor's network (norm, RoPE,
+SwiGLU), which are written out once more.
 
 Shapes: t tokens, c hidden, h heads, g kv heads, d their dimension, f columns of the feed-forward, x experts.
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
+from zbench.describe.model import LINEAR, SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
@@ -29,37 +29,43 @@ def expert_step(
     sequences: Sequence[Ints],
     routes: Sequence[Ints],
     tell: Callable[[str], None] = lambda place: None,
+    logits: list[Tensor] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
     """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
 
-    routes: the experts of every token of every sequence, int64 [t, experts a token]. The target of a sequence's last
-    token is token 0. tell: is told of every sequence.
+    routes: the experts of every token of every sequence, int64 [t, experts a token], or [layers, t, experts a token]
+    where layers choose apart. The target of a sequence's last token is token 0. logits: gets those of each sequence's
+    routers, [layers, t, x]. tell: is told of every sequence.
     """
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
     total = 0.0
     for tokens, chosen in zip(sequences, routes, strict=True):
         tell(f"a dense sequence of {len(tokens)} tokens")
-        x = leaves["we"][torch.from_numpy(tokens)]
+        x, routers = leaves["we"][torch.from_numpy(tokens)], list[Tensor]()
         for layer in range(model.num_layers):
             of = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
-            x = _layer(model, x, of, torch.from_numpy(chosen))
+            mine = chosen if chosen.ndim < 3 else chosen[layer]
+            x = _layer(model, x, of, torch.from_numpy(mine), routers)
+        if logits is not None:
+            logits.append(torch.stack(routers))
         targets = torch.from_numpy(np.append(tokens[1:], 0))
-        logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
-        loss = F.cross_entropy(logits, targets, reduction="sum")
+        words = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
+        loss = F.cross_entropy(words, targets, reduction="sum")
         loss.backward()
         total += loss.item()
     return total, {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()}
 
 
-def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> Tensor:
-    """Returns the next layer's x. chosen: int64 [t, experts a token]."""
+def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor, routers: list[Tensor]) -> Tensor:
+    """Returns the next layer's x. chosen: int64 [t, experts a token]. routers: gets the logits."""
     n = _norm(x, w["g1"])
     keys, values = w["wkv"].unbind(1)
     q, k = (_turned(torch.einsum("tc,hdc->thd", n, one)) for one in (w["wq"], keys))
     o = attention(0, q, k, torch.einsum("tc,gdc->tgd", n, values), mask=model.mask)
     y = x + torch.einsum("thd,hdc->tc", o, w["wo"])
     m = _norm(y, w["g2"])
-    logits = m @ w["wr"].T
+    logits = _logits(model, m, w)
+    routers.append(logits.detach())
     every = torch.where(chosen < 0, ~chosen, chosen)
     share = torch.zeros_like(logits).scatter(1, every, _shares(model, logits, every) * (chosen >= 0))
     gate, up = torch.einsum("tc,xkfc->ktxf", m, w["ez"]).unbind(0)
@@ -68,6 +74,13 @@ def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor) -> 
         return y
     gate, up = torch.einsum("tc,kfc->ktf", m, w["wzs"]).unbind(0)
     return y + (F.silu(gate) * up) @ w["wds"]
+
+
+def _logits(model: Model, m: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+    """Returns the router's logits, [t, x]."""
+    if model.router == LINEAR:
+        return m @ w["wr"].T
+    return F.cosine_similarity((m @ w["wp"].T)[:, None], w["wc"][None], dim=2) / model.router_temperature
 
 
 def _shares(model: Model, logits: Tensor, chosen: Tensor) -> Tensor:

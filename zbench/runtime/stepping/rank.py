@@ -33,6 +33,7 @@ from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
 from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.stepping.choices import by_sequence, counted_seats, gathered_choices
 from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import InitialWeights
@@ -103,18 +104,21 @@ class SteppingRank:
         asked = perf_counter()
         prepared = self._prepared(batch, step, tokens, update)
         compiling = perf_counter() - asked
-        wanted = self._wanted(batch, prepared, where) if isinstance(update, NotedUpdate) else None
+        checked = isinstance(update, NotedUpdate)
+        weights = self._weights(where) if checked else {}
         self.runner.where = f"{where}, "
-        self.runner.lost = {} if wanted is not None and step.encodings else None
+        self.runner.lost = {} if checked and step.encodings else None
         ran = self._run(prepared, where)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
-        worst = None
-        if wanted is not None and isinstance(update, NotedUpdate):
-            off = [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
+        worst, swapped = None, 0
+        if isinstance(update, NotedUpdate):
+            wanted, off, swapped = self._wanted(batch, prepared, weights, where)
+            off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         messages = self.runner.machine.messages
-        return self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
+        found = self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
+        return replace(found, seats=counted_seats(prepared), swapped=swapped)
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -145,7 +149,7 @@ class SteppingRank:
     def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
         """Returns this rank's instructions; the first step's parameters are put where it begins with them."""
         given = self._words(batch)
-        machine = replace(self.runner.machine, update=update)
+        machine = replace(self.runner.machine, update=update, choices={})
         prepared = PreparedStep.of(step, self.process, machine, tokens, [given] * len(tokens))
         prepared.make_contexts()
         if not self.runner.stores:
@@ -184,28 +188,45 @@ class SteppingRank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _wanted(self, batch: Batch, prepared: PreparedStep, where: str) -> DenseGradients:
-        """Returns what the step has to come to, which rank 0 computes of all parameters as they are before it.
-        Collective."""
+    def _weights(self, where: str) -> dict[str, torch.Tensor]:
+        """Returns all parameters as they are before the step, on rank 0; nothing on others. Collective."""
         self.board.wait(f"{where}, gathering parameters")
         assert self.resting is not None, "parameters are drawn before the first step"
         mine = state_pieces(self.resting, self.runner.stores)
         every: list[list[Piece]] | None = [[]] * dist.get_world_size() if self.rank == 0 else None
         dist.gather_object(mine, every, 0, self.group)
+        self.board.resume()
+        if every is None:
+            return {}
+        return whole_weights(self.resting.parts, [piece for one in every for piece in one])
+
+    def _wanted(
+        self, batch: Batch, prepared: PreparedStep, weights: dict[str, torch.Tensor], where: str
+    ) -> tuple[DenseGradients, list[tuple[float, str]], int]:
+        """Returns what the step has to come to, which rank 0 computes of all parameters as they were before it and of
+        what routers chose, and, there alone, how far these choices are from right and how many are of equals.
+        Collective."""
+        self.board.wait(f"{where}, gathering choices")
+        choices = gathered_choices(prepared, self.model, self.group)
+        self.board.resume()
         found: list[DenseGradients | None] = [None]
-        if every is not None:
-            weights = whole_weights(self.resting.parts, [piece for one in every for piece in one])
+        faults, swapped = list[tuple[float, str]](), 0
+        if self.rank == 0:
             numbers = np.arange(len(batch.lengths))
             text = sequences(self.job.workload, batch, numbers, self.model.vocab)
-            routes = routes_of([one.tokens for one in prepared.batches])
+            routes = routes_of([one.tokens for one in prepared.batches]) if choices is None else choices.routes()
             chosen = [routes[number] for number in sorted(routes)]
             tell = self.board.say
-            found = [dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"))]
+            dense = dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"))
+            if choices is not None:
+                logits = by_sequence(routes, dense.router_logits)
+                faults, swapped = list(choices.faults(logits)), choices.swapped(logits)
+            found = [replace(dense, router_logits=())]
         self.board.wait(f"{where}, the dense reference")
         dist.broadcast_object_list(found, 0, self.group)
         self.board.resume()
         assert found[0] is not None, "rank 0 has told it"
-        return found[0]
+        return found[0], faults, swapped
 
     def _lost(self) -> dict[Lost, float]:
         """Returns what values of every cell may have lost in the transfers of all ranks together. Collective where

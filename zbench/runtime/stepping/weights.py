@@ -9,15 +9,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from zbench.describe.model import Model
+from zbench.describe.model import COSINE, Model
 from zbench.runtime.training.transformer import Transformer
+from zbench.step.passes.parameters.zero import weights_of_layers
 
 OUTSIDE: Mapping[str, str] = {"we": "embedding", "gl": "norm", "wh": "head"}  # of no layer: their names in the network
 # Of a layer: by names of a step, those in the network.
 _ATTENTION = {"g1": "attention_norm", "wq": "qkv", "wkv": "qkv", "wo": "out", "g2": "ffn_norm"}
 _DENSE = _ATTENTION | {"wz": "gate_up", "wd": "down"}
 _EXPERTS = _ATTENTION | {"wr": "router", "ez": "gate_up", "ed": "down"}
-_SHARED = _EXPERTS | {"wzs": "shared_gate_up", "wds": "shared_down"}
+_SHARED = {"wzs": "shared_gate_up", "wds": "shared_down"}
+_COSINE = {"wp": "router_projection", "wc": "router"}
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class InitialWeights:
 
 def layer_names(model: Model) -> Mapping[str, str]:
     """Returns the network's names of a layer's parameters, by those of a step."""
-    if model.shared_experts:
-        return _SHARED
-    return _EXPERTS if model.num_experts > 1 else _DENSE
+    if model.num_experts == 1:
+        return _DENSE
+    every = _EXPERTS | (_SHARED if model.shared_experts else {}) | (_COSINE if model.router == COSINE else {})
+    return {name: every[name] for name in weights_of_layers(model)}
 
 
 def step_weight(model: Model, name: str, value: Tensor) -> Tensor:

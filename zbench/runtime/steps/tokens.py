@@ -16,6 +16,7 @@ from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class TokenParts:
     seq, start, stop, part: int64 [pieces], tokens [start, stop) of sequence seq are of the part; sorted by (seq,
     start). lengths: int64 [sequences]; numbers: int64 [sequences], which of the batch's sequences they are. sizes:
     int64 [parts], the tokens of each part. chosen: int64 [tokens, experts a token], the experts of every token in the
-    order of `rows`, None of a model without experts. padding: as of zbench.step.passes.routing.Routing.
+    order of `rows`, None where none are drawn. padding: as of zbench.step.passes.routing.Routing.
     """
 
     seq: Ints
@@ -64,7 +65,7 @@ class TokenParts:
         table = np.array(sorted(rows), np.int64).reshape(-1, 4)
         sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
         one = np.ascontiguousarray(table.T)
-        drawn = (routing.chosen, routing.padding) if routing else (None, None)
+        drawn = (routing.chosen, routing.padding) if isinstance(routing, Routing) else (None, None)
         return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask, *drawn)
 
     @cached_property

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from zbench.describe.model import SIGMOID, SOFTMAX_ALL, Model
+from zbench.describe.model import COSINE, SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import Elementwise, wide
 from zbench.runtime.training.blocks import CrossEntropy, GatedLinear, Norm, NormLinear, Split
 
@@ -123,7 +123,9 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = make(model.hidden)
         self.gate_up = make(model.num_experts * 2 * model.ffn_hidden, model.hidden)
         self.down = make(model.num_experts * model.hidden, model.ffn_hidden)
-        self.router = make(model.num_experts, model.hidden) if model.num_experts > 1 else None
+        width = model.router_dim if model.router == COSINE else model.hidden
+        self.router = make(model.num_experts, width) if model.num_experts > 1 else None
+        self.router_projection = make(model.router_dim, model.hidden) if model.router == COSINE else None
         shared = model.shared_experts * model.ffn_hidden  # columns of one feed-forward
         self.shared_gate_up = make(2 * shared, model.hidden) if shared else None
         self.shared_down = make(model.hidden, shared) if shared else None
@@ -184,13 +186,20 @@ class DecoderLayer(nn.Module):
         out: Tensor = GatedLinear.apply(x, gate_up, self.shared_down.to(x.dtype), fused)
         return out
 
+    def _logits(self, x: Tensor, router: Tensor) -> Tensor:
+        """Returns the router's logits, [T, experts]."""
+        if self.router_projection is None:
+            return linear(x, router)
+        tokens = F.normalize(linear(x, self.router_projection), dim=1)
+        return tokens @ F.normalize(router.to(x.dtype), dim=1).T / self.model.router_temperature
+
     def _experts(self, x: Tensor, router: Tensor, fused: Elementwise) -> Tensor:
         """Returns the experts' output: rows sorted by expert, one SwiGLU an expert, back in order and weighted.
 
         An expert without tokens runs on no rows, so that its weights get a gradient of zeros.
         """
         num, per_token = self.model.num_experts, self.model.experts_per_token
-        every = linear(x, router).to(wide(x.dtype))
+        every = self._logits(x, router).to(wide(x.dtype))
         logits, chosen = every.topk(per_token, dim=1)  # whatever the gate: each grows with the logits
         if self.model.gate == SOFTMAX_ALL:
             share = every.softmax(1).gather(1, chosen)

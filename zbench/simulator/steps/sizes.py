@@ -125,6 +125,7 @@ class Sizes:
         second axis, int64 [pairs, parts]. ref: in which a formula names it, maybe by a finer index's lists."""
         layout, shape = self.layout, self.layout.shape(tensor)
         table = np.asarray(layout.tensors[tensor].amounts, np.int64).reshape(shape)
+        table = self._of_finer(table, tensor, ref)
         rows, at = np.unique(first, return_inverse=True)
         where, count = row_positions(layout.lists.offsets, rows.astype(np.int64))
         total = np.zeros((len(where) + 1, shape[1]), np.int64)
@@ -136,6 +137,20 @@ class Sizes:
             row[self._coarser(layout.lists[which], tensor, ref)] = 1
         found: Ints = (total[ends] - total[ends - count])[at.reshape(-1)] * named[of.reshape(-1)]
         return found
+
+    def _of_finer(self, table: Ints, tensor: int, ref: Reference | None) -> Ints:
+        """Returns the table of a tensor's cells by the parts of the index that a formula names its first axis by: of
+        several that lie in one part each has its share, and together they have all."""
+        wanted = self.layout.tensors[tensor].axes[0]
+        index = wanted if ref is None else self.layout.index_of(ref.axes[0].slot)
+        if index == wanted:
+            return table
+        part = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == (wanted, index))
+        sizes = self.layout.index[index].sizes
+        ends = np.array([sizes[: at + 1][part[: at + 1] == one].sum() for at, one in enumerate(part)], np.int64)
+        whole = np.bincount(part, weights=sizes).astype(np.int64)[part][:, None]
+        begun, done = (table[part] * count[:, None] // whole for count in (ends - sizes, ends))
+        return np.asarray(done - begun, np.int64)
 
     def _coarser(self, parts: Ints, tensor: int, ref: Reference | None) -> Ints:
         """Returns the parts of a tensor's second axis that those which a formula names lie in."""

@@ -18,6 +18,7 @@ from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
+from zbench.step.layers import RouterFormulas
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
 from zbench.step.passes.contributions import Rows
@@ -94,9 +95,9 @@ def whole_step(
     starts = stage_starts(model, stages, groups * degree)
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
     shared, two_level = model.shared_experts > 0, experts.node > 0
-    formulas = sections(
-        level, model.num_experts > 1, model.tied_embeddings, shared, two_level, model.gate, some is not None
-    )
+    router = RouterFormulas(model.gate, model.router, experts.routing)
+    kinds = model.num_experts > 1, model.tied_embeddings, shared, two_level, some is not None
+    formulas = sections(level, *kinds, router)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []

@@ -22,6 +22,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import Routing
 from zbench.step.template import COMPLETE
 
 HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out
@@ -48,19 +49,26 @@ class ExpertModules:
     def degree(self) -> int:
         return self.parts.experts.degree
 
-    def _goes(self, gpu: int, slices: int) -> Ints:
-        """Returns the parts of t at home on a GPU that have tokens for a slice of the experts."""
+    @property
+    def _tokens(self) -> str:
+        """The index that routed rows are cut along."""
         assert self.parts.routing is not None
-        own = self.parts.own[gpu]
+        return self.parts.routing.index
+
+    def _goes(self, gpu: int, slices: int) -> Ints:
+        """Returns the parts at home on a GPU that have tokens for a slice of the experts, of t or of what routed rows
+        are cut along."""
+        assert self.parts.routing is not None
+        own = self.parts.routed_own[gpu]
         return np.asarray(own[self.parts.routing.to_slices[own, slices] > 0], np.int64)
 
     def _group(self, gpu: int) -> Ints:
-        """Returns the parts of t at home in a GPU's group."""
+        """Returns the parts at home in a GPU's group."""
         first = gpu // self.degree * self.degree
-        return np.concatenate([self.parts.own[one] for one in range(first, first + self.degree)])
+        return np.concatenate([self.parts.routed_own[one] for one in range(first, first + self.degree)])
 
     def _comes(self, gpu: int) -> Ints:
-        """Returns the parts of t that have tokens for the experts of a GPU."""
+        """Returns the parts that have tokens for the experts of a GPU."""
         assert self.parts.routing is not None
         group = self._group(gpu)
         return np.asarray(group[self.parts.routing.to_slices[group, gpu % self.degree] > 0], np.int64)
@@ -111,7 +119,7 @@ class ExpertModules:
         found = []
         for near, far, part, tokens in between:
             if len(tokens):
-                cells = [self.lists.number("t", tokens), self.lists.number(index, [part])]
+                cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                 pair = (near, far) if outwards else (far, near)
                 found.append(operation_row(SEND, self.layout.number[tensor], pair, cells, "experts"))
         return found
@@ -125,7 +133,7 @@ class ExpertModules:
     def _between_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a home, its relay in another node of its group, this node, and the parts that go
         there."""
-        assert self.parts.routing is not None
+        assert isinstance(self.parts.routing, Routing)
         node, nodes = self.parts.experts.node, self.degree // self.parts.experts.node
         for turn, gpu in product(range(1, nodes), range(self.parts.num_gpus)):
             other, own = _partner(gpu % self.degree // node, turn, nodes), self.parts.own[gpu]
@@ -135,7 +143,7 @@ class ExpertModules:
     def _inside_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a relay, another GPU of its node, this one's slice, and the parts that go there of the
         relay's."""
-        assert self.parts.routing is not None
+        assert isinstance(self.parts.routing, Routing)
         node = self.parts.experts.node
         for turn, gpu in product(range(1, node), range(self.parts.num_gpus)):
             other = gpu // node * node + _partner(gpu % node, turn, node)
@@ -144,7 +152,7 @@ class ExpertModules:
 
     def _relayed(self, gpu: int) -> Ints:
         """Returns the parts of t that a GPU is the relay of which go to its node."""
-        assert self.parts.routing is not None
+        assert isinstance(self.parts.routing, Routing)
         node, first = self.parts.experts.node, gpu // self.degree * self.degree
         homes = range(first + gpu % node, first + self.degree, node)
         parts = np.concatenate([self.parts.own[one] for one in homes])
@@ -164,7 +172,7 @@ class ExpertModules:
                 tokens = self._group(gpu)
             if len(tokens):
                 held = ("k", self._slices_of_node(gpu)) if relays else ("e", self._experts(gpu))
-                column = {"t": self.lists.number("t", tokens), held[0]: self.lists.number(*held)}
+                column = {self._tokens: self.lists.number(self._tokens, tokens), held[0]: self.lists.number(*held)}
                 slots = [column[slot] for slot in formula.slots]
                 found.append(operation_row(COMPUTE, number, (gpu, -1), slots, "compute"))
         return [np.array(found, np.int64)]
@@ -175,11 +183,15 @@ class ExpertModules:
         return gpu % self.degree // node * node + np.arange(node)
 
     def saved(self, name: str) -> list[list[int]]:
-        """Returns the entries of a tensor of routed tokens that stays where the experts are."""
+        """Returns the entries of a tensor of routed tokens that stays where the experts are, or where their homes are
+        if these alone read it."""
         assert self.parts.routing is not None
         number = self.layout.number[name]
         tensor = self.layout.tensors[number]
         count = COMPLETE if tensor.nature == "sum" else 0
+        readers = [one for one in self.layout.formulas if any(ref.tensor == name for ref in one.operands)]
+        if not any(map(of_experts, readers)):
+            return self._saved_at_home(number, count)
         found = []
         for gpu in range(self.parts.num_gpus):
             place, index = self.lists.number(PLACE, [gpu]), tensor.axes[1]
@@ -188,8 +200,18 @@ class ExpertModules:
                 tokens = self._group(gpu)
                 tokens = tokens[routed[tokens, part] > 0]
                 if len(tokens):
-                    cells = [self.lists.number("t", tokens), self.lists.number(index, [part])]
+                    cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                     found.append([number, 0, place, *cells, count, 0, 0])
+        return found
+
+    def _saved_at_home(self, number: int, count: int) -> list[list[int]]:
+        """Returns the entries of a tensor of all slices of the experts that stays where the tokens' homes are."""
+        found = []
+        for gpu in range(self.parts.num_gpus):
+            own = self.parts.routed_own[gpu]
+            if len(own):
+                cells = [self.lists.number(self._tokens, own), self.lists.whole("k")]
+                found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
         return found
 
     def contributions(self, formula: Formula) -> Ints:

@@ -14,10 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.overlap.token_slices import TokenCuts, parts_of_blocks, slices_in_chunks, tokens_in_slices
+from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
 
@@ -174,33 +176,46 @@ class PlanParts:
         return share * count + np.arange(count)
 
     @cached_property
-    def routing(self) -> Routing | None:
-        """The experts of the tokens; None of a model without experts."""
+    def routing(self) -> Routing | RouterSeats | None:
+        """The experts of the tokens, or the seats that experts have; None of a model without experts."""
         if self.model.num_experts == 1:
             return None
-        return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
+        if self.experts.routing == DRAWN:
+            return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
+        assert self.experts.capacity is not None, "checked where the model is laid out"
+        per_token, experts = self.model.experts_per_token, self.model.num_experts
+        capacity, degree = self.experts.capacity, self.experts.degree
+        return RouterSeats(self.home, self.sizes, capacity, per_token, experts, degree)
+
+    @cached_property
+    def routed_own(self) -> Lists:
+        """The parts at home on each GPU of the index that routed rows are cut along."""
+        return _by(self.routing.home, self.num_gpus) if isinstance(self.routing, RouterSeats) else self.own
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
         group of the tokens' home; of nodes of these (n), the GPU of as high a number in the node as the tokens' home
         has in its own."""
         degree, node = self.experts.degree, self.experts.node
+        home = self.routing.home if isinstance(self.routing, RouterSeats) else self.home
         if index == "n":
-            first = self.home // degree * degree + self.home % node
+            first = home // degree * degree + home % node
             return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
         share = (
             np.arange(degree)
             if index == "k"
             else np.arange(self.model.num_experts) // (self.model.num_experts // degree)
         )
-        return (self.home[:, None] // degree * degree + share).reshape(-1)
+        return (home[:, None] // degree * degree + share).reshape(-1)
 
     def routed(self, axes: tuple[str, ...]) -> Ints | None:
         """Returns the tokens of each cell of a tensor of routed tokens, None of other tensors."""
         if self.routing is None or axes[1:] not in (("e",), ("k",), ("n",)):
             return None
         tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
-        tokens = self.routing.to_nodes if axes[1] == "n" else tokens
+        if axes[1] == "n":
+            assert isinstance(self.routing, Routing), "seats are not of nodes"
+            tokens = self.routing.to_nodes
         return tokens.reshape(-1).astype(np.int64)
 
     def relations(self) -> tuple[Relation, ...]:

@@ -10,7 +10,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
-from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
 from zbench.describe.model import INPUTS, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
@@ -21,7 +21,7 @@ from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
-from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
@@ -160,10 +160,10 @@ class ProvenSteps:
 
     def expert_rows(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, float]:
         """Returns what a capacity of experts comes to in a batch: the share of tokens' choices that are "dropped", and
-        of experts' rows that are "padded"; nothing without a capacity."""
-        if self.experts.capacity is None:
+        of experts' rows that are "padded"; nothing without a capacity, or where routers choose while the step runs."""
+        if self.experts.capacity is None or self.experts.routing != DRAWN:
             return {}
-        routing = [one.routing for one in self.parts(batch, plans) if one.routing is not None]
+        routing = [one.routing for one in self.parts(batch, plans) if isinstance(one.routing, Routing)]
         choices, dropped = sum(one.chosen.size for one in routing), sum(one.dropped for one in routing)
         empty = sum(0 if one.padding is None else int(one.padding.sum()) for one in routing)
         return {"dropped": dropped / choices, "padded": empty / (choices - dropped + empty)}

@@ -17,9 +17,8 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import TWO_LEVEL, ZIPF
-from zbench.describe.model import Model
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, Experts
+from zbench.describe.model import SOFTMAX_ALL, Model
 from zbench.plans.plan import Plan
 from zbench.step.index import Index, PartMap, Relation
 
@@ -34,6 +33,7 @@ class ExpertParallel:
     which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
     node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go to each GPU.
     capacity, padded: of an expert, as zbench.describe.strategy.Experts has them; None: as many tokens as choose it.
+    routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
     """
 
     degree: int = 1
@@ -45,6 +45,7 @@ class ExpertParallel:
     capacity: float | None = None
     padded: bool = False
     node: int = 0
+    routing: str = DRAWN
 
     @staticmethod
     def chosen(degree: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
@@ -58,6 +59,7 @@ class ExpertParallel:
             capacity=None if isinstance(experts.capacity, str) else experts.capacity,
             padded=experts.padded,
             node=gpus_per_node if two_level else 0,
+            routing=experts.routing,
         )
 
     def of(self, batch: Batch) -> "ExpertParallel":
@@ -79,6 +81,18 @@ class ExpertParallel:
             )
         if num_gpus % self.degree:
             raise ValueError(f"parallel.expert_parallel is {self.degree}; it has to divide {num_gpus} GPUs")
+        if self.routing != DRAWN and model.num_experts == 1:
+            raise ValueError(f"experts.routing is {self.routing}; {model.name} has no experts, so it takes {DRAWN}")
+        if self.routing == EXPERT_CHOICE and model.gate != SOFTMAX_ALL:
+            raise ValueError(
+                f"model.gate is {model.gate}; with experts.routing={EXPERT_CHOICE} an expert compares tokens by their "
+                f"shares of all experts, so it takes {SOFTMAX_ALL}"
+            )
+        if self.routing != DRAWN and (self.capacity is None or not self.padded):
+            raise ValueError(
+                f"the routing is {self.routing} with a capacity of {self.capacity}, padded {self.padded}; it takes a "
+                "number and True"
+            )
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
 
@@ -121,6 +135,8 @@ class Routing:
     slices: int
     padding: Ints | None = None
     node: int = 0
+
+    index = "t"  # what routed rows are cut along
 
     @staticmethod
     def draw(plan: Plan, sizes: Ints, home: Ints, model: Model, how: ExpertParallel) -> "Routing":

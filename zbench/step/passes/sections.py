@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from zbench.describe.model import SOFTMAX
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import (
     DENSE,
     DERIVATIVES,
     EMBEDDING,
     EMBEDDING_BACKWARD,
+    USUAL_ROUTER,
+    RouterFormulas,
     expert_layer,
     head,
     head_forward,
@@ -81,19 +82,19 @@ def sections(
     tied: bool,
     shared: bool = False,
     two_level: bool = False,
-    gate: str = SOFTMAX,
     some: bool = False,
+    router: RouterFormulas = USUAL_ROUTER,
 ) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
-    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels; gate: a
-    model's. some: whether some layers alone are recomputed.
+    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels. some: whether
+    some layers alone are recomputed. router: of experts.
 
     Raises:
         ValueError: there is no such level.
     """
-    forward = parse_formulas(expert_layer(shared, two_level, gate) if experts else DENSE)
+    forward = parse_formulas(expert_layer(shared, two_level, router) if experts else DENSE)
     again = made_again(recompute, forward, "x")
-    weights = layer_weights(experts, shared)
+    weights = layer_weights(experts, shared, router.scores)
     return Sections(
         parse_formulas(EMBEDDING),
         forward,

@@ -17,6 +17,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.router.seats import TOGETHER
 
 
 @dataclass
@@ -63,6 +64,9 @@ class LinearModules:
         if index == "t":
             tokens = self.group(gpu) if sliced else self.own(gpu)
             return self.lists.number("t", tokens) if len(tokens) else -1
+        if index == TOGETHER:
+            own = self.parts.routed_own[gpu]
+            return self.lists.number(index, own) if len(own) else -1
         return self.lists.whole(index) if index in ("k", "n") else self.lists.number(index, self.of_slice(index, gpu))
 
     def _exchange(self, one: Reference, sliced: bool) -> list[Ints]:

@@ -15,6 +15,7 @@ from zbench.step.passes.parameters.zero import (
     weight_elements,
 )
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.router.seats import SEAT_BYTES, RouterSeats
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -54,6 +55,9 @@ def _layers(result: Reference) -> str:
 
 def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     """Returns the home of the cells of a tensor of tokens and slices: in the tokens' group, the GPU with the slice."""
+    if len(axes) == 1:
+        assert isinstance(parts.routing, RouterSeats), "tokens of GPUs together are of a router that chooses"
+        return parts.routing.home
     if axes[1] in ("e", "k", "n"):
         return parts.homes_of_experts(axes[1])
     share = {one.fine: one.part for one in parts.maps() if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
@@ -82,7 +86,9 @@ def _unit(model: Model, name: str) -> int:
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
-        "r": model.num_experts * element, "p": model.experts_per_token * model.lse_bytes,
+        "r": model.num_experts * element, "rh": model.router_dim * element,
+        "p": model.experts_per_token * model.lse_bytes,
+        "ra": model.num_experts * element, "to": SEAT_BYTES, "pa": model.lse_bytes,
         "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

@@ -26,7 +26,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
-from zbench.describe.model import Model
+from zbench.describe.model import LINEAR, Model
 from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.step.index import Index
 
@@ -35,19 +35,25 @@ _DEGREES = dict(zip(STAGES, BY_STRATEGY.values(), strict=True))
 LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
-WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
+COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
+WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS), ("ez", "ed")
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
 
-def layer_weights(experts: bool, shared: bool = False) -> tuple[str, ...]:
-    """Returns the names of the parameters of a layer with experts, some of them maybe shared, or of a dense one."""
-    return (*EXPERT_LAYER_WEIGHTS, *(SHARED_WEIGHTS if shared else ())) if experts else LAYER_WEIGHTS
+def layer_weights(experts: bool, shared: bool = False, router: str = LINEAR) -> tuple[str, ...]:
+    """Returns the names of the parameters of a layer with experts, some of them maybe shared, or of a dense one.
+    router: of zbench.describe.model.ROUTERS."""
+    if not experts:
+        return LAYER_WEIGHTS
+    of_router = ("wr",) if router == LINEAR else COSINE_WEIGHTS
+    own = [other for one in EXPERT_LAYER_WEIGHTS for other in (of_router if one == "wr" else (one,))]
+    return (*own, *(SHARED_WEIGHTS if shared else ()))
 
 
 def weights_of_layers(model: Model) -> tuple[str, ...]:
     """Returns the names of the parameters of a model's layer."""
-    return layer_weights(model.num_experts > 1, model.shared_experts > 0)
+    return layer_weights(model.num_experts > 1, model.shared_experts > 0, model.router)
 
 
 def head_weights(tied: bool) -> tuple[str, ...]:
@@ -71,7 +77,8 @@ def weight_elements(model: Model) -> Mapping[str, int]:
     return {
         "g1": h, "wq": h * model.num_heads * d, "wkv": 2 * h * model.num_kv_heads * d,
         "wo": h * model.num_heads * d, "g2": h, "wz": 2 * h * model.ffn_hidden, "wd": h * model.ffn_hidden,
-        "wr": h * experts, "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
+        "wr": h * experts, "wp": h * model.router_dim, "wc": experts * model.router_dim,
+        "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
         "wzs": 2 * h * model.common_ffn, "wds": h * model.common_ffn,
         "we": h * model.vocab, "gl": h, "wh": h * model.vocab,
     }  # fmt: skip
