@@ -11,7 +11,10 @@ from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
-_LATER = {"routing": DRAWN, "gradients": WITH_LAYER}  # of experts: left out where they are so, as in files from before there were others
+_LATER = {
+    "routing": DRAWN,
+    "gradients": WITH_LAYER,
+}  # of experts: left out where they are so, as in files from before there were others
 
 
 def strategy_values(strategy: StepStrategy) -> dict[str, Any]:
