@@ -3,7 +3,7 @@
 Pure data: conf/job sets it; zbench.simulated.iterations plays what it says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
@@ -14,6 +14,9 @@ NO_ROLLOUTS, SYNCHRONOUS, STREAMED, ONE_STEP_OFF = "none", "synchronous", "strea
 SCHEDULES = (SYNCHRONOUS, STREAMED, ONE_STEP_OFF)
 AUTO_ENGINE = "auto"
 JOB_ENGINES = (AUTO_ENGINE, "ds_chat", "hybridflow_v", "hybridflow")  # zbench.rollouts.engines has them
+ACTOR, GREEDY = "actor", "_of_greedy"  # the model that generates; what is behind a model that also reads greedy responses
+PLACEMENTS = COLOCATE, SPLIT, STANDALONE = ("colocate", "split", "standalone")
+_WITH_ACTOR = (ACTOR, "reference")  # of a split placement
 MOST_TENSOR = 64  # a judgement, so that a wrong number is told as one
 
 
@@ -25,6 +28,30 @@ class IterationStages:
     generations: int
     scores: tuple[str, ...]
     trains: tuple[str, ...]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of an iteration, each once, the actor first."""
+        return tuple(dict.fromkeys([ACTOR, *map(_read_by, self.scores), *self.trains]))
+
+    def reads(self, model: str) -> int:
+        """Returns how often a model reads all sequences to score them."""
+        return [_read_by(one) for one in self.scores].count(model)
+
+
+def _read_by(score: str) -> str:
+    """Returns the model that a score is of."""
+    return score.removesuffix(GREEDY)
+
+
+def placed_sets(placement: str, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns the sets of models that share GPUs, the actor's first: in one, COLOCATE (as DeepSpeed-Chat has them); the
+    actor and the reference apart from all others, SPLIT (NeMo-Aligner); each by itself, STANDALONE (OpenRLHF)."""
+    if placement == STANDALONE:
+        return tuple((one,) for one in models)
+    with_actor = tuple(one for one in models if placement == COLOCATE or one in _WITH_ACTOR)
+    others = tuple(one for one in models if one not in with_actor)
+    return (with_actor, others) if others else (with_actor,)
 
 
 # By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO:

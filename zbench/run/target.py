@@ -10,7 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.job import ALGORITHMS, TRAINING, RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
@@ -113,6 +113,11 @@ def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Training
                 f"{group}: {type(made[group]).__name__} is no {kind.__module__}.{kind.__name__}, whose keys are what "
                 "can be set"
             )
+    if not made["job"].has_rollouts and (others := set(config["job"]) - {"_target_", "algorithm"}):
+        raise ValueError(
+            f"job.algorithm is {TRAINING.algorithm}, and job.{min(others)} is a key of jobs with rollouts; job=rlhf "
+            f"takes {', '.join(sorted(set(ALGORITHMS) - {TRAINING.algorithm}))}, and job=training trains alone"
+        )
     return TrainingStrategy(**made)
 
 
