@@ -1,7 +1,6 @@
 """The command zbench placement: which models of a job with rollouts share GPUs, and how many each set of them has."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, told, trained_named
@@ -17,14 +16,20 @@ from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.placement.mapping import MappingSearch, ModelLayout, Placement, set_partitions
-from zbench.placement.prices import PACK_TOKENS, PlacedWork, PlacementPrices
+from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
 
 SEARCHED = "searched"
 _ROLES = ("critic", "reward", "cost", "reference")  # whose model may be another one than the actor's
-_WORDS = ("algorithm", "updates", "pack_tokens", "nodes", "recompute")
+_WORDS = ("algorithm", "updates", "pack_tokens", "nodes", "recompute", "sharding")
 _COLUMNS = ("GPUs", "placement", "seconds", "tokens/s", "reshard", "generate", "score", "train", "models: GPUs")
 _SET_COLUMNS = ("models", "GPUs", "layout of each")
-_USUAL = {"algorithm": "ppo", "updates": "1", "pack_tokens": str(PACK_TOKENS), "recompute": "full"}
+_USUAL = {
+    "algorithm": "ppo",
+    "updates": "1",
+    "pack_tokens": str(PACK_TOKENS),
+    "recompute": "full",
+    "sharding": ",".join(SHARDINGS),
+}
 Found = dict[tuple[int, str], Placement | None]  # by GPUs and placement
 
 
@@ -38,7 +43,7 @@ def placement_words(words: Sequence[str]) -> int:
         "settings",
         nargs="*",
         metavar="KEY=VALUE",
-        help="algorithm=ppo, critic=MODEL, updates=8, nodes=1,2,4, cluster=..., model=..., world=... (docs/placement.md)",
+        help="algorithm=ppo, critic=MODEL, updates=8, nodes=1,2,4, cluster=..., model=... (docs/placement.md)",
     )
     given = parser.parse_args(list(words))
     with told():
@@ -78,7 +83,9 @@ def searched_placements(prices: PlacementPrices, counts: Iterable[int]) -> Found
 
         for count in counts:
             gpus = count * each
-            of = MappingSearch(gpus, prices.sizes, prices.cluster.device.memory_bytes, layouts, prices.least, prices.keeps)
+            of = MappingSearch(
+                gpus, prices.sizes, prices.cluster.device.memory_bytes, layouts, prices.least, prices.keeps
+            )
             for name in PLACEMENTS:
                 found[gpus, name] = of.best([placed_sets(name, roles)])
             found[gpus, SEARCHED] = of.best(set_partitions(roles))
@@ -98,11 +105,12 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
     numbers = [yaml_value(chosen[name]) for name in ("updates", "pack_tokens")]
     for name, value in zip(("updates", "pack_tokens"), numbers, strict=True):
         check_whole_number(name, value, 1)
+    shardings = chosen["sharding"].split(",")
+    if wrong := [one for one in shardings if one not in SHARDINGS]:
+        raise ValueError(f"sharding is {wrong[0]!r}; it takes some of {', '.join(SHARDINGS)}, as in zero3,zero1")
     columns = [lengths_of_file(prompts, "PROMPTS"), lengths_of_file(responses, "RESPONSES")]
     if len(columns[0]) != len(columns[1]):
-        raise ValueError(
-            f"there are {len(columns[0])} prompts and {len(columns[1])} responses; each sequence has one"
-        )
+        raise ValueError(f"there are {len(columns[0])} prompts and {len(columns[1])} responses; each sequence has one")
     cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
 
     def model_of(role: str, name: str) -> Model:
@@ -117,7 +125,7 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
             raise ValueError(f"{role}.{next(iter(keys[role]))} is given without {role}=, the model whose key it is")
     models = {role: model_of(role, chosen[role]) if role in chosen else actor for role in stages.models}
     machine = machine_in(chosen.get("world"), cluster, actor, keys["world"])
-    return PlacementPrices(stages, models, machine.cluster, PlacedWork(*columns, *numbers))
+    return PlacementPrices(stages, models, machine.cluster, PlacedWork(*columns, *numbers), shardings)
 
 
 def _nodes(word: str | None, cluster: Cluster) -> list[int]:

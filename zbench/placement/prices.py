@@ -8,6 +8,7 @@ tensor parallelism inside nodes and a sharding over all GPUs of the set: pipelin
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import gcd
 from typing import TypeVar
 
@@ -148,7 +149,7 @@ class PlacementPrices:
             for share in SHARES:
                 if needed < share * each * device.memory_bytes:
                     key = ("generation", replace(model, tensor_parallel=1, sharding="none"), gpus, each, share)
-                    yield each, share, self._once(key, lambda: self._generated(model, gpus, each, share))
+                    yield each, share, self._once(key, partial(self._generated, model, gpus, each, share))
 
     def _generated(self, model: Model, gpus: int, each: int, share: float) -> float:
         of = GenerationCost(Cost(cluster=self._part(gpus), model=model), each, share)
@@ -199,7 +200,9 @@ class PlacementPrices:
         each = self.cluster.gpus_per_node
         if gpus % each == 0:
             return replace(self.cluster, num_nodes=gpus // each)
-        return replace(self.cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=gcd(gpus, self.cluster.nics_per_node))
+        return replace(
+            self.cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=gcd(gpus, self.cluster.nics_per_node)
+        )
 
     def _is_trained(self, role: str) -> bool:
         return role in self.stages.trains
