@@ -186,14 +186,10 @@ class SimulatedIterations(Simulated):
         rest = whole.seconds - seconds.train
         for name, more in self._beside_training(generated, models, seconds, whole).items():
             spent[name] = spent.get(name, 0.0) + more
-        rests = [self.placed.resting(role) for role in self._trained_beside]
-        peak = [
-            max(sizes)
-            for sizes in zip(
-                *([size + rest for size in one.peak_bytes] for one, rest in zip(models.trained, rests, strict=True)),
-                strict=True,
-            )
-        ]
+        beside = [self.placed.resting(one) for one in self.job.sets[0] if one in self.job.stages.trains]
+        peak = np.max(
+            [np.array(one.peak_bytes) + rest for one, rest in zip(models.trained, beside, strict=True)], axis=0
+        )
         ceiling = models.train_ceiling
         return replace(
             first,
@@ -205,16 +201,11 @@ class SimulatedIterations(Simulated):
             nic_tx_bytes=nics[0].tolist(),
             nic_rx_bytes=nics[1].tolist(),
             nvlink_bytes=sum(one.nvlink_bytes for one in models.trained),
-            peak_bytes=peak,
-            out_of_memory=max(peak) > first.capacity_bytes or not models.fits,
+            peak_bytes=peak.tolist(),
+            out_of_memory=int(peak.max()) > first.capacity_bytes or not models.fits,
             seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
             nic_tx_for={name: sizes.tolist() for name, sizes in sent.items()},
         )
-
-    @property
-    def _trained_beside(self) -> list[str]:
-        """The models that are trained on the actor's GPUs, the actor first."""
-        return [one for one in self.job.sets[0] if one in self.job.stages.trains]
 
     def _beside_training(
         self, generated: _Generated, models: PlayedModels, seconds: StageSeconds, whole: ScheduledIteration

@@ -90,12 +90,18 @@ class PlacedModels:
         return sum(self.kept_bytes(one) for one in self._set(role) if one != role)
 
     def check_room(self) -> None:
-        """Refuses what has no room on a GPU that trains while it generates.
+        """Refuses what has no room on a GPU that trains while it generates, or on one of another set.
 
         Raises:
             ValueError: it says what needs how much.
         """
         job, device = self.job, self.actor.cost.gpus.cluster.device
+        for some in self._sets[1:]:
+            if (kept := sum(map(self.kept_bytes, some))) > device.memory_bytes:
+                raise ValueError(
+                    f"job.placement is {job.placement}; {kept / 2**30:.1f} GiB of {' and '.join(some)} stay on a GPU "
+                    f"of {device.memory_bytes / 2**30:.1f} GiB: use sharding=zero3, or more nodes for their set"
+                )
         if job.generate_nodes:
             return
         kept, share = self.kept_bytes(ACTOR) + self.resting(ACTOR), job.memory_share
@@ -112,8 +118,8 @@ class PlacedModels:
                 )
             raise ValueError(
                 f"job.memory_share is {share}; model {self.actor.cost.model.name} does not fit: {kept / 2**30:.1f} GiB "
-                f"of {job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, "
-                f"{remedy}"
+                f"of {job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it "
+                f"generates, {remedy}"
             )
 
     def play(self, batch: Batch, plans: tuple[Plan, ...], scored_apart: bool) -> PlayedModels:
