@@ -80,5 +80,7 @@ def test_more_updates_than_sequences_are_refused() -> None:
 
 def test_models_with_experts_are_refused() -> None:
     of = prices()
-    with pytest.raises(ValueError, match=r"^model mixtral_8x7b has num_experts=8 and tied_embeddings=false; placements"):
+    with pytest.raises(
+        ValueError, match=r"^model mixtral_8x7b has num_experts=8 and tied_embeddings=false; placements"
+    ):
         replace(of, models={**of.models, "critic": model_named("mixtral_8x7b", {})})

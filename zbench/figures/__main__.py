@@ -72,8 +72,12 @@ def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
     from importlib import import_module
 
     need("matplotlib", "python -m zbench.figures")
-    rooms = {name: "zbench.figures.rollouts" if name in ROLLOUTS else "zbench.figures" for name in names}
-    return {name: import_module(f"{rooms[name]}.{name}") for name in names}
+    return {name: import_module(module_name(name)) for name in names}
+
+
+def module_name(name: str) -> str:
+    """Returns the name of a figure's module."""
+    return f"zbench.figures.{'rollouts.' if name in ROLLOUTS else ''}{name}"
 
 
 def _make(experiments: Mapping[str, Sequence[str]]) -> None:

@@ -78,11 +78,14 @@ def settled(
         ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
     """
     found = _settled(config, parts, make, recorded, tell)
-    executor = found.parts.executor
-    if not isinstance(executor, SimulatedIterations):
-        return found
-    planner = partial(_planned_for, found.system)
-    return replace(found, parts=replace(found.parts, executor=replace(executor, planner=planner)))
+    return replace(found, parts=planning_all(found.system, found.parts))
+
+
+def planning_all(system: System, parts: Parts) -> Parts:
+    """Returns the parts of a run in which a system plans for all models of a job with rollouts; others as they are."""
+    if not isinstance(parts.executor, SimulatedIterations):
+        return parts
+    return replace(parts, executor=replace(parts.executor, planner=partial(_planned_for, system)))
 
 
 def _planned_for(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:

@@ -32,7 +32,9 @@ class PlacementPoint:
 def table(records: Records) -> list[PlacementPoint]:
     """Returns the points, by placement and number of GPUs."""
     found = [
-        PlacementPoint(run.start["config"]["job"]["placement"], run.start["facts"]["num_gpus"], row["tokens_per_second"])
+        PlacementPoint(
+            run.start["config"]["job"]["placement"], run.start["facts"]["num_gpus"], row["tokens_per_second"]
+        )
         for run, row in zip(records.runs, records.rows, strict=True)
     ]
     return sorted(found, key=lambda one: (list(_LOOKS).index(one.placement), one.gpus))

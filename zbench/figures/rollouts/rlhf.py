@@ -1,4 +1,4 @@
-"""An iteration of rollouts: what its stages take, by the system that trains, and what schedules gain against the tail."""
+"""An iteration of rollouts: what its stages take, by the system that trains, and what schedules gain on the tail."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
