@@ -125,7 +125,7 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
             raise ValueError(f"{role}.{next(iter(keys[role]))} is given without {role}=, the model whose key it is")
     models = {role: model_of(role, chosen[role]) if role in chosen else actor for role in stages.models}
     machine = machine_in(chosen.get("world"), cluster, actor, keys["world"])
-    return PlacementPrices(stages, models, machine.cluster, PlacedWork(*columns, *numbers), shardings)
+    return PlacementPrices(stages, models, machine.cluster, PlacedWork(columns[0], columns[1], *numbers), shardings)
 
 
 def _nodes(word: str | None, cluster: Cluster) -> list[int]:

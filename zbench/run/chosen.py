@@ -100,7 +100,8 @@ def _planned_for(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
             f"system is {type(own).__name__}, which is no dataclass with a field `cost`; a job whose models are of "
             "several sizes, or on several numbers of nodes, takes one that is"
         )
-    return plans_of(replace(own, cost=cost), batch, cost)  # type: ignore[type-var]
+    planner: Any = replace(own, cost=cost)  # type: ignore[type-var]
+    return plans_of(planner, batch, cost)
 
 
 def _settled(

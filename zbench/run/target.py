@@ -151,9 +151,9 @@ def other_models(
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         if name not in names:
             raise ValueError(not_among(f"job.{role}", str(name), names))
-        node = OmegaConf.load(folder / f"{name}.yaml")
-        node.pop("defaults", None)  # choices of a strategy, which is the run's
-        found[role] = in_world(make_model({**config, "model": node}, make, strategy))
+        yaml: Any = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+        keys = {key: value for key, value in yaml.items() if key != "defaults"}  # of a strategy, which is the run's
+        found[role] = in_world(make_model({**config, "model": OmegaConf.create(keys)}, make, strategy))
     return found
 
 

@@ -34,8 +34,6 @@ from zbench.rollouts.transition import Transition, job_engine, job_transition
 from zbench.simulated.executor import Simulated
 from zbench.simulated.placed_models import PlacedModels, Planner, PlayedModels
 
-_OF_RANKS = ("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds")
-
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
@@ -169,7 +167,7 @@ class SimulatedIterations(Simulated):
         transition, generated, models = stages
         first = models.trained[0]
         count = len(first.nic_tx_bytes)  # of nodes that train the actor, which come first
-        nics = sum(np.array([one.nic_tx_bytes, one.nic_rx_bytes], np.int64) for one in models.trained)
+        nics = np.sum([[one.nic_tx_bytes, one.nic_rx_bytes] for one in models.trained], axis=0, dtype=np.int64)
         sent, spent = dict[str, Any](), dict[str, Any]()
         for one in models.trained:
             for name, sizes in one.nic_tx_for.items():
@@ -196,7 +194,10 @@ class SimulatedIterations(Simulated):
             seconds=whole.seconds,
             bound_seconds=models.train_bound + rest,
             ceiling_seconds=None if ceiling is None else ceiling + rest,
-            **{name: _summed([getattr(one, name) for one in models.trained]) for name in _OF_RANKS},
+            attention_seconds=_summed([one.attention_seconds for one in models.trained]),
+            linear_seconds=_summed([one.linear_seconds for one in models.trained]),
+            communication_seconds=_summed([one.communication_seconds for one in models.trained]),
+            exposed_seconds=_summed([one.exposed_seconds for one in models.trained]),
             exposed_nic_seconds=_summed([one.exposed_nic_seconds or [] for one in models.trained]) or None,
             nic_tx_bytes=nics[0].tolist(),
             nic_rx_bytes=nics[1].tolist(),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from zbench.describe.job import COLOCATE, SPLIT, STANDALONE
 from zbench.figures.records import Records
@@ -58,6 +59,7 @@ def draw(axes: Sequence[Axes], table: Sequence[PlacementPoint]) -> None:
         words = f"published: {name} is best"
         at = panel.get_xaxis_transform()
         panel.text(gpus / 1.02, 0.02, words, transform=at, fontsize=7, rotation=90, ha="right", va="bottom")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.minorticks_off()
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
     panel.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.05)

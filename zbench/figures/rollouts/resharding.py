@@ -66,11 +66,11 @@ def draw(axes: Sequence[Axes], table: Sequence[ReshardingBar]) -> None:
         for y, one in zip(at.tolist(), mine, strict=True):
             word = f"{100 * one.saved:.0f} %, {one.received / 2**30:.1f} GiB received"
             panel.text(100 * max(one.saved, 0) + 1, y, word, va="center", fontsize=7.5)
-    for words, share in PUBLISHED.items():
+    for side, (words, share) in zip(("right", "left"), PUBLISHED.items(), strict=True):
         panel.axvline(100 * share, color=GREY, ls="--", lw=1)
-        panel.text(100 * share - 1, len(models) - 0.52, words, fontsize=7, rotation=90, ha="right", va="bottom")
+        panel.text(100 * share + (1 if side == "left" else -1), -0.62, words, fontsize=7, ha=side, va="center")
     panel.set_yticks(range(len(models)), [f"{name}, {TRAIN} to {GENERATE[name]}" for name in models])
-    panel.set_ylim(-0.5, len(models) - 0.5)
+    panel.set_ylim(-0.75, len(models) - 0.5)
     panel.set_xlim(0, 130)
     panel.set_xlabel("of ds_chat's seconds saved, %")
     panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)

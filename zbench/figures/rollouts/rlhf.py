@@ -68,6 +68,7 @@ def draw(axes: Sequence[Axes], table: IterationFigure) -> None:
         schedules.text(value + 0.02, at, f"{value:.2f}", va="center", fontsize=8)
     schedules.axvspan(*PUBLISHED, color=GREY, alpha=0.35, lw=0)
     schedules.text(sum(PUBLISHED) / 2, 0, "RollPacker over verl,\npublished", fontsize=7, ha="center", va="center")
+    schedules.set_xlim(0, 2.9)
     schedules.invert_yaxis()
     schedules.set_xlabel("tokens/s over the synchronous schedule's")
     schedules.grid(axis="x")
