@@ -115,10 +115,10 @@ def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Training
                 f"{group}: {type(made[group]).__name__} is no {kind.__module__}.{kind.__name__}, whose keys are what "
                 "can be set"
             )
-    if not made["job"].has_rollouts and (others := set(config["job"]) - {"_target_", "algorithm"}):
+    if not made["job"].has_rollouts and set(config["job"]) - {"_target_", "algorithm"}:
         raise ValueError(
-            f"job.algorithm is {TRAINING.algorithm}, and job.{min(others)} is a key of jobs with rollouts; job=rlhf "
-            f"takes {', '.join(sorted(set(ALGORITHMS) - {TRAINING.algorithm}))}, and job=training trains alone"
+            f"job.algorithm is {TRAINING.algorithm}, beside keys of jobs with rollouts; it takes "
+            f"{', '.join(sorted(set(ALGORITHMS) - {TRAINING.algorithm}))}, and job=training trains alone"
         )
     return TrainingStrategy(**made)
 
