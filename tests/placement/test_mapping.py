@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from zbench.placement.mapping import MappingSearch, ModelLayout, PlacedSet, Placement, StageTimes, set_partitions
+from zbench.placement.mapping import MappingSearch, ModelLayout, PlacedSet, ModelPlacement, StageTimes, set_partitions
 
 MEMORY = 100.0
 Drawn = dict[tuple[str, int], list[ModelLayout]]
@@ -87,7 +87,7 @@ def test_a_set_needs_the_gpus_that_hold_what_its_models_keep() -> None:
 def test_models_of_a_set_take_turns_and_sets_do_not() -> None:
     one, other = ModelLayout(1, 5, (1.0, 2.0, 0.0)), ModelLayout(2, 7, (0.0, 3.0, 4.0))
     assert PlacedSet(("a", "b"), 4, (one, other)).seconds == (1.0, 5.0, 4.0)
-    apart = Placement((PlacedSet(("a",), 2, (one,)), PlacedSet(("b",), 2, (other,))))
+    apart = ModelPlacement((PlacedSet(("a",), 2, (one,)), PlacedSet(("b",), 2, (other,))))
     assert apart.stages == (1.0, 3.0, 4.0)
     assert PlacedSet(("a", "b"), 4, (one, other)).fits(10)
     assert not PlacedSet(("a", "b"), 4, (one, other)).fits(9.9)

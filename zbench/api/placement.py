@@ -15,7 +15,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
-from zbench.placement.mapping import MappingSearch, ModelLayout, Placement, set_partitions
+from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, set_partitions
 from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
 
 SEARCHED = "searched"
@@ -30,7 +30,7 @@ _USUAL = {
     "recompute": "full",
     "sharding": ",".join(SHARDINGS),
 }
-Found = dict[tuple[int, str], Placement | None]  # by GPUs and placement
+Found = dict[tuple[int, str], ModelPlacement | None]  # by GPUs and placement
 
 
 def placement_words(words: Sequence[str]) -> int:
@@ -147,7 +147,7 @@ def _names(models: Mapping[str, Model]) -> str:
     return ", ".join([actor, *(f"{role} {name}" for role, name in names.items() if name != actor)])
 
 
-def _row(gpus: int, name: str, one: Placement | None, tokens: int) -> tuple[str, ...]:
+def _row(gpus: int, name: str, one: ModelPlacement | None, tokens: int) -> tuple[str, ...]:
     if one is None:
         return (str(gpus), name, "no room", *[""] * (len(_COLUMNS) - 3))
     rate, stages = f"{tokens / one.seconds:,.0f}", (f"{seconds:.4g}" for seconds in one.stages)

@@ -1,1 +1,1 @@
-"""Where the models of a job with rollouts go: which of them share GPUs, and how many GPUs each set of them has."""
+"""Placements of a job with rollouts: which of its models share GPUs, and how many GPUs each set of them has."""

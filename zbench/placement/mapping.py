@@ -56,7 +56,7 @@ class PlacedSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ModelPlacement:
     """The sets of all models."""
 
     sets: tuple[PlacedSet, ...]
@@ -86,16 +86,16 @@ class MappingSearch:
     keeps: Callable[[str], float]
     _sets: dict[tuple[Set, int], tuple[PlacedSet, ...]] = field(default_factory=dict, init=False, repr=False)
 
-    def best(self, partitions: Iterable[Partition]) -> Placement | None:
+    def best(self, partitions: Iterable[Partition]) -> ModelPlacement | None:
         """Returns the fastest placement whose sets are those of one of the partitions; None: none has room."""
         every = [(partition, gpus) for partition in partitions for gpus in self._allocations(partition)]
         bounds = [self._bound(*one) for one in every]
-        found: Placement | None = None
+        found: ModelPlacement | None = None
         for at in sorted(range(len(every)), key=bounds.__getitem__):
             if found is not None and bounds[at] >= found.seconds:
                 break
             for sets in product(*starmap(self.placed, zip(*every[at], strict=True))):
-                one = Placement(sets)
+                one = ModelPlacement(sets)
                 if found is None or one.seconds < found.seconds:
                     found = one
         return found

@@ -167,7 +167,9 @@ class SimulatedIterations(Simulated):
         transition, generated, models = stages
         first = models.trained[0]
         count = len(first.nic_tx_bytes)  # of nodes that train the actor, which come first
-        nics = np.sum([[one.nic_tx_bytes, one.nic_rx_bytes] for one in models.trained], axis=0, dtype=np.int64)
+        nics = np.zeros((2, count), np.int64)
+        for one in models.trained:
+            nics += np.array([one.nic_tx_bytes, one.nic_rx_bytes], np.int64)
         sent, spent = dict[str, Any](), dict[str, Any]()
         for one in models.trained:
             for name, sizes in one.nic_tx_for.items():
@@ -178,7 +180,7 @@ class SimulatedIterations(Simulated):
         for reads, forward in models.forwards:
             others += [(name, reads, tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
         for name, times, tx, rx in others:
-            nics = nics + times * np.stack([tx, rx])
+            nics += times * np.stack([tx, rx])
             if tx.any():
                 sent[name] = sent.get(name, 0) + times * tx
         rest = whole.seconds - seconds.train
