@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from zbench.placement.mapping import MappingSearch, ModelLayout, PlacedSet, ModelPlacement, StageTimes, set_partitions
+from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, PlacedSet, StageTimes, set_partitions
 
 MEMORY = 100.0
 Drawn = dict[tuple[str, int], list[ModelLayout]]
