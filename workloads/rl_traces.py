@@ -123,6 +123,12 @@ class RLTracesFile:
         object.__setattr__(self, "_pairs", pairs)
         object.__setattr__(self, "context_limit", self.context_limit or longest)
 
+    @property
+    def lengths(self) -> Ints:
+        """The tokens of prompt and response of every row, int64 [rows]."""
+        lengths: Ints = self._pairs.sum(axis=0)
+        return lengths
+
     def _column(self, key: str) -> Ints:
         """Reads a length of every row.
 

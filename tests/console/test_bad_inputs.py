@@ -85,6 +85,7 @@ def _whole(words: Sequence[str]) -> Sequence[str]:
         "reshard",
         "generate",
         "layers",
+        "placement",
         "simulate",
         "compare",
         "report",

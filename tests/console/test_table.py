@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.record.test_iterations import FIRST
 from tests.record.test_rows import MINE, RING, run_of, start
 from zbench.console.table import print_comparison, print_run
 from zbench.record.rows import Row, rows
@@ -187,3 +188,18 @@ def test_a_row_tells_what_seconds_go_to(monkeypatch: pytest.MonkeyPatch) -> None
     compared = "\n".join(on_terminal(monkeypatch, 400, print_comparison, rows([one])))
     assert "linear 55%, attention 20%; waits: end 14%, link 10%" in compared
     assert not [line for line in on_terminal(monkeypatch, 160, print_run, runs(1)) if "seconds go to" in line]
+
+
+def test_iterations_of_rollouts_have_a_column_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows([run_of(start(name, RING, time=name), 2.0, 2.0, rollouts=FIRST) for name in "ab"])
+    print_comparison(found)
+    out = capsys.readouterr().out.splitlines()
+    titles = next(line for line in out if line.startswith("run"))
+    assert [name for name in ("reshard, s", "generate, s", "score, s", "train, s") if name in titles] == [
+        "reshard, s",
+        "generate, s",
+        "score, s",
+        "train, s",
+    ]
+    assert max(map(len, out[:4])) < 220
+    assert any(line.startswith("Left out: ") and "stages, tokens/s" in line for line in out)

@@ -33,6 +33,17 @@ def test_algorithms_have_their_stages() -> None:
         ({"schedule": "one_step_off"}, "job.schedule is one_step_off and job.generate_nodes 0"),
         ({"schedule": "streamed", "generate_nodes": 1}, "job.schedule is streamed and job.generate_nodes 1"),
         ({"engine": "ds_chat", "generate_nodes": 1}, "job.engine is ds_chat and job.generate_nodes 1"),
+        ({"placement": "mixed"}, "job.placement is 'mixed'; it takes colocate, split or standalone"),
+        ({"placement": "split", "generate_nodes": 1}, "job.generate_nodes is 1 and job.placement split"),
+        ({"placement": "split", "schedule": "streamed"}, "job.schedule is streamed and job.placement split"),
+        ({"critic": "llama_3b"}, "job.critic is llama_3b; grpo has no critic, so it takes null"),
+        ({"reward": "llama_3b", "schedule": "streamed"}, "job.reward is llama_3b and job.schedule streamed"),
+        ({"set_nodes": [4]}, r"job.set_nodes is \[4\]; with job.placement=colocate it takes null"),
+        (
+            {"set_nodes": [1], "placement": "split"},
+            r"job.set_nodes is \[1\]; .* 2 numbers \(actor, reference; reward\)",
+        ),
+        ({"set_nodes": [1, 0], "placement": "split"}, "job.set_nodes is 0; it takes a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], told: str) -> None:
@@ -53,3 +64,25 @@ def test_nodes_that_generate_alone_are_left_out_of_training() -> None:
     assert RolloutJob("grpo", generate_nodes=3).training_part(cluster).num_nodes == 1
     with pytest.raises(ValueError, match=r"^job.generate_nodes is 4; .* so it takes at most 3$"):
         RolloutJob("grpo", generate_nodes=4).training_part(cluster)
+
+
+def test_sets_of_models_have_the_nodes_of_the_cluster() -> None:
+    cluster = cluster_named("a800_4x8", {})
+    job = RolloutJob("ppo", placement="split")
+    assert job.sets == (("actor", "reference"), ("reward", "critic"))
+    assert (job.training_part(cluster).num_nodes, job.nodes_beside(2)) == (2, 2)
+    alone = RolloutJob("safe_rlhf", placement="standalone")
+    assert alone.sets == (("actor",), ("reference",), ("reward",), ("cost",), ("critic",))
+    with pytest.raises(
+        ValueError, match=r"^job.placement is standalone, which has 5 sets of models; .*=\[1,1,1,1,1\]$"
+    ):
+        alone.training_part(cluster)
+    uneven = RolloutJob("grpo", placement="standalone", set_nodes=[2, 1, 1])
+    assert (uneven.nodes_of_sets(cluster), uneven.nodes_beside(2)) == ((2, 1, 1), 2)
+    with pytest.raises(ValueError, match=r"^job.set_nodes is \[2, 1, 2\]; cluster a800_4x8 has num_nodes=4"):
+        RolloutJob("grpo", placement="standalone", set_nodes=[2, 1, 2]).training_part(cluster)
+
+
+def test_an_iteration_has_each_model_once() -> None:
+    assert ALGORITHMS["remax"].models == ("actor", "reference", "reward")
+    assert [ALGORITHMS["remax"].reads(one) for one in ("actor", "reference", "reward")] == [0, 1, 2]

@@ -329,6 +329,12 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "job.generate_nodes": 0,
         "job.memory_share": 0.5,
         "job.engine": "auto",
+        "job.placement": "colocate",
+        "job.set_nodes": None,
+        "job.reference": None,
+        "job.reward": None,
+        "job.cost": None,
+        "job.critic": None,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

@@ -28,8 +28,9 @@ from zbench.figures import (
     throughput,
     timeline,
 )
-from zbench.figures.__main__ import NAMES, main
+from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
+from zbench.figures.rollouts import placement, resharding, rlhf
 from zbench.figures.stamp import stamp
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
@@ -196,6 +197,31 @@ def test_the_desk_s_parts_are_over_ring() -> None:
     assert [one.panel for one in found[2::4]] == ["longtail_4k", "prolong64k_2k"]
 
 
+def test_an_iterations_stages_are_by_system_and_schedules_over_the_synchronous_one() -> None:
+    found = rlhf.table(SAMPLES["rlhf"])
+    assert found.seconds == {"ring": {"reshard": 1.0, "generate": 6.0, "score": 1.0, "train": 2.0}}
+    assert found.speedups == {"synchronous": 1.0, "one step off": 2.0, "synchronous, tail batching": 4.0}
+
+
+def test_resharding_is_played_with_the_recorded_constants() -> None:
+    found = {(one.model, one.engine): one for one in resharding.table(SAMPLES["resharding"])}
+    assert set(found) == {(model, engine) for model in resharding.GENERATE for engine in ("hybridflow", "hybridflow_v")}
+    for model in resharding.GENERATE:
+        own, plain = (found[model, engine] for engine in ("hybridflow", "hybridflow_v"))
+        assert own.received < plain.received
+        assert 1 > own.saved > plain.saved > 0
+
+
+def test_placements_are_by_all_gpus_of_a_run() -> None:
+    found = placement.table(SAMPLES["placement"])
+    assert [(one.placement, one.gpus, one.tokens_per_second) for one in found] == [
+        ("colocate", 32, 16.0),
+        ("colocate", 128, None),
+        ("split", 32, 8.0),
+        ("standalone", 32, 4.0),
+    ]
+
+
 # -- pictures ---------------------------------------------------------------------------------------
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -259,7 +285,7 @@ def test_the_projects_pictures_are_small_and_have_whole_records(name: str) -> No
     folder = ROOT / "results" / "paper"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        figure = importlib.import_module(f"zbench.figures.{name}")
+        figure = importlib.import_module(module_name(name))
         if name.startswith("desk_") and not (folder / f"{getattr(figure, 'RECORD', name)}.jsonl").is_file():
             pytest.skip("not measured on emulated nodes yet: make desk")
         figure.table(load_records(getattr(figure, "RECORD", name), folder))

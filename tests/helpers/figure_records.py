@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tests.record.test_iterations import FIRST
 from tests.record.test_record import end_line, start_line, step_line
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.figures import ablation, flexsp
@@ -99,7 +100,14 @@ TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
 
 def samples() -> dict[str, Records]:
     """By the figure's name."""
-    runs = {**batch_samples(), **system_samples(), **traced_samples(), **planner_samples(), **desk_samples()}
+    runs = {
+        **batch_samples(),
+        **system_samples(),
+        **traced_samples(),
+        **planner_samples(),
+        **desk_samples(),
+        **rollout_samples(),
+    }
     return {name: Records(found, TRACES) for name, found in runs.items()}
 
 
@@ -204,6 +212,48 @@ def desk_samples() -> dict[str, list[Run]]:
         *(desk_run("desk_ablation", "zeppelin", workload, 2.0, config=one) for workload in workloads for one in parts),
     ]
     return {"desk_systems": desk_systems, "desk_parts": desk_parts}
+
+
+def rollout_samples() -> dict[str, list[Run]]:
+    """Figures of jobs with rollouts."""
+    job = {"algorithm": "ppo", "schedule": "synchronous", "placement": "colocate"}
+
+    def of(name: str, seconds: float, workload: str = "rl_traces", **changes: Any) -> Run:
+        config = {"job": {**job, **changes}}
+        return run_of(name, "ring", workload, seconds, config=config, rollouts=FIRST)
+
+    placed = [
+        run_of("placement", "ring", seconds=seconds, gpus=gpus, config={"job": {**job, "placement": name}}, **changes)
+        for name, gpus, seconds, changes in (
+            ("colocate", 128, 1.0, {"out_of_memory": True}),
+            ("standalone", 32, 25.0, {}),
+            ("split", 32, 12.5, {}),
+            ("colocate", 32, 6.25, {}),
+        )
+    ]
+    machine = constants("a800_4x8")
+    resharded = [
+        run_of(
+            "resharding",
+            "ring",
+            config={
+                **machine,
+                "cluster": {**machine["cluster"], "num_nodes": 2},
+                "model": {**machine["model"], "name": name, "num_layers": 2},
+            },
+        )
+        for name in ("llama_7b", "llama_13b")
+    ]
+    return {
+        "rlhf": [
+            of("rlhf", 10.0),
+            of("rlhf_schedules", 8.0),
+            of("rlhf_schedules", 4.0, schedule="one_step_off"),
+            of("rlhf_schedules", 2.0, "rl_traces_tail"),
+        ],
+        "resharding": resharded,
+        "placement": placed,
+    }
 
 
 def desk_run(

@@ -14,6 +14,7 @@ from zbench.advise.reasons import why
 from zbench.advise.told import FORMAT
 from zbench.describe.worlds import NOMINAL
 from zbench.record.interval import interval
+from zbench.record.iterations import STAGES
 from zbench.record.metrics import memory_verdict
 
 CONTENDS = 0.5  # of the fastest's speed: what is slower is not played in other worlds
@@ -165,6 +166,9 @@ class Advice:
             **self._ranges(played, base),
             "bound_ratio": found.bound_ratio,
             "step_seconds": found.step_seconds,
+            "stages": None
+            if found.generate_seconds is None
+            else {one: getattr(found, f"{one}_seconds") for one in STAGES},
             "imbalance": found.imbalance,
             "exposed_communication": found.exposed_communication,
             "nic_utilization": found.nic_utilization,

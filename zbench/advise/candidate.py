@@ -9,7 +9,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
-from zbench.run.chosen import SEED, clock_of, settled
+from zbench.run.chosen import SEED, clock_of, planning_all, settled
 from zbench.run.contract import batch_of
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import from_yaml, make_part
@@ -35,7 +35,8 @@ class PinnedSystem:
             ValueError: the cluster or the model is none for it.
         """
         parts = question.parts(self.model, world)
-        return make_system(question.system_config(self.system, self.keys), parts.seen), parts
+        system = make_system(question.system_config(self.system, self.keys), parts.seen)
+        return system, planning_all(system, parts)
 
 
 def settle(question: Question, name: str, tell: Tell) -> PinnedSystem:

@@ -19,6 +19,7 @@ from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml, make_part
 from zbench.run.yaml_units import check_units
 from zbench.workloads.read_lengths import read_lengths
+from zbench.workloads.rl_traces import RLTracesFile
 
 BATCHES = 6  # by default; with fewer than 3 there is no interval
 FRAMEWORKS = ("none", "megatron", "verl", "torchtitan")
@@ -92,7 +93,7 @@ class Question:
         """Returns the nominal parts as they are in another world."""
         nominal, world = self.parts(model), self.world(name)
         machine = world.of(nominal.nominal)
-        cost = make_cost(*machine)
+        cost = make_cost(*machine, not nominal.job.has_rollouts)  # whose forwards have no pipelines
         executor = replace(nominal.executor, cost=cost)  # type: ignore[type-var]
         return replace(
             nominal, world=world, cluster=machine.cluster, model=machine.model, cost=cost, seen=cost, executor=executor
@@ -126,7 +127,7 @@ def read_question(path: str, words: Sequence[str]) -> Question:
             raise ValueError(
                 f"memory.{key} is {config['memory'][key]}; advice has no flags that say it, so it takes {usual}"
             )
-    lengths = _lengths(path, str(config["workload"]["field"]))
+    lengths = _lengths(path, config["workload"])
     _fill(config, path, lengths, settings)
     question = Question(path, lengths, own["framework"], _systems(own["systems"]), tuple(words), config)
     _check_batch(question)
@@ -153,7 +154,9 @@ def _setting(word: str) -> str:
 def _composed(settings: Sequence[str]) -> DictConfig:
     """Composes the configuration of a run over a file of lengths, simulated."""
     check_choices(list(settings), (path.name for path in CONF.iterdir() if path.is_dir()))
-    usual = ["workload=lengths_file", "executor=simulated", "tracker=none", f"steps={BATCHES}"]
+    jobs = [word.partition("=")[2] for word in settings if word.lstrip("+").startswith("job=")]
+    kind = "lengths_file" if set(jobs) <= {"training"} else "rl_traces_file"
+    usual = [f"workload={kind}", "executor=simulated", "tracker=none", f"steps={BATCHES}"]
     with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
         config = hydra.compose("config", [*usual, *settings])
     OmegaConf.set_struct(config, False)
@@ -167,10 +170,14 @@ def _fill(config: DictConfig, path: str, lengths: Ints, settings: Sequence[str])
         config["workload"]["context_limit"] = int(lengths.max())
 
 
-def _lengths(path: str, name: str) -> Ints:
-    """Reads the lengths; what is wrong is told of LENGTHS and not of the workload's key."""
+def _lengths(path: str, workload: Mapping[str, Any]) -> Ints:
+    """Reads the lengths, of prompts and responses together where the workload has both; what is wrong is told of
+    LENGTHS and not of the workload's key."""
     try:
-        return read_lengths(path, name)
+        if "field" in workload:
+            return read_lengths(path, str(workload["field"]))
+        keys = {name: workload[name] for name in ("prompt_field", "response_field", "context_limit")}
+        return RLTracesFile(0, 1, path, **keys).lengths
     except ValueError as error:
         told = str(error).replace(" (workload.path=FILE)", "").replace("workload.path is", "LENGTHS is")
         raise ValueError(told) from error

@@ -16,8 +16,8 @@ def answer_lines(advice: Row) -> Iterator[str]:
     asked = advice["question"]
     yield (
         f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} "
-        f"tokens a GPU; {asked['batches']} batches drawn from {asked['num_lengths']:,} lengths of {asked['lengths']} "
-        f"(longest {asked['longest']:,}). Nothing here was measured on hardware."
+        f"tokens a GPU; {asked['batches']} batch{'es' * (asked['batches'] > 1)} drawn from {asked['num_lengths']:,} "
+        f"lengths of {asked['lengths']} (longest {asked['longest']:,}). Nothing here was measured on hardware."
     )
     if not advice["complete"]:
         yield "INCOMPLETE: it was stopped; what follows is what was finished."
@@ -27,6 +27,7 @@ def answer_lines(advice: Row) -> Iterator[str]:
         yield "No system has been played to its end."
         return
     yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures_told(best, advice['baseline'])}"
+    yield from _stages(best)
     usual = rows.get(advice["baseline"], {})
     if usual.get("chosen"):
         yield f"  {usual['name']}: {usual['chosen']}."
@@ -52,6 +53,14 @@ def figures_told(row: Row, baseline: str | None) -> str:
         doubts += [f"over worlds {_range(row)}"] if row["speedup_least"] is not None else []
         told += f" ({'; '.join(doubts)})" if doubts else ""
     return f"{told}; {row['bound_ratio']:.0%} of the bound"
+
+
+def _stages(best: Row) -> Iterator[str]:
+    """Says what an iteration of rollouts goes to, of which systems change scoring and training."""
+    if best["stages"] is not None:
+        told = sorted(best["stages"].items(), key=lambda one: -one[1])
+        shares = ", ".join(f"{stage} {seconds:.4g} s" for stage, seconds in told)
+        yield f"  Of an iteration, stages by themselves: {shares}. Systems change scoring and training alone."
 
 
 def _range(row: Row) -> str:
@@ -82,6 +91,7 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
 def _planned(asked: Row, best: Row) -> str:
     """Writes the command that plans a batch of lengths with the fastest system."""
     settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", *STRATEGY_GROUPS, "mask"))]
+    settings = [word for word in settings if not word.startswith("job")]  # of iterations, not of a step's plans
     settings += [f"{typed_key(field)}={value}" for field, value in best["model"].items()]
     settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
     return shlex.join(["zbench", "plan", "FILE", "--out", "step.plan", *settings])

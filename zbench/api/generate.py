@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
-from zbench.api.settings import command_settings, lengths_of_file, yaml_value
+from zbench.api.settings import command_settings, lengths_of_file, titled, yaml_value
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
 from zbench.cost.cost import Cost
 from zbench.describe.checks import is_whole
+from zbench.describe.units import with_noun
 from zbench.rollouts.generate import MEMORY_SHARE, Generation, GenerationCost, generate
 
 _WORDS = ("tensor", "memory_share")
@@ -47,7 +48,8 @@ def generate_words(words: Sequence[str]) -> int:
     costs = [GenerationCost(cost, tensor, share) for tensor in degrees]
     found = [generate(prompts, responses, one, cluster.num_ranks // one.tensor) for one in costs]
     rows = tuple(_row(one.tensor, played) for one, played in zip(costs, found, strict=True))
-    show(Sheet(f"{model.name} on {cluster.name}, {len(prompts)} sequences", _COLUMNS, rows).rich())
+    names = f"{titled(model.name, keys['model'])} on {titled(cluster.name, keys['cluster'])}"
+    show(Sheet(f"{names}, {with_noun(len(prompts), 'sequence')}", _COLUMNS, rows).rich())
     say("Seconds are simulated, of the slowest replica.")
     return 0
 

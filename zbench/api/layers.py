@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
 from zbench.api.played_layers import played_layers
-from zbench.api.settings import command_settings, lengths_of_file, yaml_value
+from zbench.api.settings import command_settings, lengths_of_file, titled, yaml_value
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
@@ -17,6 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 
 _WORDS = ("recompute", "play")
 _LEVELS = ("none", "selective", "full")
@@ -71,7 +72,8 @@ def layers_words(words: Sequence[str]) -> int:
                 f"a sequence of {int(lengths.max()):,} tokens; use more nodes, or shorter sequences"
             )
     rows = tuple(_row(name, plan) for name, plan in found.items())
-    show(Sheet(f"{model.name} on {cluster.name}, {len(lengths)} sequences", _COLUMNS, rows).rich())
+    names = f"{titled(model.name, keys['model'])} on {titled(cluster.name, keys['cluster'])}"
+    show(Sheet(f"{names}, {with_noun(len(lengths), 'sequence')}", _COLUMNS, rows).rich())
     stages = tuple(
         (str(at), f"{best.stages[at]:.4g}", f"{best.room[at] / 2**30:.1f}", _stage(mine))
         for at, mine in enumerate(best.strategies)

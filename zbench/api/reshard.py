@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
-from zbench.api.settings import command_settings
+from zbench.api.settings import command_settings, titled
 from zbench.console.command import Parser
 from zbench.console.console import say, show
 from zbench.console.sentence import not_among
@@ -44,7 +44,8 @@ def reshard_words(words: Sequence[str]) -> int:
     cost = Cost(cluster=machine.cluster, model=machine.model)
     found = [played_resharding(engine, train, generate, cost) for engine in engines]
     rows = tuple(_row(one) for one in found)
-    show(Sheet(f"{model.name} on {cluster.name}, {train} to {generate}", _COLUMNS, rows).rich())
+    names = f"{titled(model.name, keys['model'])} on {titled(cluster.name, keys['cluster'])}"
+    show(Sheet(f"{names}, {train} to {generate}", _COLUMNS, rows).rich())
     say("Bytes are of weights, of the GPU that has most of each; seconds are simulated, of all weights at once.")
     return 0
 

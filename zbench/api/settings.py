@@ -55,3 +55,9 @@ def lengths_of_file(path: str, argument: str) -> Ints:
     except ValueError as error:
         told_of_key = str(error).replace(" (workload.path=FILE)", "")
         raise ValueError(told_of_key.replace("workload.path is", f"{argument} is")) from error
+
+
+def titled(name: str, keys: Keys) -> str:
+    """Returns the name of a cluster or a model with the keys that were changed, as a table's title has it."""
+    changed = ", ".join(f"{key}={value}" for key, value in keys.items())
+    return f"{name} ({changed})" if changed else name

@@ -1,5 +1,5 @@
 """The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate,
-zbench layers and those of others.
+zbench layers, zbench placement and those of others.
 
 A first word of the command line without `=` is one of these; everything else is a run's settings.
 """
@@ -13,6 +13,7 @@ from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, planned
 from zbench.api.generate import generate_words
 from zbench.api.layers import layers_words
 from zbench.api.parts import cluster_named, machine_in, told, trained_named, world_named
+from zbench.api.placement import placement_words
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
@@ -142,6 +143,7 @@ def _critical() -> int:
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {
     "generate": generate_words,
     "layers": layers_words,
+    "placement": placement_words,
     "plan": plan_words,
     "reshard": reshard_words,
     "simulate": simulate_words,

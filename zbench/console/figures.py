@@ -117,6 +117,7 @@ def _over_worlds(row: Row) -> str:
     return f"{row['speedup_least']:.2f} - {row['speedup_greatest']:.2f} x"
 
 
+_STAGES = TableColumn("stages, s", "of an iteration, each by itself", 5, _stages("seconds", ".4g"), in_parts=True)
 FIGURES = (
     TableColumn("tokens/s", "", 0, _tokens),
     TableColumn("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
@@ -136,10 +137,14 @@ FIGURES = (
     ),
     TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
     TableColumn("seconds go to", "parts of at least 1 %, means of ranks", 17, _parts, in_parts=True),
-    TableColumn("stages, s", "of an iteration, each by itself", 5, _stages("seconds", ".4g"), in_parts=True),
+    _STAGES,
     TableColumn("stages, tokens/s", "", 14, _stages("tokens_per_second", ",.0f"), in_parts=True),
     TableColumn(
-        "generation imbalance", "seconds, max / mean of replicas", 8, _number("generation_imbalance", "{:.2f}")
+        "generation imbalance",
+        "seconds, max / mean of replicas",
+        8,
+        _number("generation_imbalance", "{:.2f}"),
+        "gen. max/mean",
     ),
     TableColumn("off policy", "of trained responses, updates", 9, _staleness),
     TableColumn("given up", "of generated tokens", 14, _number("given_up", "{:.1%}")),
@@ -160,3 +165,18 @@ def figures_shown(found: Sequence[Row]) -> list[TableColumn]:
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
     return [figure for figure in kept if {figure.show(row) for row in found} != {"-"}]
+
+
+def figures_compared(found: Sequence[Row]) -> tuple[list[TableColumn], list[TableColumn]]:
+    """Returns (the figures of runs that are compared, those that are left out). Of iterations of rollouts the seconds
+    of a stage are a column, other lists are left out, and titles are brief: a line would have hundreds of letters."""
+    shown = figures_shown(found)
+    if all(row["generate_seconds"] is None for row in found):
+        return shown, []
+    kept, left = list[TableColumn](), list[TableColumn]()
+    for figure in shown:
+        if figure is _STAGES:
+            kept += [TableColumn(f"{name}, s", "", 5, _number(f"{name}_seconds", "{:.4g}")) for name in STAGES]
+        else:
+            (left if figure.in_parts else kept).append(figure.briefly())
+    return kept, left

@@ -24,6 +24,7 @@ from omegaconf.errors import (
 
 from zbench.console.overrides import several, unreadable
 from zbench.describe.cluster import Cluster, Device
+from zbench.describe.job import RolloutJob
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.describe.worlds import World
@@ -40,6 +41,7 @@ _DESCRIBED = {
     "model": Model,
     "world": World,
 }
+_ROLLOUT_KEYS = {one.name for one in fields(RolloutJob)}
 # whose errors are of what parts made, not of what was asked for
 _OF_PLANS = ("zbench.run.contract", "zbench.proof.verify")
 
@@ -156,6 +158,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     given = re.search(r"use \+\S+?=(.*)", str(error))
     if told := old_key(named[1], target, given[1] if given else None):
         return told
+    if parent == "job" and named[1].removeprefix("job.") in _ROLLOUT_KEYS:
+        return f"{named[1]} is a key of jobs with rollouts, and job is training; it takes job=rlhf beside it"
     if named[1].rpartition(".")[2] in _optional(parent):
         typed = re.search(r"use (\+\S.*)", str(error))
         return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zbench.console.console import say, show, terminal_width, width_of
-from zbench.console.figures import Row, TableColumn, figures_shown
+from zbench.console.figures import Row, TableColumn, figures_compared, figures_shown
 from zbench.record.interval import LEAST
 from zbench.record.words import convention_words, doubt_words, simulated_words, told_settings, typed
 
@@ -74,7 +74,7 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     differing = [name for name in _SETTINGS if len({str(row[name]) for row in found}) > 1]
     common = _settings(found[0], [name for name in told_settings(found[0], _SETTINGS[:-1]) if name not in differing])
     say(", ".join(common + ([f"steps {states[0]}"] if len(set(states)) == 1 else [])))
-    figures, room = figures_shown(found), terminal_width()
+    (figures, left_out), room = figures_compared(found), terminal_width()
     whole = _comparison(found, ["run", "system", *differing, "steps"], figures)
     narrow = room if room is not None and width_of(whole)[1] > room else None
     if narrow is None:
@@ -91,6 +91,8 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
         ]
     for line in (*doubt_words(found), *said):
         say(line)
+    if left_out:
+        say(f"Left out: {'; '.join(figure.title for figure in left_out)}. --json has them.")
     say(convention_words(found[0]["mfu_convention"]))
 
 

@@ -9,6 +9,7 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +35,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
 })  # fmt: skip
 
-_JOB = ("algorithm", "schedule", "generate_tensor", "generate_nodes", "memory_share", "engine")
+_JOB = tuple(one.name for one in fields_of(RolloutJob))
 _SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
 
 

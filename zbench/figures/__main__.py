@@ -29,7 +29,11 @@ NAMES = (
     "desk_systems",
     "desk_nics",
     "desk_parts",
+    "rlhf",
+    "resharding",
+    "placement",
 )
+ROLLOUTS = ("rlhf", "resharding", "placement")  # that are in zbench.figures.rollouts
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")
 ASKED = ("desk_systems", "desk_parts")  # made for those only who name them: they take a right and 20 minutes
@@ -68,7 +72,12 @@ def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
     from importlib import import_module
 
     need("matplotlib", "python -m zbench.figures")
-    return {name: import_module(f"zbench.figures.{name}") for name in names}
+    return {name: import_module(module_name(name)) for name in names}
+
+
+def module_name(name: str) -> str:
+    """Returns the name of a figure's module."""
+    return f"zbench.figures.{'rollouts.' if name in ROLLOUTS else ''}{name}"
 
 
 def _make(experiments: Mapping[str, Sequence[str]]) -> None:

@@ -85,6 +85,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
     )
     if nodes := facts.get("generate_nodes"):
         words += f", and {nodes} more {'node that generates' if nodes == 1 else 'nodes that generate'}"
+    if nodes := facts.get("set_nodes"):
+        words += f", and {with_noun(nodes, 'more node')} with models beside the actor's"
     if "links" in facts:
         words += f"; {facts['links']}"
     if "world" in facts:

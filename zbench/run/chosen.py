@@ -12,25 +12,31 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import PLAYED, PLAYED_WHOLE, Choice, Clock, Study
+from zbench.plans.plan import Plan
 from zbench.record.fingerprint import source_digest
-from zbench.run.contract import batch_of, gives
+from zbench.run.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
 from zbench.simulated.executor import Simulated
+from zbench.simulated.iterations import SimulatedIterations
 from zbench.simulator.simulate import SimulatedAttention
+from zbench.systems.mesh import Mesh
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
 CONFIGURED = (
@@ -64,13 +70,48 @@ def settled(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Settled:
     """Returns the system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
-    zbench.run.fastest).
+    zbench.run.fastest). It plans for all models of a job with rollouts.
 
     recorded: the choice that a record has, in place of a new one; empty where it has none.
 
     Raises:
         ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
     """
+    found = _settled(config, parts, make, recorded, tell)
+    return replace(found, parts=planning_all(found.system, found.parts))
+
+
+def planning_all(system: System, parts: Parts) -> Parts:
+    """Returns the parts of a run in which a system plans for all models of a job with rollouts; others as they are."""
+    if not isinstance(parts.executor, SimulatedIterations):
+        return parts
+    return replace(parts, executor=replace(parts.executor, planner=partial(_planned_for, system)))
+
+
+def _planned_for(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
+    """Returns the plans that the run's system, with the keys that it has, makes for another cost model.
+
+    Raises:
+        ValueError: the system cannot be made for another one.
+    """
+    own: Any = undealt(system)
+    if not is_dataclass(own) or "cost" not in {one.name for one in fields(own)}:
+        raise ValueError(
+            f"system is {type(own).__name__}, which is no dataclass with a field `cost`; a job whose models are of "
+            "several sizes, or on several numbers of nodes, takes one that is"
+        )
+    planner: Any = replace(own, cost=cost)  # type: ignore[type-var]
+    return plans_of(planner, batch, cost)
+
+
+def _settled(
+    config: Mapping[str, Any],
+    parts: Parts,
+    make: Make,
+    recorded: Mapping[str, Any] | None,
+    tell: Callable[[str], None],
+) -> Settled:
+    """Returns what `settled` does, but for the planner of a job's other models."""
     system = make_system(config, parts.seen, make)
     if recorded is not None:
         choice = Choice(**{name: recorded[name] for name in Choice.__dataclass_fields__}) if recorded else None
@@ -147,11 +188,19 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured the one that plays attention."""
+    """Returns the run's clock; of what is measured the one that plays attention. Models beside the actor have the same
+    mesh whatever is chosen for the actor."""
     executor = parts.executor
+    if isinstance(executor, SimulatedIterations):
+        executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
         return lambda cost: replace(executor, cost=cost)
     return SimulatedAttention
+
+
+def _in_mesh(batch: Batch, cost: Cost) -> tuple[Plan, ...]:
+    """Returns the plans of a mesh of the fewest ranks that hold the longest sequence."""
+    return Mesh(cost, batching="balanced", context_limit=int(batch.lengths.max())).plan(batch)
 
 
 def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:

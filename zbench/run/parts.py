@@ -27,9 +27,8 @@ from zbench.record.words import link_words
 from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
-from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step
-from zbench.simulated.executor import Simulated
-from zbench.simulated.iterations import SimulatedIterations
+from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
+from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
@@ -159,7 +158,8 @@ class Parts:
         whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if strategy.job.has_rollouts:
-            executor = _in_iterations(executor, workload, strategy.job)
+            models = other_models(config, make, strategy, lambda model: world.of(Machine(nominal.cluster, model)).model)
+            executor = in_iterations(executor, workload, strategy.job, models)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
@@ -206,10 +206,11 @@ class Parts:
             "simulated": self.simulated,
             **({} if self.sync == EVERY else {"synchronous": False}),
             **({"generate_nodes": self.job.generate_nodes} if self.job.generate_nodes else {}),
+            **({"set_nodes": beside} if (beside := self.job.nodes_beside(cluster.num_nodes)) else {}),
             **changed,
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
-            "num_gpus": cluster.num_ranks + self.job.generate_nodes * cluster.gpus_per_node,
+            "num_gpus": cluster.num_ranks + (self.job.generate_nodes + beside) * cluster.gpus_per_node,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
             **_fields(
@@ -246,37 +247,6 @@ class Parts:
         covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
-
-
-def _in_iterations(executor: Executor, workload: Workload, job: RolloutJob) -> Executor:
-    """Returns the executor of a job with rollouts, in which `executor` trains.
-
-    Raises:
-        ValueError: it plays no whole steps, the workload has no rollouts, or the job does not fit.
-    """
-    if not isinstance(executor, Simulated):
-        raise ValueError(
-            f"job.algorithm is {job.algorithm}; only runs with executor=simulated play iterations of rollouts, all "
-            f"else takes {TRAINING.algorithm}, as in job=training"
-        )
-    if workload.batch(0).rollouts is None:
-        raise ValueError(
-            f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
-            "as workload=rl_traces, or workload=rl_traces_file with your own"
-        )
-    if executor.cost.model.mask != CAUSAL:
-        raise ValueError(
-            f"mask is {executor.cost.model.mask}; with job=rlhf what is generated reads all before it, so it takes "
-            f"{CAUSAL}"
-        )
-    made = SimulatedIterations.of(executor, job)
-    if isinstance(workload, HasContextLimit) and workload.context_limit > made.kv_tokens:
-        raise ValueError(
-            f"workload.context_limit is {workload.context_limit}; keys and values of {made.kv_tokens} tokens have room "
-            f"on a replica of job.generate_tensor={job.generate_tensor} in job.memory_share={job.memory_share}, so it "
-            "takes at most that, or more memory"
-        )
-    return made
 
 
 def _machine(

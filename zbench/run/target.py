@@ -9,9 +9,11 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from zbench import CONF
+from zbench.console.sentence import not_among
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
-from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.job import ALGORITHMS, OTHER_MODELS, TRAINING, RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
@@ -113,6 +115,11 @@ def make_strategy(config: Mapping[str, Any], make: Make = from_yaml) -> Training
                 f"{group}: {type(made[group]).__name__} is no {kind.__module__}.{kind.__name__}, whose keys are what "
                 "can be set"
             )
+    if not made["job"].has_rollouts and set(config["job"]) - {"_target_", "algorithm"}:
+        raise ValueError(
+            f"job.algorithm is {TRAINING.algorithm}, beside keys of jobs with rollouts; it takes "
+            f"{', '.join(sorted(set(ALGORITHMS) - {TRAINING.algorithm}))}, and job=training trains alone"
+        )
     return TrainingStrategy(**made)
 
 
@@ -126,6 +133,28 @@ def make_model(config: Mapping[str, Any], make: Make = from_yaml, strategy: Trai
     model: Model = make_part(make, config, "model", **strategy.model_fields)
     expect("model", model, "num_layers", is_method=False)
     return model
+
+
+def other_models(
+    config: Mapping[str, Any], make: Make, strategy: TrainingStrategy, in_world: Callable[[Model], Model]
+) -> dict[str, Model]:
+    """Returns the models of a job with rollouts that are other ones than the actor's, by what they are in it, with the
+    run's strategy. in_world: what a model is in the run's world.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be.
+    """
+    found, folder = dict[str, Model](), CONF / "model"
+    for role in OTHER_MODELS:
+        if (name := getattr(strategy.job, role)) is None:
+            continue
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        if name not in names:
+            raise ValueError(not_among(f"job.{role}", str(name), names))
+        yaml: Any = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+        keys = {key: value for key, value in yaml.items() if key != "defaults"}  # of a strategy, which is the run's
+        found[role] = in_world(make_model({**config, "model": OmegaConf.create(keys)}, make, strategy))
+    return found
 
 
 def of_whole_step(strategy: TrainingStrategy, plays: bool) -> dict[str, Any]:

@@ -5,16 +5,17 @@ same plans by themselves, on the same clock; generation has a clock of its own (
 weights' way to it is a step of its own (zbench.rollouts.transition). A schedule puts these together.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch, Rollouts
 from zbench.describe.job import ONE_STEP_OFF, STREAMED, TRAINING, RolloutJob
+from zbench.describe.model import Model
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -31,8 +32,7 @@ from zbench.rollouts.iteration import (
 )
 from zbench.rollouts.transition import Transition, job_engine, job_transition
 from zbench.simulated.executor import Simulated
-from zbench.simulator.steps.play import PlayedStep, play_step
-from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.simulated.placed_models import PlacedModels, Planner, PlayedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,28 @@ class _Generated:
 
 @dataclass(slots=True)
 class SimulatedIterations(Simulated):
-    """Plays iterations on the cluster of `cost`, which is the part of it that trains, and nodes that generate alone
-    where the job has some."""
+    """Plays iterations on the cluster of `cost`, which is the part of it that trains the actor; nodes that generate
+    alone, and those of other sets of models, are beside it where the job has some. models, planner: as of
+    zbench.simulated.placed_models.PlacedModels."""
 
     job: RolloutJob = TRAINING
+    models: Mapping[str, Model] = field(default_factory=dict)
+    planner: Planner | None = None
+    _placed: PlacedModels | None = field(default=None, init=False, repr=False, compare=False)
     _generation: GenerationCost | None = field(default=None, init=False, repr=False, compare=False)
     _transition: Transition | None = field(default=None, init=False, repr=False, compare=False)
     _beside: float | None = field(default=None, init=False, repr=False, compare=False)
 
     @staticmethod
-    def of(training: Simulated, job: RolloutJob) -> "SimulatedIterations":
-        """Returns the executor that trains as `training` does, in iterations of a job.
+    def of(training: Simulated, job: RolloutJob, models: Mapping[str, Model] | None = None) -> "SimulatedIterations":
+        """Returns the executor that trains as `training` does, in iterations of a job. models: that are other ones than
+        the actor's.
 
         Raises:
             ValueError: the job does not go with how it trains, or does not fit.
         """
         given = {one.name: getattr(training, one.name) for one in fields(training) if one.init}
-        return SimulatedIterations(**given, job=job)
+        return SimulatedIterations(**given, job=job, models=models or {})
 
     def __post_init__(self) -> None:
         Simulated.__post_init__(self)
@@ -78,7 +83,9 @@ class SimulatedIterations(Simulated):
             self.job.memory_share,
             "job.generate_tensor",
         )
-        self._check_room()
+        given = {one.name: getattr(self, one.name) for one in fields(Simulated) if one.init}
+        self._placed = PlacedModels(self.job, Simulated(**given), self.models, self.planner)
+        self._placed.check_room()
         job_engine(self.job, gpus)  # refuses one that does not go with the sharding
 
     @property
@@ -86,6 +93,12 @@ class SimulatedIterations(Simulated):
         """The tokens that a replica has room for, of which no sequence may have more."""
         assert self._generation is not None
         return self._generation.kv_tokens
+
+    @property
+    def placed(self) -> PlacedModels:
+        """The job's models on their nodes."""
+        assert self._placed is not None
+        return self._placed
 
     @property
     def _whole(self) -> Cost:
@@ -101,47 +114,11 @@ class SimulatedIterations(Simulated):
         cluster = replace(gpus.cluster, num_nodes=nodes) if nodes else gpus.cluster
         return Cost(cluster=cluster, model=gpus.model)
 
-    @property
-    def _resting(self) -> int:
-        """The bytes on a GPU of the models beside the actor that trains: another one's state, and weights, which are
-        cut as the actor's are."""
-        cost, stages = self.cost, self.job.stages
-        model = cost.gpus.model
-        cut = cost.gpus.cluster.num_ranks if model.sharding == "zero3" else cost.tp
-        scoring = len(set(stages.scores) - set(stages.trains))
-        trained = (len(stages.trains) - 1) * (static_bytes(cost) // cost.tp)
-        return trained + scoring * model.element_bytes * model.total_params // cut
-
-    def _check_room(self) -> None:
-        """Refuses what has no room on a GPU that trains while it generates.
-
-        Raises:
-            ValueError: it says what needs how much.
-        """
-        job, device = self.job, self.cost.gpus.cluster.device
-        if job.generate_nodes:
-            return
-        kept, share = static_bytes(self.cost) // self.cost.tp + self._resting, job.memory_share
-        weights = self.cost.gpus.model.element_bytes * self.cost.gpus.model.total_params
-        if job.schedule == STREAMED:  # in slices of a replica, beside their shards
-            kept += len(job.stages.scores) * weights // job.generate_tensor
-        if kept + share * device.memory_bytes > device.memory_bytes:
-            most, own = 1 - kept / device.memory_bytes, weights / job.generate_tensor
-            remedy = f"so it takes at most {most:.2f}"
-            if most * device.memory_bytes <= own:
-                remedy = (
-                    f"beside which {own / 2**30:.1f} GiB of weights that generate have no room: use sharding=zero3, a "
-                    "larger job.generate_tensor, or more GPUs"
-                )
-            raise ValueError(
-                f"job.memory_share is {share}; model {self.cost.model.name} does not fit: {kept / 2**30:.1f} GiB of "
-                f"{job.algorithm}'s models stay on a GPU of {device.memory_bytes / 2**30:.1f} GiB while it generates, "
-                f"{remedy}"
-            )
-
     def start(self) -> Ready:
         """Begins a run, whose first iteration is generated with the weights that it trains."""
         self._beside = None
+        for one in self.placed.executors:
+            one.start()
         return Simulated.start(self)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -152,17 +129,14 @@ class SimulatedIterations(Simulated):
         """
         if batch.rollouts is None:
             raise ValueError("a batch has no prompts and responses; job=rlhf takes a workload of both, as rl_traces")
-        trained = Simulated.step(self, batch, plans)
         transition = self._transition = self._transition or job_transition(self.job, self.cost.gpus, self._whole)
         generated = self._generated(batch, batch.rollouts)
-        streamed, stages = self.job.schedule == STREAMED, self.job.stages
-        forward = None if streamed else play_step(self.steps.forwards(plans), plans_of_layouts(plans), self.cost.gpus)
-        score = 0.0 if forward is None else len(stages.scores) * forward.seconds
-        seconds = StageSeconds(transition.seconds, generated.ends, score, len(stages.trains) * trained.seconds)
+        models = self.placed.play(batch, plans, self.job.schedule == STREAMED)
+        seconds = StageSeconds(transition.seconds, generated.ends, models.score, models.train)
         whole = scheduled_iteration(self.job.schedule, seconds, self._beside or 0.0)
         late = self.job.schedule == ONE_STEP_OFF and self._beside is not None
         self._beside = whole.beside
-        result = self._together(trained, (transition, generated, forward), seconds, whole)
+        result = self._together((transition, generated, models), seconds, whole)
         return replace(result, rollouts=self._told(batch, generated, seconds, whole.waited, late))
 
     def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
@@ -184,50 +158,60 @@ class SimulatedIterations(Simulated):
 
     def _together(
         self,
-        trained: StepResult,
-        stages: tuple[Transition, _Generated, PlayedStep | None],
+        stages: tuple[Transition, _Generated, PlayedModels],
         seconds: StageSeconds,
         whole: ScheduledIteration,
     ) -> StepResult:
-        """Returns the result of an iteration, of what its stages were by themselves. Ranks are those that train."""
-        transition, generated, forward = stages
-        models, scoring = len(self.job.stages.trains), len(self.job.stages.scores)
-        count = len(trained.nic_tx_bytes)  # of nodes that train, which come first
+        """Returns the result of an iteration, of what its stages were by themselves. Ranks are those of the actor's
+        set."""
+        transition, generated, models = stages
+        first = models.trained[0]
+        count = len(first.nic_tx_bytes)  # of nodes that train the actor, which come first
+        nics = np.zeros((2, count), np.int64)
+        for one in models.trained:
+            nics += np.array([one.nic_tx_bytes, one.nic_rx_bytes], np.int64)
+        sent, spent = dict[str, Any](), dict[str, Any]()
+        for one in models.trained:
+            for name, sizes in one.nic_tx_for.items():
+                sent[name] = sent.get(name, 0) + np.array(sizes)
+            for name, values in one.seconds_for.items():
+                spent[name] = spent.get(name, 0.0) + np.array(values)
         others = [("parameters", 1, one.nic_tx[:count], one.nic_rx[:count]) for one in transition.played]
-        if forward is not None:
-            others += [(name, scoring, tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
-        nics = models * np.array([trained.nic_tx_bytes, trained.nic_rx_bytes], np.int64)
-        sent = {name: models * np.array(sizes) for name, sizes in trained.nic_tx_for.items()}
+        for reads, forward in models.forwards:
+            others += [(name, reads, tx, forward.nic_rx[name]) for name, tx in forward.nic_tx.items()]
         for name, times, tx, rx in others:
             nics += times * np.stack([tx, rx])
             if tx.any():
                 sent[name] = sent.get(name, 0) + times * tx
         rest = whole.seconds - seconds.train
-        spent = {name: models * np.array(values) for name, values in trained.seconds_for.items()}
-        for name, more in self._beside_training(generated, seconds, whole).items():
+        for name, more in self._beside_training(generated, models, seconds, whole).items():
             spent[name] = spent.get(name, 0.0) + more
-        peak = [size + self._resting for size in trained.peak_bytes]
+        beside = [self.placed.resting(one) for one in self.job.sets[0] if one in self.job.stages.trains]
+        peak = np.max(
+            [np.array(one.peak_bytes) + rest for one, rest in zip(models.trained, beside, strict=True)], axis=0
+        )
+        ceiling = models.train_ceiling
         return replace(
-            trained,
+            first,
             seconds=whole.seconds,
-            bound_seconds=models * trained.bound_seconds + rest,
-            ceiling_seconds=None if trained.ceiling_seconds is None else models * trained.ceiling_seconds + rest,
-            attention_seconds=_times(models, trained.attention_seconds),
-            linear_seconds=_times(models, trained.linear_seconds),
-            communication_seconds=_times(models, trained.communication_seconds),
-            exposed_seconds=_times(models, trained.exposed_seconds),
-            exposed_nic_seconds=_times(models, trained.exposed_nic_seconds or []) or None,
+            bound_seconds=models.train_bound + rest,
+            ceiling_seconds=None if ceiling is None else ceiling + rest,
+            attention_seconds=_summed([one.attention_seconds for one in models.trained]),
+            linear_seconds=_summed([one.linear_seconds for one in models.trained]),
+            communication_seconds=_summed([one.communication_seconds for one in models.trained]),
+            exposed_seconds=_summed([one.exposed_seconds for one in models.trained]),
+            exposed_nic_seconds=_summed([one.exposed_nic_seconds or [] for one in models.trained]) or None,
             nic_tx_bytes=nics[0].tolist(),
             nic_rx_bytes=nics[1].tolist(),
-            nvlink_bytes=models * trained.nvlink_bytes,
-            peak_bytes=peak,
-            out_of_memory=max(peak) > trained.capacity_bytes,
+            nvlink_bytes=sum(one.nvlink_bytes for one in models.trained),
+            peak_bytes=peak.tolist(),
+            out_of_memory=int(peak.max()) > first.capacity_bytes or not models.fits,
             seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
             nic_tx_for={name: sizes.tolist() for name, sizes in sent.items()},
         )
 
     def _beside_training(
-        self, generated: _Generated, seconds: StageSeconds, whole: ScheduledIteration
+        self, generated: _Generated, models: PlayedModels, seconds: StageSeconds, whole: ScheduledIteration
     ) -> dict[str, Floats]:
         """Returns what an iteration's seconds go to beside training, of every rank."""
         ranks, each = self.cost.cluster.num_ranks, self.job.generate_tensor
@@ -240,7 +224,8 @@ class SimulatedIterations(Simulated):
             "generation": own,
             "waiting_generation": np.maximum(whole.waited - own - scored, 0.0),
             "waiting_parameters": np.full(ranks, seconds.reshard),
-            "scoring": scored + seconds.score,
+            "scoring": scored + models.own_score,
+            "waiting_rank": np.full(ranks, models.score - models.own_score + models.train - models.own_train),
         }
 
     def _told(
@@ -274,5 +259,6 @@ def _dealt(kept: int, every: int) -> Ints:
     return np.argsort(at, kind="stable")
 
 
-def _times(models: int, seconds: list[float]) -> list[float]:
-    return [models * one for one in seconds]
+def _summed(seconds: Sequence[list[float]]) -> list[float]:
+    """Returns sums over models, of every rank."""
+    return [sum(some) for some in zip(*seconds, strict=True)]

@@ -1,0 +1,159 @@
+"""The command zbench placement: which models of a job with rollouts share GPUs, and how many each set of them has."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from zbench.api.functions import CLUSTER, MODEL
+from zbench.api.parts import cluster_named, machine_in, told, trained_named
+from zbench.api.settings import Keys, command_settings, lengths_of_file, titled, yaml_value
+from zbench.console.command import Parser
+from zbench.console.console import say, show
+from zbench.console.meter import Meter
+from zbench.console.sentence import not_among
+from zbench.console.sheet import Sheet
+from zbench.describe.checks import check_whole_number
+from zbench.describe.cluster import Cluster
+from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
+from zbench.describe.model import Model
+from zbench.describe.units import with_noun
+from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, set_partitions
+from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
+
+SEARCHED = "searched"
+_ROLES = ("critic", "reward", "cost", "reference")  # whose model may be another one than the actor's
+_WORDS = ("algorithm", "updates", "pack_tokens", "nodes", "recompute", "sharding")
+_COLUMNS = ("GPUs", "placement", "seconds", "tokens/s", "reshard", "generate", "score", "train", "models: GPUs")
+_SET_COLUMNS = ("models", "GPUs", "layout of each")
+_USUAL = {
+    "algorithm": "ppo",
+    "updates": "1",
+    "pack_tokens": str(PACK_TOKENS),
+    "recompute": "full",
+    "sharding": ",".join(SHARDINGS),
+}
+Found = dict[tuple[int, str], ModelPlacement | None]  # by GPUs and placement
+
+
+def placement_words(words: Sequence[str]) -> int:
+    """Searches for placements on each number of nodes and prints a table; returns the exit code."""
+    parser = Parser(prog="zbench placement", description="Searches for the sets of a job's models that share GPUs.")
+    lengths = "of every sequence, one length a line (.txt), or .npy, .npz, .jsonl, .parquet"
+    parser.add_argument("prompts", metavar="PROMPTS", help=f"prompts {lengths}")
+    parser.add_argument("responses", metavar="RESPONSES", help=f"responses {lengths}")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="algorithm=ppo, critic=MODEL, updates=8, nodes=1,2,4, cluster=..., model=... (docs/placement.md)",
+    )
+    given = parser.parse_args(list(words))
+    with told():
+        groups = ("cluster", "model", "world", *_WORDS, *_ROLES)
+        chosen, keys = command_settings(given.settings, groups, _WORDS, "zbench placement")
+        prices = _prices(_USUAL | chosen, keys, given.prompts, given.responses)
+        counts = _nodes(chosen.get("nodes"), prices.cluster)
+    found = searched_placements(prices, counts)
+    if not any(found.values()):
+        most = with_noun(max(counts), "node")
+        names = ", ".join(f"{role} {one.name}" for role, one in prices.models.items())
+        raise ValueError(f"models {names} do not fit: no placement on {most} has room for them; use more nodes")
+    cluster, work = prices.cluster, prices.work
+    title = f"{_names(prices.models)} on {titled(cluster.name, keys['cluster'])}, "
+    tokens = int(work.lengths.sum())
+    rows = tuple(_row(gpus, name, one, tokens) for (gpus, name), one in found.items())
+    show(Sheet(title + with_noun(len(work.prompts), "sequence"), _COLUMNS, rows).rich())
+    gpus = max(one for (one, _), placed in found.items() if placed is not None)
+    best = found[gpus, SEARCHED]
+    assert best is not None
+    sets = tuple((", ".join(one.models), str(one.gpus), _layouts(one.layouts)) for one in best.sets)
+    show(Sheet(f"{SEARCHED} on {with_noun(gpus, 'GPU')}", _SET_COLUMNS, sets).rich())
+    say("Seconds are simulated. Models of a set take turns, and sets work beside each other in each stage.")
+    return 0
+
+
+def searched_placements(prices: PlacementPrices, counts: Iterable[int]) -> Found:
+    """Returns the fastest placement of each kind on each number of nodes of the prices' cluster; None: it has no
+    room."""
+    found: Found = {}
+    each, roles = prices.cluster.gpus_per_node, tuple(prices.models)
+    with Meter(len(prices.sizes), unit="size") as meter:
+
+        def layouts(role: str, gpus: int) -> Sequence[ModelLayout]:
+            meter.show("placement", prices.sizes.index(gpus), doing=f"{role} on {with_noun(gpus, 'GPU')}")
+            return prices.layouts(role, gpus)
+
+        for count in counts:
+            gpus = count * each
+            of = MappingSearch(
+                gpus, prices.sizes, prices.cluster.device.memory_bytes, layouts, prices.least, prices.keeps
+            )
+            for name in PLACEMENTS:
+                found[gpus, name] = of.best([placed_sets(name, roles)])
+            found[gpus, SEARCHED] = of.best(set_partitions(roles))
+    return found
+
+
+def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, responses: str) -> PlacementPrices:
+    """Returns the prices that the settings ask for.
+
+    Raises:
+        ValueError: one of them cannot be.
+    """
+    algorithm = chosen["algorithm"]
+    if algorithm not in ALGORITHMS or algorithm == TRAINING.algorithm:
+        raise ValueError(not_among("algorithm", algorithm, sorted(set(ALGORITHMS) - {TRAINING.algorithm})))
+    stages = ALGORITHMS[algorithm]
+    numbers = [yaml_value(chosen[name]) for name in ("updates", "pack_tokens")]
+    for name, value in zip(("updates", "pack_tokens"), numbers, strict=True):
+        check_whole_number(name, value, 1)
+    shardings = chosen["sharding"].split(",")
+    if wrong := [one for one in shardings if one not in SHARDINGS]:
+        raise ValueError(f"sharding is {wrong[0]!r}; it takes some of {', '.join(SHARDINGS)}, as in zero3,zero1")
+    columns = [lengths_of_file(prompts, "PROMPTS"), lengths_of_file(responses, "RESPONSES")]
+    if len(columns[0]) != len(columns[1]):
+        raise ValueError(f"there are {len(columns[0])} prompts and {len(columns[1])} responses; each sequence has one")
+    cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
+
+    def model_of(role: str, name: str) -> Model:
+        made, _ = trained_named(name, keys[role], None, {"recompute": (chosen["recompute"], {})})
+        return machine_in(chosen.get("world"), cluster, made, keys["world"]).model
+
+    actor = model_of("model", chosen.get("model", MODEL))
+    for role in _ROLES:
+        if (role in chosen or keys[role]) and role not in stages.models:
+            raise ValueError(f"{role} is {chosen.get(role, keys[role])}; {algorithm} has no model of that name")
+        if keys[role] and role not in chosen:
+            raise ValueError(f"{role}.{next(iter(keys[role]))} is given without {role}=, the model whose key it is")
+    models = {role: model_of(role, chosen[role]) if role in chosen else actor for role in stages.models}
+    machine = machine_in(chosen.get("world"), cluster, actor, keys["world"])
+    return PlacementPrices(stages, models, machine.cluster, PlacedWork(columns[0], columns[1], *numbers), shardings)
+
+
+def _nodes(word: str | None, cluster: Cluster) -> list[int]:
+    """Reads nodes=1,2,4: all nodes of the cluster if it is not given.
+
+    Raises:
+        ValueError: one is no number of the cluster's nodes.
+    """
+    found = [yaml_value(one) for one in (word or str(cluster.num_nodes)).split(",")]
+    for one in found:
+        check_whole_number("nodes", one, 1, cluster.num_nodes)
+    return found
+
+
+def _names(models: Mapping[str, Model]) -> str:
+    """Writes the models, those that several roles have once."""
+    names = {role: one.name for role, one in models.items()}
+    actor, *_ = names.values()
+    return ", ".join([actor, *(f"{role} {name}" for role, name in names.items() if name != actor)])
+
+
+def _row(gpus: int, name: str, one: ModelPlacement | None, tokens: int) -> tuple[str, ...]:
+    if one is None:
+        return (str(gpus), name, "no room", *[""] * (len(_COLUMNS) - 3))
+    rate, stages = f"{tokens / one.seconds:,.0f}", (f"{seconds:.4g}" for seconds in one.stages)
+    sets = "; ".join(f"{', '.join(each.models)}: {each.gpus}" for each in one.sets)
+    return (str(gpus), name, f"{one.seconds:.4g}", rate, *stages, sets)
+
+
+def _layouts(layouts: Sequence[ModelLayout]) -> str:
+    return " | ".join(one.words for one in layouts)
