@@ -45,7 +45,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
 })  # fmt: skip
 
 _JOB = ("algorithm", "schedule", "generate_tensor", "generate_nodes", "memory_share", "engine")
-_SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
+_SYNC = tuple(name for name in RoundSync.__slots__ if name != "method")
 
 
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
