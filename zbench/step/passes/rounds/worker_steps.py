@@ -60,10 +60,11 @@ class WorkerSteps:
                 "as with sync.worker=rank or more cluster.num_nodes"
             )
         _ = self.own.parameters  # refuses what a worker cannot be
-        if self.sync.fragments > self.model.num_layers:
+        layers = self.model.num_layers
+        if self.sync.fragments > layers:
             raise ValueError(
-                f"sync.fragments is {self.sync.fragments}; {self.model.name} has {self.model.num_layers} layers, and every "
-                f"fragment some of them: it takes 1 to {self.model.num_layers}"
+                f"sync.fragments is {self.sync.fragments}; {self.model.name} has {layers} layers, and every fragment "
+                f"some of them, so it takes 1 to {layers}"
             )
         prove_ages(self.sync, self.workers)
 
