@@ -45,6 +45,8 @@ def test_a_run_that_went_on_is_one_and_gaps_are_not_told() -> None:
     first, second = trained("a", "co2", 5, {0: 3.0, 1: 2.0}), trained("b", "co2", 5, {1: 1.0, 2: 4.0})
     assert losses([first, second], 2).splitlines()[-1] == "| 1 to 2 | 2.000 (1 seed) |"
     assert losses([first, second], 1).splitlines()[-1] == "| 3 to 3 | 4.000 (1 seed) |"
+    second.start["config"]["changes"] = {"executor": {"checkpoint_every": 2}}
+    assert losses([first, second], 2).splitlines()[-1] == "| 1 to 2 | 2.000 (1 seed) |"
     gap = trained("c", "slowmo", 5, {0: 3.0, 2: 4.0})
     assert losses([first, gap], 2).splitlines()[-1] == "| 1 to 2 | 2.500 (1 seed) | - |"
 

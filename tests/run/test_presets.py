@@ -161,3 +161,10 @@ def test_a_job_that_changes_a_choice_is_not_taken_for_it(given: str) -> None:
         presets = Presets()
         presets.take("config", compose("config", []), CHOICES, ["workload=github", given])
     assert presets.composed == {}
+
+
+def test_all_keys_of_executors_are_theirs() -> None:
+    """A key that slips out of `executor` cannot be set, and nothing reads it."""
+    own = set(OmegaConf.load(CONF / "config.yaml")) | {"defaults", "executor"}
+    for path in sorted((CONF / "executor").glob("*.yaml")):
+        assert set(OmegaConf.load(path)) <= own, path.name

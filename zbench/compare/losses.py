@@ -1,6 +1,7 @@
 """Loss curves of runs as Markdown: windows of steps down, kinds of runs across, intervals over seeds. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from zbench.record.record import Run
 from zbench.record.rows import GROUPS, label
 
 Losses = dict[int, float]  # of steps, by their numbers
+_NOT_TRAINED = ("timeout", "warmup", "checkpoint", "checkpoint_every")  # keys of executors that no loss depends on
 
 
 def losses(runs: Sequence[Run], window: int) -> str:
@@ -27,7 +29,8 @@ def losses(runs: Sequence[Run], window: int) -> str:
     names, found = (*GROUPS, *STRATEGY_GROUPS), dict[tuple[str, ...], dict[int, Losses]]()
     for run in runs:
         config = run.start["config"]
-        key = (*(label(run.start, group) for group in names), f"{config.get('tokens_per_gpu')} tokens a GPU")
+        start = {"config": {**config, "changes": _of_training(config.get("changes", {}))}}
+        key = (*(label(start, group) for group in names), f"{config.get('tokens_per_gpu')} tokens a GPU")
         own = {int(one["step"]): float(one["loss"]) for one in run.steps if one.get("loss") is not None}
         if own:
             found.setdefault(key, {}).setdefault(int(config.get("seed", 0)), {}).update(own)
@@ -42,6 +45,12 @@ def losses(runs: Sequence[Run], window: int) -> str:
             lines.append(f"| {first + 1} to {first + window} | {' | '.join(cells)} |")
     head = f"{alike}. Cells: mean loss of {window} steps, mean of seeds ± half of its 95 % interval."
     return head + "\n\n" + "\n".join(lines)
+
+
+def _of_training(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Returns what was changed in groups' choices, but for what no loss depends on."""
+    executor = {key: value for key, value in changes.get("executor", {}).items() if key not in _NOT_TRAINED}
+    return {**changes, "executor": executor}
 
 
 def _titles(names: Sequence[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
