@@ -34,7 +34,8 @@ _IN_TWO = (
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """What follows a local step: a fragment's average, in one of the ways of zbench.step.passes.rounds.outer_step."""
+    """The average of a fragment as it follows a local step, in one of the ways of
+    zbench.step.passes.rounds.outer_step."""
 
     fragment: int
     kind: str

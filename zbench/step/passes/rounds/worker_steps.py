@@ -29,7 +29,7 @@ class WorkerStep:
 
 @dataclass(frozen=True)
 class FragmentEnd:
-    """What a fragment's round ends with, as a step of its layers alone. layers: the numbers that these have in the
+    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the
     model."""
 
     fragment: int
