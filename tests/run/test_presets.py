@@ -161,3 +161,12 @@ def test_a_job_that_changes_a_choice_is_not_taken_for_it(given: str) -> None:
         presets = Presets()
         presets.take("config", compose("config", []), CHOICES, ["workload=github", given])
     assert presets.composed == {}
+
+
+def test_all_keys_of_executors_are_theirs() -> None:
+    """A key that slips out of `executor` cannot be set, and nothing reads it."""
+    own = set(OmegaConf.load(CONF / "config.yaml")) | {"defaults", "executor"}
+    found = {path.name: set(OmegaConf.load(path)) for path in (CONF / "executor").glob("*.yaml")}
+    apart = {name: keys - own for name, keys in found.items() if "executor" in keys}  # others are a group's own
+    assert len(apart) >= 3
+    assert not any(apart.values()), apart

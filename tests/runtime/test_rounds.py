@@ -17,7 +17,7 @@ from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_step_executor import cost_of
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
-from zbench.describe.sync import CO2, LOCAL_SGD, SLOWMO, RoundSync
+from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
 from zbench.plans.workers import plans_of_worker
@@ -29,6 +29,8 @@ from zbench.runtime.stepping.dense import dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
 from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
+from zbench.step.passes.rounds.order import round_ends
+from zbench.step.passes.rounds.outer_step import ARRIVED
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
@@ -99,6 +101,52 @@ def simulated(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[
     return losses
 
 
+def streamed(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[list[int]]]) -> list[float]:
+    """As `simulated`, of Streaming DiLoCo: fragment f has every layer number f, f + fragments, ..., the first what is
+    outside layers. An average is of the parameters as they were `delay` steps before workers take it up."""
+    outer, momentum = begun(), {name: value * 0 for name, value in begun().items()}
+    workers, losses = [Worker(outer, optimizer) for _ in parts[0]], list[float]()
+    averages: list[tuple[int, int, Weights]] = []  # when it is there, the fragment, the average
+    tokens = [[0] * len(workers) for _ in range(sync.fragments)]
+
+    def rows(name: str, fragment: int) -> Any:
+        if name in OUTSIDE:
+            return slice(None) if fragment == 0 else slice(0, 0)
+        return slice(fragment, None, sync.fragments)
+
+    for number, step in enumerate(parts):
+        batch, total, done = WORKLOAD.batch(number), 0.0, number + 1
+        for at, (worker, mine) in enumerate(zip(workers, step, strict=True)):
+            if mine:
+                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab))
+            for counts in tokens:
+                counts[at] += sum(int(batch.lengths[one]) for one in mine)
+        losses.append(total / batch.num_tokens)
+        for fragment, counts in enumerate(tokens):
+            if (done - fragment * sync.steps // sync.fragments) % sync.steps == 0:
+                shares = [count / sum(counts) for count in counts]
+                average = {
+                    name: sum(
+                        one.weights[name][rows(name, fragment)] * share
+                        for one, share in zip(workers, shares, strict=True)
+                    )
+                    for name in outer
+                }
+                averages.append((done + sync.delay, fragment, average))  # type: ignore[arg-type]
+                counts[:] = [0] * len(workers)
+        for _, fragment, average in (one for one in averages if one[0] == done):
+            for name, value in outer.items():
+                some = rows(name, fragment)
+                x, m = outer_update(sync, value[some], momentum[name][some], average[name])
+                outer[name], momentum[name] = value.clone(), momentum[name].clone()
+                outer[name][some], momentum[name][some] = x, m
+                for worker in workers:
+                    own = worker.weights[name].clone()
+                    own[some] = sync.mixing * own[some] + (1 - sync.mixing) * x
+                    worker.weights[name] = own
+    return losses
+
+
 def trained(cost: Cost, sync: RoundSync, optimizer: Mapping[str, float], planner: Any, steps: int) -> Any:
     """(results, each worker's sequences) of all steps on processes."""
     gpus, each = cost.cluster.num_ranks, sync.worker_gpus(cost.cluster.gpus_per_node)
@@ -133,6 +181,20 @@ CASES = {
         Ring,
         8,
     ),
+    "streaming, an average a step late": (
+        cost_of(2, 2, sharding="zero1"),
+        RoundSync(STREAMING_DILOCO, 4, "node", lr=0.6, momentum=0.7, fragments=2, delay=1, mixing=0.3),
+        ADAMW,
+        Zeppelin,
+        8,
+    ),
+    "streaming, two averages under way": (
+        cost_of(2, 1),
+        RoundSync(STREAMING_DILOCO, 3, "rank", lr=0.6, momentum=0.7, fragments=2, delay=2),
+        ADAMW,
+        Ring,
+        9,
+    ),
     "co2 in every step, SGD": (cost_of(2, 1), RoundSync(CO2, 1, "rank", penalty="constant"), SGD, Ring, 4),
 }
 
@@ -141,14 +203,16 @@ CASES = {
 def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
     cost, sync, optimizer, planner, steps = CASES[case]
     found, parts = trained(cost, sync, optimizer, planner, steps)
-    assert [one.loss for one in found] == pytest.approx(simulated(sync, optimizer, parts), rel=1e-12)
+    played = streamed if sync.method == STREAMING_DILOCO else simulated
+    assert [one.loss for one in found] == pytest.approx(played(sync, optimizer, parts), rel=1e-12)
     tokens = [len(one) for step in parts for one in step]
     assert len(set(tokens)) > 1  # workers differ
     ends = [at for at, one in enumerate(found) if "round_end" in one.phases]
-    assert ends == [at for at in range(steps) if sync.is_last(at)]
-    for at, one in enumerate(found):
+    leaving = [{end.kind for end in round_ends(sync, at)} - {ARRIVED} for at in range(steps)]
+    assert ends == [at for at in range(steps) if round_ends(sync, at)]
+    for one, kinds in zip(found, leaving, strict=True):
         assert one.checks["bytes"] >= 0
-        assert ("gradients" in one.nic_tx_for) == (at in ends)  # no reduction between nodes but a round's
+        assert ("gradients" in one.nic_tx_for) == bool(kinds)  # no reduction between nodes but a round's
 
 
 def test_local_sgd_is_torch_s_post_local_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +270,25 @@ def test_one_step_a_round_is_data_parallel_sgd_or_sgd_on_gradients_a_step_old(ag
     assert losses[0] != losses[-1]
 
 
-def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:
-    """The average of the round before is under way, and waits in the checkpoint."""
-    cost, sync = cost_of(2, 1), RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware")
+def test_one_fragment_at_once_is_diloco() -> None:
+    batches = [WORKLOAD.batch(number) for number in range(4)]
+    parts = [[np.arange(at, len(one.lengths), 2).tolist() for at in range(2)] for one in batches]
+    keys = {"steps": 2, "worker": "rank", "lr": 0.6, "momentum": 0.7}
+    diloco = simulated(RoundSync(DILOCO, **keys), ADAMW, parts)  # type: ignore[arg-type]
+    assert streamed(RoundSync(STREAMING_DILOCO, **keys), ADAMW, parts) == pytest.approx(diloco, rel=1e-13)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"),
+        RoundSync(STREAMING_DILOCO, 3, "rank", momentum=0.4, fragments=2, delay=2, mixing=0.5),
+    ],
+    ids=lambda sync: sync.method,
+)
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, tmp_path: Path) -> None:
+    """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint."""
+    cost = cost_of(2, 1)
     system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
 
     def losses(steps: range, **settings: Any) -> list[float | None]:
@@ -222,8 +302,8 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> Non
 
     whole = losses(range(9), checkpoint_every=5, checkpoint=folder)
     assert losses(range(5, 9), resume=folder) == whole[5:]
-    other = replace(sync, steps=2)
-    with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 2$"):
+    other = replace(sync, steps=4)
+    with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 4$"):
         TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, resume=folder)
 
 

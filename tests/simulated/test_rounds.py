@@ -11,12 +11,12 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.sync import CO2, LOCAL_SGD, RoundSync
+from zbench.describe.sync import CO2, LOCAL_SGD, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import play_step
-from zbench.step.passes.rounds.outer_step import NOW, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_step import ARRIVED, NOW, SENT, OuterParameters, outer_step
 from zbench.systems.ring import Ring
 
 # Of a batch each worker has one; which one is drawn.
@@ -97,6 +97,29 @@ def test_a_late_average_is_exposed_by_what_the_next_round_is_shorter() -> None:
             seconds = np.array([one.seconds for one in found]).reshape(-1, tau).sum(axis=1)
             assert seconds == pytest.approx(rounds + computing + exposed, rel=1e-9)
             assert (exposed[1:] > 0).all() == (nic < 1e9)
+
+
+def test_a_fragment_s_average_is_exposed_by_what_the_steps_until_it_is_used_are_shorter() -> None:
+    """Two fragments in rounds of two steps, each a step late: after each step one arrives and the other leaves, and
+    workers wait for each other where one arrives."""
+    steps, sync = alone(cost_of()), RoundSync(STREAMING_DILOCO, 2, "rank", fragments=2, delay=1)
+    for nic in (1e9, 2e5):  # of the second one more than a step
+        cost = cost_of(nic=nic)
+        ends = []
+        for outside in (False, True):  # as many layers each, one of two; fragment 1 leaves first
+            model = replace(cost.model, num_layers=1)
+            of = OuterParameters.of(model, 2, 1, "none")
+            played_ends = [play_step(outer_step(model, of, kind, outside), (), cost) for kind in (SENT, ARRIVED, NOW)]
+            sent, arrived, whole = (float(one.busy["compute"].max()) for one in played_ends)
+            ends.append((sent, arrived, played_ends[2].seconds - whole))
+        found = played(cost, sync)
+        waited = steps[:2].sum(axis=0).max()  # workers do not wait before an average arrives, after the second step
+        local = np.array([steps[0].max(), waited - steps[0].max(), *steps[2:].max(axis=1)])
+        for step, one in enumerate(found):
+            leaves, arrives = ends[step % 2], ends[1 - step % 2] if step else (0.0, 0.0, 0.0)
+            exposed = max(0.0, arrives[2] - local[step])
+            assert one.seconds == pytest.approx(local[step] + arrives[1] + exposed + leaves[0], rel=1e-9), step
+            assert (exposed > 0) == (nic < 1e9 and step > 0)
 
 
 def test_bytes_cross_nodes_at_the_end_of_a_round_alone() -> None:

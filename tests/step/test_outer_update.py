@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, RoundSync
-from zbench.step.outer_update import outer_update
+from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.step.outer_update import outer_update, taken
 
 ROUNDS = 5
 MEANS = np.random.default_rng(0).normal(size=(ROUNDS, 6))
@@ -41,6 +41,14 @@ def test_diloco_is_sgd_with_nesterov_s_momentum_as_torch_writes_it() -> None:
         x = x - 0.7 * (g + 0.9 * b)
         found.append(x)
     np.testing.assert_allclose(outer(RoundSync(DILOCO, lr=0.7, momentum=0.9)), found, rtol=1e-13)
+
+
+def test_streaming_diloco_is_diloco_that_takes_up_what_workers_have() -> None:
+    sync = RoundSync(STREAMING_DILOCO, 4, lr=0.7, momentum=0.9, delay=1, mixing=0.25)
+    np.testing.assert_array_equal(outer(sync), outer(RoundSync(DILOCO, lr=0.7, momentum=0.9)))
+    own, x = np.array([1.0, 2.0]), np.array([5.0, -2.0])
+    np.testing.assert_array_equal(taken(sync, own, x), [4.0, -1.0])
+    assert taken(RoundSync(DILOCO), own, x) is x
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])

@@ -1,4 +1,4 @@
-"""python -m zbench.compare FILE... [--json | --pivot FIGURES] [--convention NAME]: a table of recorded runs.
+"""python -m zbench.compare FILE... [--json | --pivot FIGURES | --losses STEPS] [--convention NAME]: a table of runs.
 python -m zbench.compare BASE NEW --fail-over 2%: exit code 1 where a run of NEW is worse than BASE's
 (zbench.compare.gate).
 """
@@ -12,6 +12,7 @@ with loading(__name__):
     from collections.abc import Sequence
 
     from zbench.compare.gate import DEFAULT, check_metrics, gate, percentage
+    from zbench.compare.losses import losses
     from zbench.compare.pivot import FIGURES, check_figures, pivot
     from zbench.record.metrics import CONVENTIONS
     from zbench.record.records import read_all
@@ -36,6 +37,12 @@ def _main() -> int:
         f"(separated by commas, of {', '.join(FIGURES)})",
     )
     form.add_argument(
+        "--losses",
+        metavar="STEPS",
+        type=int,
+        help="markdown, mean losses of so many steps down, of runs that differ in their seeds together",
+    )
+    form.add_argument(
         "--fail-over",
         metavar="SHARE",
         help="of two records, a baseline and a new one: name what is more than SHARE (2%%) worse in the "
@@ -55,6 +62,9 @@ def _main() -> int:
         return _gate(arguments.files, arguments.fail_over, arguments.metrics)
     if arguments.metrics is not None:
         raise ValueError("--metrics says what --fail-over compares; it needs --fail-over, as in --fail-over 2%")
+    if arguments.losses is not None:
+        print(losses(read_all(arguments.files), arguments.losses))
+        return 0
     check_figures(arguments.pivot or [])
     _show(rows(read_all(arguments.files), arguments.convention), arguments.json, arguments.pivot)
     return 0

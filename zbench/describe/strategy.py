@@ -36,7 +36,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
 })  # fmt: skip
 
 _JOB = tuple(one.name for one in fields_of(RolloutJob))
-_SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "clip")
+_SYNC = tuple(one.name for one in fields_of(RoundSync) if one.name != "method")
 
 
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input

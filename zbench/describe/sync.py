@@ -10,16 +10,27 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 
-EVERY_STEP, LOCAL_SGD, SLOWMO, CO2, DILOCO = METHODS = ("every_step", "local_sgd", "slowmo", "co2", "diloco")
+EVERY_STEP, LOCAL_SGD, SLOWMO, CO2, DILOCO, STREAMING_DILOCO = METHODS = (
+    "every_step",
+    "local_sgd",
+    "slowmo",
+    "co2",
+    "diloco",
+    "streaming_diloco",
+)
 RANK, NODE = WORKERS = ("rank", "node")
 NO_PENALTY, CONSTANT, GAP_AWARE = PENALTIES = ("none", "constant", "gap_aware")
 MOST_STEPS = 10_000  # of a round: published ones have up to 1,000 or so
+_AT_ONCE: Mapping[str, Any] = {"fragments": 1, "delay": 0, "mixing": 0.0}
+_PLAIN: Mapping[str, Any] = {"penalty": NO_PENALTY, "clip": None}
 # By method, what its keys take where it leaves no choice.
 _FIXED: Mapping[str, Mapping[str, Any]] = {
-    EVERY_STEP: {"steps": 1, "lr": 1.0, "momentum": 0.0, "penalty": NO_PENALTY, "clip": None},
-    LOCAL_SGD: {"lr": 1.0, "momentum": 0.0, "penalty": NO_PENALTY, "clip": None},
-    SLOWMO: {"penalty": NO_PENALTY, "clip": None},
-    DILOCO: {"penalty": NO_PENALTY, "clip": None},
+    EVERY_STEP: {"steps": 1, "lr": 1.0, "momentum": 0.0, **_PLAIN, **_AT_ONCE},
+    LOCAL_SGD: {"lr": 1.0, "momentum": 0.0, **_PLAIN, **_AT_ONCE},
+    SLOWMO: {**_PLAIN, **_AT_ONCE},
+    CO2: _AT_ONCE,
+    DILOCO: {**_PLAIN, **_AT_ONCE},
+    STREAMING_DILOCO: _PLAIN,
 }
 
 
@@ -29,11 +40,13 @@ class RoundSync:
 
     method: every_step, gradients are reduced in each; local_sgd, parameters are averaged after a round; slowmo, the
         average's difference goes through a momentum; co2, so does that of the round before, while the average of this
-        one is under way; diloco, through Nesterov's momentum.
+        one is under way; diloco, through Nesterov's momentum; streaming_diloco, so do those of some layers at a time.
     steps: of a round. worker: whose parameters are one model, a rank or a node; plans, gradients and shards are inside.
     lr, momentum: of the outer update. penalty: what co2 divides a difference by that is a round old: `constant`, by
         penalty_constant, or `gap_aware`, by how far the model has moved since. clip: the most that an element of co2's
-        momentum may be, or null.
+        momentum may be, or null. fragments: of streaming_diloco, parts of the model's layers, averaged one after
+        another, each once a round. delay: the local steps that an average is under way. mixing: the share that a worker
+        keeps of its own parameters when an average comes.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -47,6 +60,9 @@ class RoundSync:
     penalty: str = NO_PENALTY
     clip: float | None = None
     penalty_constant: float = 1.0
+    fragments: int = 1
+    delay: int = 0
+    mixing: float = 0.0
 
     def __post_init__(self) -> None:
         for name, choices in (("method", METHODS), ("worker", WORKERS), ("penalty", PENALTIES)):
@@ -58,6 +74,7 @@ class RoundSync:
             ("lr", self.lr, 0.0, 10.0),
             ("momentum", self.momentum, 0.0, 1.0),
             ("penalty_constant", self.penalty_constant, 1.0, 1e6),
+            ("mixing", self.mixing, 0.0, 1.0),
         ):
             known = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not known or not least <= value < most or (name == "lr" and value == 0):
@@ -72,10 +89,12 @@ class RoundSync:
             raise ValueError(
                 f"sync.penalty_constant is {self.penalty_constant}; with sync.penalty={self.penalty} it takes 1"
             )
-        for name, fixed in _FIXED.get(self.method, {}).items():
+        for name, fixed in _FIXED[self.method].items():
             if getattr(self, name) != fixed:
                 told = "null" if fixed is None else fixed
                 raise ValueError(f"sync.{name} is {getattr(self, name)}; sync={self.method} takes {told}")
+        check_whole_number("sync.fragments", self.fragments, 1, self.steps)  # at most one after a step
+        check_whole_number("sync.delay", self.delay, 0, self.steps - 1)  # it is there before the next one is sent
 
     @property
     def in_rounds(self) -> bool:
@@ -86,6 +105,10 @@ class RoundSync:
     def age(self) -> int:
         """The rounds by which an average is old when it is used."""
         return 1 if self.method == CO2 else 0
+
+    def offset(self, fragment: int) -> int:
+        """Returns the steps by which a fragment is averaged after the first one, and so after a round's begin."""
+        return fragment * self.steps // self.fragments
 
     def worker_gpus(self, gpus_per_node: int) -> int:
         """Returns the GPUs of a worker."""

@@ -3,6 +3,9 @@ with to all. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
 
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
@@ -12,8 +15,8 @@ from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.byte_law import stated_bytes
-from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
-from zbench.step.template import Step
+from zbench.step.passes.rounds.order import round_ends, under_way
+from zbench.step.passes.rounds.worker_steps import FragmentEnd, WorkerStep, WorkerSteps
 
 RANK = "zbench.runtime.stepping.round_rank:RoundRank"
 
@@ -43,20 +46,20 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
 
 @dataclass
 class RoundDriver:
-    """The rounds of a run. tokens: of each worker in the round under way."""
+    """The rounds of a run. tokens: of every fragment, those of each worker since its last average left."""
 
     steps: WorkerSteps
     fleet: Fleet
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tokens = [0] * self.steps.workers
-        self.fleet.call("begin", self.steps.ends(0))
+        self.tokens = [[0] * self.steps.workers for _ in range(self.steps.sync.fragments)]
+        self.fleet.call("begin", self.steps.whole)
 
     def save(self, path: str, job: StepJob, next_step: int) -> None:
         """Has all ranks write a checkpoint, which goes on with a step, in the midst of a round, too."""
         meta = {"next_step": next_step, "run": job.told(), "round_tokens": self.tokens}
-        self.fleet.call("save", path, self._under_way(next_step), meta)
+        self.fleet.call("save", path, self.steps.whole, self._late(next_step), meta)
 
     def load(self, path: str) -> None:
         """Has all ranks take over a checkpoint.
@@ -66,14 +69,15 @@ class RoundDriver:
         """
         told = checkpoint_description(path)
         tokens = told.get("round_tokens")
-        if not isinstance(tokens, list) or len(tokens) != self.steps.workers or not all(map(is_whole, tokens)):
+        of = np.array(tokens if isinstance(tokens, list) else [], object)  # of lists of unequal lengths these
+        if of.shape != np.shape(self.tokens) or not all(map(is_whole, of.flat)):
             raise ValueError(f"resume is {path!r}; it takes the checkpoint of a run in rounds of as many workers")
-        self.tokens = [int(one) for one in tokens]
-        self.fleet.call("load", path, self._under_way(told["next_step"]))
+        self.tokens = [[int(one) for one in row] for row in of]
+        self.fleet.call("load", path, self.steps.whole, self._late(told["next_step"]))
 
-    def _under_way(self, step: int) -> Step:
-        """Returns what the round ends with that a step is of."""
-        return self.steps.ends(step // self.steps.sync.steps)
+    def _late(self, step: int) -> list[FragmentEnd]:
+        """Returns what the averages arrive with that are under way before a step."""
+        return [self.steps.end(*one) for one in under_way(self.steps.sync, step).items()]
 
     def warm_up(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Runs every worker's step without its updates."""
@@ -88,16 +92,20 @@ class RoundDriver:
         found = self.steps.of(batch, plans)
         reports, ended = self._local(batch, found, True, noted), 0.0
         stated = [dict(one) for worker in found for one in self._stated(worker)]
-        for worker, one in enumerate(found):
-            self.tokens[worker] += 0 if one is None else one.tokens
-        if self.steps.sync.is_last(batch.step):
-            step = self.steps.ends(batch.step // self.steps.sync.steps)
-            shares = [count / sum(self.tokens) for count in self.tokens]
-            ends: list[StepReport] = self.fleet.call("end_round", step, shares, bool(self.steps.sync.age))
-            reports = [_together(one, end) for one, end in zip(reports, ends, strict=True)]
-            for mine, more in zip(stated, stated_bytes(step), strict=True):
-                mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in more.items()}
-            self.tokens, ended = [0] * self.steps.workers, max(end.seconds for end in ends)
+        for tokens, (worker, one) in product(self.tokens, enumerate(found)):
+            tokens[worker] += 0 if one is None else one.tokens
+        late = set(under_way(self.steps.sync, batch.step))
+        for what in round_ends(self.steps.sync, batch.step):
+            end, tokens = self.steps.end(what.fragment, what.kind), self.tokens[what.fragment]
+            shares = [count / sum(tokens) for count in tokens] if what.begins_anew else []
+            late = late | {what.fragment} if what.is_late else late - {what.fragment}
+            ends: list[StepReport] = self.fleet.call("end_round", end, shares, bool(late))
+            reports = [_together(one, more) for one, more in zip(reports, ends, strict=True)]
+            for mine, other in zip(stated, stated_bytes(end.step), strict=True):
+                mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in other.items()}
+            ended += max(one.seconds for one in ends)
+            if what.begins_anew:
+                tokens[:] = [0] * len(tokens)
         return reports, stated, ended
 
     def _local(self, batch: Batch, found: Sequence[WorkerStep | None], train: bool, noted: bool) -> list[StepReport]:

@@ -4,7 +4,8 @@ of the cluster.
 Workers wait for each other at the end of a round alone. So the seconds of a round are those of the worker whose steps
 took longest together, not the sum of the slowest worker's in each step; a step of a record has what it added to that.
 Nothing of a worker's step goes to another one, so the average that is used a round late has the links between workers
-to itself: what of its seconds is exposed is what the next round is shorter.
+to itself: what of its seconds is exposed is what the steps until it is used are shorter. An average that is used some
+steps later is one of some layers, and workers wait for each other where it is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +25,10 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
-from zbench.step.passes.rounds.order import round_kind
-from zbench.step.passes.rounds.outer_step import NOW, outer_step
+from zbench.step.passes.rounds.order import RoundEnd, round_ends, under_way
+from zbench.step.passes.rounds.outer_step import NOW, PHASES, REDUCED, TAKEN
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
-from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
 
 Told = Callable[[Batch, tuple[Plan, ...], PlayedStep, Cost], StepResult]  # what a record has of one worker's step
 
@@ -36,8 +37,8 @@ Told = Callable[[Batch, tuple[Plan, ...], PlayedStep, Cost], StepResult]  # what
 class PlayedRounds:
     """The rounds of a run on the cluster of `cost`. told: makes a record's result of one worker's step.
 
-    elapsed: of each worker, the seconds of the round under way. added: of these, what its steps were told to take.
-    late: seconds of the average under way that is used at the end of this round.
+    elapsed: of each worker, the seconds since workers last waited for each other. added: of these, what its steps were
+    told to take. late: of each fragment whose average is under way, the seconds that it still takes.
     """
 
     steps: WorkerSteps
@@ -45,7 +46,7 @@ class PlayedRounds:
     told: Told
     elapsed: Floats = field(init=False)
     added: float = 0.0
-    late: float = 0.0
+    late: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.elapsed = np.zeros(self.steps.workers)
@@ -56,28 +57,33 @@ class PlayedRounds:
         return worker_cost(self.cost, self.steps.sync)
 
     @cached_property
-    def ends(self) -> dict[str, PlayedStep]:
-        """The ends of rounds, played, by kind, and one of which all is done one after another (NOW)."""
-        steps = {round_kind(self.steps.sync, round_): self.steps.ends(round_) for round_ in (0, 1)}
-        if NOW not in steps:
-            steps[NOW] = outer_step(self.steps.model, self.steps.parameters, NOW)
-            prove_step(steps[NOW])
-        return {kind: play_step(step, (), self.cost.gpus) for kind, step in steps.items()}
+    def _played(self) -> dict[int, PlayedStep]:
+        return {}
+
+    def end(self, step: Step) -> PlayedStep:
+        """Returns the end of a round, played; fragments of as many layers share one."""
+        if id(step) not in self._played:
+            self._played[id(step)] = play_step(step, (), self.cost.gpus)
+        return self._played[id(step)]
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """Plays a step of every worker, and what its round ends with where it is the last one. A round begins
-        with every step whose number is a multiple of its length."""
+        """Plays a step of every worker, and what follows it by its number."""
         sync = self.steps.sync
-        if batch.step % sync.steps == 0:
+        if batch.step == 0 or any(TAKEN in PHASES[one.kind] for one in round_ends(sync, batch.step - 1)):
             self.elapsed, self.added = np.zeros(self.steps.workers), 0.0
         found = [None if one is None else self._own(batch, one) for one in self.steps.of(batch, plans)]
         self.elapsed += [0.0 if one is None else one.seconds for one in found]
-        result = self._together(batch, found)
-        if sync.is_last(batch.step):
-            result = self._ended(result, round_kind(sync, batch.step // sync.steps))
         seconds = float(self.elapsed.max()) - self.added
         self.added += seconds
-        return replace(result, seconds=result.seconds + seconds)
+        result = replace(self._together(batch, found), seconds=seconds)
+        self._pass(seconds)
+        for one in round_ends(sync, batch.step):
+            result = self._ended(result, one)
+        return result
+
+    def _pass(self, seconds: float) -> None:
+        """Lets averages that are under way go on."""
+        self.late = {fragment: max(0.0, left - seconds) for fragment, left in self.late.items()}
 
     def _own(self, batch: Batch, one: WorkerStep) -> StepResult:
         which = np.concatenate([plan.sequences for plan in one.plans])
@@ -87,7 +93,7 @@ class PlayedRounds:
         return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
 
     def _together(self, batch: Batch, found: Sequence[StepResult | None]) -> StepResult:
-        """Returns the result of all workers' steps, its seconds still 0. Those without tokens are idle."""
+        """Returns the result of all workers' steps, its seconds 0. Those without tokens are idle."""
         ranks, some = self.steps.gpus[1], next(one for one in found if one is not None)
         resting = [int(value) for value in self.resting.reshape(len(found), ranks).max(axis=0)]
         nothing = [0.0] * ranks
@@ -129,23 +135,36 @@ class PlayedRounds:
 
     @cached_property
     def resting(self) -> Any:
-        """The bytes of every GPU beside its worker's step: outer parameters and momentum, and the average under way."""
-        held = self.ends[round_kind(self.steps.sync, 1)].memory.held
-        names = "pmd" if self.steps.sync.age else "pm"
-        weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
-        mine = [value for name, value in held.items() if name[0] in names and name[1:] in weights]
-        return np.sum(mine, axis=0)
+        """The bytes of every GPU beside its worker's step: outer parameters and momentum, and averages under way, where
+        these are most."""
+        steps, sync = self.steps, self.steps.sync
+        outer = self._held(steps.whole, "pm")
+        second = range(sync.steps, 2 * sync.steps)  # the first round has fewer under way
+        moments = {tuple(under_way(sync, step).items()) for step in second}
+        late = [sum(self._held(steps.end(*one).step, "d") for one in moment) for moment in sorted(moments)]
+        return outer + max(late, key=lambda one: int(np.max(one)))
 
-    def _ended(self, result: StepResult, kind: str) -> StepResult:
-        """Returns a step's result with what its round ends with; seconds are those of the end alone."""
-        every, own = self.ends[NOW], self.ends[kind]
-        computing = float(every.busy["compute"].max())
-        moving, slowest = every.seconds - computing, float(self.elapsed.max())
-        exposed = moving
-        if self.steps.sync.age:
-            exposed, self.late = max(0.0, self.late - slowest), moving
-        ranks = self.steps.gpus[1]
-        waited = np.repeat(slowest - self.elapsed, ranks)
+    def _held(self, step: Step, names: str) -> Any:
+        """Returns the bytes that every GPU has of tensors of a round's end, by the letter before a parameter's name."""
+        weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
+        held = self.end(step).memory.held.items()
+        return np.sum([value for name, value in held if name[0] in names and name[1:] in weights], axis=0)
+
+    def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
+        """Returns a step's result with what follows it."""
+        every, own = (self.end(self.steps.end(end.fragment, kind).step) for kind in (NOW, end.kind))
+        phases, whole = PHASES[end.kind], float(every.busy["compute"].max())
+        moving, sends, meets = every.seconds - whole, REDUCED in phases, TAKEN in phases
+        computing = whole if sends and meets else float(own.busy["compute"].max())
+        exposed = moving if end.kind == NOW else self.late.pop(end.fragment, 0.0)
+        self._pass(computing + exposed)
+        if end.is_late:
+            self.late[end.fragment] = moving
+        slowest, ranks = float(self.elapsed.max()), self.steps.gpus[1]
+        waited = np.repeat(slowest - self.elapsed, ranks) * meets
+        if meets:
+            self.elapsed[:] = slowest
+        told = moving * sends
         spent = {name: np.array(values) for name, values in result.seconds_for.items()}
         for name, more in (("optimizer", computing), ("waiting_gradients", exposed), ("waiting_rank", waited)):
             spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
@@ -157,13 +176,20 @@ class PlayedRounds:
         }
         return replace(
             result,
-            seconds=computing + exposed,
-            communication_seconds=[one + moving for one in result.communication_seconds],
+            seconds=result.seconds + computing + exposed,
+            communication_seconds=[one + told for one in result.communication_seconds],
             exposed_seconds=[one + exposed for one in result.exposed_seconds],
             nic_tx_bytes=(np.array(result.nic_tx_bytes) + sum(own.nic_tx.values())).tolist(),
             nic_rx_bytes=(np.array(result.nic_rx_bytes) + sum(own.nic_rx.values())).tolist(),
             phases=dict(result.phases)
-            | {"round_end": computing + exposed, "average": moving, "wait": float(waited.mean())},
+            | {
+                name: result.phases.get(name, 0.0) + more
+                for name, more in (
+                    ("round_end", computing + exposed),
+                    ("average", told),
+                    ("wait", float(waited.mean())),
+                )
+            },
             seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
             nic_tx_for=nic_tx_for,
         )

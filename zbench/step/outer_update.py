@@ -8,6 +8,9 @@ weighted by tokens; m, the momentum, which is zero at first. difference = x - me
     co2         m <- momentum m + difference / penalty             x <- x - lr clip(m)
     diloco      m <- momentum m + difference                       x <- x - lr (difference + momentum m)
 
+streaming_diloco is diloco of some layers at a time. Its workers have trained on when an average comes, so they take up
+what they have with it: own <- mixing own + (1 - mixing) x, where all others have x.
+
 co2's mean is of the round before, and so is the x that its difference is from: since then x has moved by lr clip(m),
 of the momentum before. gap_aware's penalty is, element by element, 1 + that move over the difference (ours, after
 Barkai et al. 2020, arXiv 1909.10802, who divide a late gradient by 1 + how far a parameter moved meanwhile, in units of
@@ -16,7 +19,7 @@ a usual move).
 
 from typing import Any
 
-from zbench.describe.sync import CO2, CONSTANT, DILOCO, RoundSync
+from zbench.describe.sync import CO2, CONSTANT, DILOCO, STREAMING_DILOCO, RoundSync
 
 Array = Any  # of numpy or of torch: what has +, -, *, /, abs() and clip()
 
@@ -27,9 +30,14 @@ def outer_update(sync: RoundSync, x: Array, m: Array, mean: Array) -> tuple[Arra
         return _co2(sync, x, m, mean)
     difference = x - mean
     m = sync.momentum * m + difference
-    if sync.method == DILOCO:
+    if sync.method in (DILOCO, STREAMING_DILOCO):
         return x - sync.lr * (difference + sync.momentum * m), m
     return x - sync.lr * m, m
+
+
+def taken(sync: RoundSync, own: Array, x: Array) -> Array:
+    """Returns the parameter that a worker goes on with. own: its own; x: after the outer update."""
+    return sync.mixing * own + (1 - sync.mixing) * x if sync.mixing else x
 
 
 def _co2(sync: RoundSync, x: Array, m: Array, mean: Array) -> tuple[Array, Array]:

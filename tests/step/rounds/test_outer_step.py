@@ -7,27 +7,38 @@ import numpy as np
 import pytest
 
 from tests.helpers.steps import MODEL
-from zbench.describe.sync import CO2, SLOWMO, RoundSync
+from zbench.describe.sync import CO2, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations
-from zbench.step.passes.rounds.order import prove_ages, round_kind, rounds_text
-from zbench.step.passes.rounds.outer_step import FIRST, LATER, NOW, PHASES, OuterParameters, outer_step
+from zbench.step.passes.rounds.order import prove_ages, round_ends, rounds_text, under_way
+from zbench.step.passes.rounds.outer_step import (
+    ARRIVED,
+    FIRST,
+    LATER,
+    NOW,
+    PHASES,
+    SENT,
+    OuterParameters,
+    outer_step,
+)
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 
 LATE, IN_TIME = RoundSync(CO2, 2, penalty="constant"), RoundSync(SLOWMO, 2)
+STREAMING = RoundSync(STREAMING_DILOCO, 4, fragments=2, delay=3)
 
 
-def made(kind: str, gpus: int = 4, worker: int = 2, stage: str = "none") -> Step:
-    return outer_step(MODEL, OuterParameters.of(MODEL, gpus, worker, stage), kind)
+def made(kind: str, gpus: int = 4, worker: int = 2, stage: str = "none", outside: bool = True) -> Step:
+    return outer_step(MODEL, OuterParameters.of(MODEL, gpus, worker, stage), kind, outside)
 
 
 @pytest.mark.parametrize("kind", PHASES)
 @pytest.mark.parametrize(("gpus", "worker"), [(2, 1), (4, 1), (4, 2), (6, 3), (8, 2)])
 def test_every_shape_of_workers(kind: str, gpus: int, worker: int) -> None:
-    for stage in ("none", "1", "3"):
-        step = made(kind, gpus, worker, stage)
+    for stage, outside in (("none", True), ("none", False), ("1", True), ("3", True), ("3", False)):
+        step = made(kind, gpus, worker, stage, outside)
         assert prove_step(step).touches > 0
         assert step_text(read_step(step_text(step))) == step_text(step)
 
@@ -70,25 +81,71 @@ def test_broken_ends_of_rounds_are_refused(name: str, kind: int, change: str, to
             prove_step(broken(made(which), name, kind, change))
 
 
+def test_a_layer_whose_average_is_forgotten_is_found() -> None:
+    """A sum that is there before the step may go without a contribution in it, but not without being as the step says
+    at the end; one that is not there before may not."""
+    for kind, told in ((SENT, "computed 1 times|is computed 0 times"), (LATER, "needs dg1")):
+        step = made(kind, outside=False)
+        at = next(number for number, one in enumerate(step.order) if step.templates[one.template].name == "contribute")
+        short = replace(step.order[at], repeats=step.num_layers - 1)
+        with pytest.raises(StepError, match=told):
+            prove_step(replace(step, order=(*step.order[:at], short, *step.order[at + 1 :])))
+
+
+def test_fragments_are_averaged_in_turn_and_arrive_before_they_leave_again() -> None:
+    """Two fragments of rounds of four steps, three steps late: two averages are under way most of the time."""
+    every = [[(one.fragment, one.kind) for one in round_ends(STREAMING, step)] for step in range(8)]
+    assert every == [
+        [],
+        [(1, SENT)],
+        [],
+        [(0, SENT)],
+        [(1, ARRIVED)],
+        [(1, SENT)],
+        [(0, ARRIVED)],
+        [(0, SENT)],
+    ]
+    late = [set(under_way(STREAMING, steps)) for steps in range(9)]
+    assert late == [set(), set(), {1}, {1}, {0, 1}, {0}, {0, 1}, {1}, {0, 1}]
+    at_once = replace(STREAMING, delay=0)
+    assert [[one.kind for one in round_ends(at_once, step)] for step in range(4)] == [[], [NOW], [], [NOW]]
+
+
+def test_fragments_have_every_layer_once() -> None:
+    steps = WorkerSteps("simulated", replace(MODEL, num_layers=5), (4, 2), STREAMING)
+    ends = [steps.end(fragment, SENT) for fragment in range(2)]
+    assert [one.layers for one in ends] == [(0, 2, 4), (1, 3)]
+    assert [one.step.num_layers for one in ends] == [3, 2]
+    outside = [{"dwe", "dwh"} <= {tensor.name for tensor in one.step.layouts[0].tensors} for one in ends]
+    assert outside == [True, False]
+    with pytest.raises(ValueError, match=r"^sync.fragments is 2; tiny has 1 layers, and every fragment some of them"):
+        WorkerSteps("simulated", replace(MODEL, num_layers=1), (4, 2), STREAMING)
+
+
 def test_workers_go_on_before_the_next_average_is_there() -> None:
     names = [one.name.removesuffix("_ends") for one in made(LATER).templates[::2]]
     assert names == ["update", "contribute", "take", "reduce"]
     assert [one.name for one in made(FIRST).templates[::2]] == ["contribute", "take", "reduce"]
-    assert [round_kind(LATE, at) for at in range(3)] == [FIRST, LATER, LATER]
-    assert {round_kind(IN_TIME, at) for at in range(3)} == {NOW}
+    assert [one.kind for step in range(6) for one in round_ends(LATE, step)] == [FIRST, LATER, LATER]
+    assert {one.kind for step in range(6) for one in round_ends(IN_TIME, step)} == {NOW}
+    assert [dict(under_way(LATE, steps)) for steps in (0, 1, 2, 5)] == [{}, {}, {0: LATER}, {0: LATER}]
+    assert not any(under_way(IN_TIME, steps) for steps in range(6))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_ages_are_proven(workers: int) -> None:
-    for sync in (LATE, IN_TIME):
+    for sync in (LATE, IN_TIME, STREAMING):
         prove_ages(sync, workers)
-        assert ", version -1" in rounds_text(sync, workers) or not sync.age
+        assert ", version -1" in rounds_text(sync, workers) or sync == IN_TIME
 
 
 def test_another_age_is_refused() -> None:
     fresh = rounds_text(LATE, 2).replace(", version -1", "")
     with pytest.raises(StepError, match=r"round1, layer 0\) needs p .* update 1 and is there, after update 0"):
         prove_step(read_step(fresh))
+    beside = rounds_text(STREAMING, 2).replace(", version -1", "")
+    with pytest.raises(StepError, match=r"beside1, layer 0\) needs p .* update 1 and is there, after update 0"):
+        prove_step(read_step(beside))
     stale = rounds_text(IN_TIME, 2).replace(
         "needs p at 0-1\n  leaves p at 0-1\n  leaves d", "needs p at 0-1, version -1\n  leaves p at 0-1\n  leaves d"
     )

@@ -42,13 +42,15 @@ class StepMachine:
 
 @dataclass(frozen=True)
 class BatchParts:
-    """A layout for a process: what handlers need to know of a micro-batch. number: of the layout."""
+    """A layout for a process: what handlers need to know of a micro-batch. number: of the layout. layers: the numbers
+    that the step's layers have in stores, where it is of some layers of the model; (): those that they have in it."""
 
     number: int
     layout: StepLayout
     machine: StepMachine
     tokens: TokenParts
     words: TokenWords
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.layout.index["t"].sizes.tolist() if "t" in self.layout.index else []
@@ -118,7 +120,9 @@ class BatchParts:
         """Returns the key of a tensor in stores. layer: of the tensor itself, offsets counted."""
         one = self.layout.tensors[tensor]
         of_batch = self.number if self.layout.of_batch(tensor) else -1
-        return one.name, 0 if one.layers == "none" else layer, of_batch
+        if one.layers == "none":
+            return one.name, 0, of_batch
+        return one.name, self.layers[layer] if self.layers else layer, of_batch
 
     def context(self, one: Compute) -> Context:
         """Returns the context of a compute."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from zbench.describe.sync import RoundSync
 from zbench.runtime.handlers.formats import WHOLE, Fields
 from zbench.runtime.job.job import AdamW
-from zbench.step.outer_update import outer_update
+from zbench.step.outer_update import outer_update, taken
 
 
 class Update(Protocol):
@@ -45,13 +45,14 @@ class AdamWUpdate:
 @dataclass(frozen=True)
 class RoundUpdate:
     """The updates that a round ends with: of outer parameters and their momentum by the average, and of a worker's own,
-    which go on from an outer parameter; the moments of its optimizer stay (zbench.step.passes.rounds.outer_step)."""
+    which go on from an outer parameter or take it up; the moments of its optimizer stay
+    (zbench.step.passes.rounds.outer_step)."""
 
     sync: RoundSync
 
     def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
         if name in WHOLE:
-            return gradient, *state[1:]
+            return taken(self.sync, state[0], gradient), *state[1:]
         outer, momentum = state
         return outer_update(self.sync, outer, momentum, gradient)
 

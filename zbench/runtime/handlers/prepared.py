@@ -28,10 +28,15 @@ class PreparedStep:
 
     @staticmethod
     def of(
-        step: Step, process: int, machine: StepMachine, tokens: Sequence[TokenParts], words: Sequence[TokenWords]
+        step: Step,
+        process: int,
+        machine: StepMachine,
+        tokens: Sequence[TokenParts],
+        words: Sequence[TokenWords],
+        layers: tuple[int, ...] = (),
     ) -> "PreparedStep":
         """Prepares a step. tokens, words: of every micro-batch, whose layouts are the first ones; what all pipelines
-        have in common has a layout of its own, and no tokens.
+        have in common has a layout of its own, and no tokens. layers: as of BatchParts.
 
         Raises:
             ValueError: a formula has a function that does not run, an encoding does not, or tokens do not fit.
@@ -39,7 +44,7 @@ class PreparedStep:
         holder = holders(step)
         given = list(zip(tokens, words, strict=True))
         batches = tuple(
-            BatchParts(at, layout, machine, *(given[at] if at < len(given) else (NO_TOKENS, NO_WORDS)))
+            BatchParts(at, layout, machine, *(given[at] if at < len(given) else (NO_TOKENS, NO_WORDS)), layers)
             for at, layout in enumerate(step.layouts)
         )
         check_runs(step.encodings)

@@ -201,9 +201,9 @@ class Store:
         if cells and not self.held[key]:
             del self.held[key]
 
-    def set_aside(self, names: Collection[str]) -> Held:
+    def set_aside(self, keys: Collection[Key]) -> Held:
         """Takes whole tensors out of the store as they are, without waiting for what is on its way to them."""
-        return {key: self.held.pop(key) for key in list(self.held) if key[0] in names}
+        return {key: self.held.pop(key) for key in keys if key in self.held}
 
     def put_back(self, aside: Held) -> None:
         """Puts back what was set aside."""

@@ -1,7 +1,7 @@
 """The state of a rank between two steps, for checkpoints: parameters and optimizer state; in the midst of a round outer
 parameters, their momentum and the average that is under way besides."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,19 +9,22 @@ from torch import Tensor
 
 from zbench.runtime.handlers.formats import WHOLE, Format, base_name
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
-from zbench.runtime.handlers.store import Held, Key, Slab, Store
+from zbench.runtime.handlers.store import Key, Slab, Store
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.template import Items
 
 
 @dataclass
 class RankState:
     """The state of a rank between two steps. prepared: a step that begins with it, in a round what that ends with.
-    updates: of the optimizer so far, in a round the worker's own."""
+    updates: of the optimizer so far, in a round the worker's own. late: the ends of rounds whose averages are under
+    way."""
 
     rank: int
     prepared: PreparedStep
     store: Store
     updates: int = 0
+    late: Sequence[PreparedStep] = ()
 
     def state(self) -> dict[str, Tensor]:
         """Returns all of it by name, each rank's under names of its own; waits for the average under way."""
@@ -43,19 +46,29 @@ class RankState:
             fields = tuple(state[f"{name}.{field}"].clone() for field in range(len(of.fields)))
             self.store.put(key, Slab.of(of, first, second, fields), over=True)
 
-    def set_aside(self) -> Held:
-        """Takes the average under way out of the store."""
-        return self.store.set_aside([one.name for one in self.prepared.batches[0].layout.tensors if one.name[0] == "d"])
-
     @property
     def _updates(self) -> str:
         return f"rank {self.rank}.updates"
 
     def _items(self) -> Iterator[tuple[str, Key, Format, Parts, Parts]]:
         """Yields (name, key, format, cells) of what the rank has."""
-        parts = self.prepared.batches[0]
-        for number, (tensor, layer, _, first, second) in enumerate(items_of(self.prepared, self.prepared.step.begins)):
-            one = parts.layout.tensors[tensor]
-            if base_name(one.name) in WHOLE:
-                name = f"rank {self.rank}.{one.name}.{layer}.{number}"
-                yield name, parts.key(tensor, layer), parts.formats[tensor], first, second
+        for at, prepared in enumerate((self.prepared, *self.late)):
+            parts = prepared.batches[0]
+            for number, (tensor, layer, _, first, second) in enumerate(items_of(prepared, prepared.step.begins)):
+                name, key = parts.layout.tensors[tensor].name, parts.key(tensor, layer)
+                if base_name(name) in WHOLE and (not at or _is_average(name)):  # the first step has all else
+                    yield f"rank {self.rank}.{name}.{key[1]}.{number}", key, parts.formats[tensor], first, second
+
+
+def averages(prepared: PreparedStep, items: Items) -> list[Key]:
+    """Returns the keys of averages, which may be under way between two steps. items: what the end of a round begins or
+    ends with."""
+    parts, found = prepared.batches[0], dict[Key, None]()
+    for tensor, layer, *_ in items_of(prepared, items):
+        if _is_average(parts.layout.tensors[tensor].name):
+            found[parts.key(tensor, layer)] = None
+    return list(found)
+
+
+def _is_average(tensor: str) -> bool:
+    return tensor[0] == "d"

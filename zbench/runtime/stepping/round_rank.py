@@ -1,8 +1,8 @@
 """One rank of a run in rounds: it trains with the other ranks of its worker, and after a round with all.
 
 A worker's step is a step of its own processes, whose messages go through a group of theirs. What a round ends with is a
-step of all. The average that is used a round late is left under way: its messages go beside those of the next round,
-and are waited for where the sums are read.
+step of all. An average that is used late is left under way: its messages go beside those of the next steps, and are
+waited for where the sums are read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,19 @@ from zbench.runtime.handlers.optimizer import AdamWUpdate, RoundUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
-from zbench.runtime.handlers.store import Held, Slab
+from zbench.runtime.handlers.store import Held, Key, Slab
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import measured_peak_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.rank import Ran, SteppingRank
-from zbench.runtime.stepping.rank_state import RankState
+from zbench.runtime.stepping.rank_state import RankState, averages
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.passes.rounds.outer_step import SHARE
+from zbench.step.passes.rounds.worker_steps import FragmentEnd
 from zbench.step.template import Step
 
 
@@ -50,7 +51,7 @@ class RoundRank(SteppingRank):
                     self.runner.machine, messages=open_messages(group, node_of[members], self.device)
                 )
         self.tokens = 0  # of the worker in the step under way
-        self.aside: Held = {}  # the average under way
+        self.aside: dict[int, Held] = {}  # by fragment, the averages under way
 
     def begin(self, step: Step) -> None:
         """Puts parameters, those that workers begin with and the outer ones, where a round's end finds them."""
@@ -71,23 +72,24 @@ class RoundRank(SteppingRank):
         self.tokens = sum(int(one.sizes.sum()) for one in own[1])
         return self.step(batch, *own, train, noted)
 
-    def end_round(self, step: Step, shares: Sequence[float], late: bool) -> StepReport:
-        """Runs what a round ends with. shares: of each worker, of the round's tokens. late: the average is left under
-        way."""
+    def end_round(self, end: FragmentEnd, shares: Sequence[float], late: bool) -> StepReport:
+        """Runs what a round ends with. shares: of each worker, of the tokens since the fragment's last average left; ()
+        where none leaves. late: some average is under way when it has ended."""
         where = "the end of a round"
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
-        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
+        prepared = self._prepared_end(end)
         compiling = perf_counter() - asked
         store = self.outer.stores[self.rank]
-        store.put_back(self.aside)
+        store.put_back(self.aside.pop(end.fragment, {}))
         parts = prepared.batches[0]
-        number = parts.layout.number[SHARE]
-        share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
-        store.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
+        if shares:
+            number = parts.layout.number[SHARE]
+            share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
+            store.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
         messages = self.outer.machine.messages
-        for end in messages.ends:
-            end.traffic = Traffic()
+        for one in messages.ends:
+            one.traffic = Traffic()
         self.outer.where = f"{where}, "
         self.board.wait(f"{where}, barrier before it")
         dist.barrier()
@@ -99,32 +101,48 @@ class RoundRank(SteppingRank):
         messages.times.end()
         self._synchronize()
         ran = Ran(began, perf_counter() - began, 0.0, Traffic())
-        self.aside = RankState(self.rank, prepared, store).set_aside()
+        self._set_aside(end.fragment, averages(prepared, end.step.ends))
         return self._report(messages, None, ran, compiling)
 
-    def save(self, path: str, step: Step, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint between two steps. step: what the round under way ends with; meta: what the checkpoint
-        says of itself."""
-        self.board.wait("a checkpoint, the average under way")
-        kept = self._kept(step)
-        self.outer.stores[self.rank].put_back(self.aside)
+    def save(self, path: str, whole: Step, late: Sequence[FragmentEnd], meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint between two steps. whole: the end of a round of all parameters; late: what the averages
+        under way arrive with; meta: what the checkpoint says of itself."""
+        self.board.wait("a checkpoint, the averages under way")
+        store, kept = self.outer.stores[self.rank], self._kept(whole, late)
+        for held in self.aside.values():
+            store.put_back(held)
         save_checkpoint(path, kept, meta)
-        self.aside = kept.set_aside()
+        self._take_out(kept, late)
         self.board.resume()
 
-    def load(self, path: str, step: Step) -> None:
-        """Takes over a checkpoint. step: what the round under way ends with."""
+    def load(self, path: str, whole: Step, late: Sequence[FragmentEnd]) -> None:
+        """Takes over a checkpoint. whole, late: as of save."""
         self.board.wait("a checkpoint")
-        kept = self._kept(step)
+        kept = self._kept(whole, late)
         load_checkpoint(path, kept)
-        self.updates, self.aside = kept.updates, kept.set_aside()
+        self.updates = kept.updates
+        self._take_out(kept, late)
         self.board.resume()
-
-    def _kept(self, step: Step) -> RankState:
-        prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
-        return RankState(self.rank, prepared, self.outer.stores[self.rank], self.updates)
 
     # -- inside ---------------------------------------------------------------------------------------
+    def _prepared_end(self, end: FragmentEnd) -> PreparedStep:
+        return PreparedStep.of(end.step, self.rank, self.outer.machine, (), (), end.layers)
+
+    def _set_aside(self, fragment: int, keys: Sequence[Key]) -> None:
+        """Takes a fragment's average, which is under way, out of the store."""
+        if keys:
+            self.aside[fragment] = self.outer.stores[self.rank].set_aside(keys)
+
+    def _kept(self, whole: Step, late: Sequence[FragmentEnd]) -> RankState:
+        prepared = PreparedStep.of(whole, self.rank, self.outer.machine, (), ())
+        arriving = [self._prepared_end(one) for one in late]
+        return RankState(self.rank, prepared, self.outer.stores[self.rank], self.updates, arriving)
+
+    def _take_out(self, kept: RankState, late: Sequence[FragmentEnd]) -> None:
+        """Takes all averages under way out of the store, each by itself."""
+        for one, prepared in zip(late, kept.late, strict=True):
+            self._set_aside(one.fragment, averages(prepared, one.step.begins))
+
     def _update(self, num_tokens: int) -> Update:
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, self.tokens)

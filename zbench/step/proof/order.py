@@ -179,8 +179,10 @@ def _computed_fault(step: Step) -> str:
     """Returns a formula that is not computed once for every layer of every micro-batch, "" if there is none.
 
     What updates state is left to versions: a step may have several rounds. Of formulas that are alternatives each layer
-    has one, and of what is made again a layer that is not recomputed has nothing.
+    has one, and of what is made again a layer that is not recomputed has nothing. A sum that is there before the step
+    may have no further contribution in it; the step's end says what there is of it.
     """
+    begun = {step.layouts[0].tensors[at].name for at in step.begins.tensor[step.begins.count != 0].tolist()}
     done = [np.zeros((len(layout.formulas), max(step.num_layers, 1)), np.int64) for layout in step.layouts]
     totals = [np.zeros(len(layout.formulas), np.int64) for layout in step.layouts]
     for one in step.order:
@@ -190,10 +192,12 @@ def _computed_fault(step: Step) -> str:
         layers = np.array([layer for layer in one.layers if 0 <= layer < step.num_layers], np.int64)
         done[template.layout][made[:, None], layers] += 1
     for number, layout in enumerate(step.layouts):
-        optional, first = layout.is_optional, layout.alternatives == np.arange(len(layout.formulas))
+        optional, first = layout.is_optional.copy(), layout.alternatives == np.arange(len(layout.formulas))
+        optional |= np.array([one.results[0].tensor in begun for one in layout.formulas], np.bool_)
         wrong = layout.each_layer & (done[number] != 1).any(axis=1)
-        wrong |= totals[number] != np.where(layout.each_layer, step.num_layers, 1)
-        wrong[optional] = (done[number][optional] > 1).any(axis=1)
+        once = np.where(layout.each_layer, step.num_layers, 1)
+        wrong |= totals[number] != once
+        wrong[optional] = ((done[number] > 1).any(axis=1) | (totals[number] > once))[optional]
         wrong &= ~layout.updates & first
         if wrong.any():
             at = int(np.argmax(wrong))

@@ -12,6 +12,9 @@ round before, and with the next reduction under way.
 
 Shards are those of ZeRO over all GPUs. A worker's GPU number g has those of which number g of every worker has a share,
 so that a shard's values come from one GPU of each worker, as collectives in two levels have it.
+
+A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
+in the model, and the embedding, the head and their like are of one fragment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,11 +38,14 @@ from zbench.step.tensor import Tensor
 
 CONTRIBUTE, REDUCED, UPDATED, TAKEN = "contribute", "reduce", "update", "take"
 # What a round ends with: with its own average; the first one whose average is used late; and every other one of these.
-NOW, FIRST, LATER = "now", "first", "later"
+# Of an average that is used some steps later: it is sent, and it arrives.
+NOW, FIRST, LATER, SENT, ARRIVED = "now", "first", "later", "sent", "arrived"
 PHASES = {
     NOW: (CONTRIBUTE, REDUCED, UPDATED, TAKEN),
     FIRST: (CONTRIBUTE, TAKEN, REDUCED),
     LATER: (UPDATED, CONTRIBUTE, TAKEN, REDUCED),
+    SENT: (CONTRIBUTE, REDUCED),
+    ARRIVED: (UPDATED, TAKEN),
 }
 SHARE = "share"  # of a round's tokens that each worker had
 Rows = list[list[int]]
@@ -73,9 +79,9 @@ class OuterParameters(ShardedParameters):
         return np.asarray(worker % self.workers * self.worker_gpus + self.inside(weight), np.int64)
 
 
-def outer_step(model: Model, parameters: OuterParameters, kind: str) -> Step:
-    """Returns what a round ends with. kind: NOW, FIRST or LATER."""
-    return _Outer(model, parameters).step(kind)
+def outer_step(model: Model, parameters: OuterParameters, kind: str, outside: bool = True) -> Step:
+    """Returns what a round ends with. kind: one of PHASES. outside: whether it has parameters outside the layers."""
+    return _Outer(model, parameters, kind, outside).step()
 
 
 @dataclass
@@ -84,6 +90,8 @@ class _Outer:
 
     model: Model
     of: OuterParameters
+    kind: str
+    outside: bool
     templates: list[Template] = field(default_factory=list)
     versions: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -93,7 +101,8 @@ class _Outer:
         ones = [Index(name, np.ones(1, np.int64)) for name in sorted(slices)]
         indices = (*ones, *of.indices(), Index("r", np.ones(of.workers, np.int64)))
         self.lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: of.num_gpus})
-        formulas = tuple(parse_formula(text) for weight in self._weights for text in _texts(weight))
+        phases = PHASES[self.kind]
+        formulas = tuple(parse_formula(text) for weight in self._weights for text in _texts(weight, phases))
         share = Tensor(SHARE, ("r",), "copy", "", "none", self.model.lse_bytes, np.full(of.workers, -1, np.int64))
         tensors = (*(one for weight in self._weights for one in self._tensors(weight)), share)
         self.layout = StepLayout(indices, (), (), (), tensors, formulas, self.lists.lists())
@@ -101,7 +110,11 @@ class _Outer:
 
     @property
     def _weights(self) -> tuple[str, ...]:
-        return (*self.of.of_layers, *self.of.outside)
+        return (*self.of.of_layers, *self._outside)
+
+    @property
+    def _outside(self) -> tuple[str, ...]:
+        return tuple(self.of.outside) if self.outside else ()
 
     def _tensors(self, weight: str) -> Iterator[Tensor]:
         """Yields a parameter with its state and sum, and its outer parameter, momentum, and copy of that."""
@@ -111,17 +124,17 @@ class _Outer:
         for name, nature in (("p", "state"), ("m", "state"), ("c", "copy")):
             yield Tensor(f"{name}{weight}", one.axes, nature, "", one.layers, unit, one.home)
 
-    def step(self, kind: str) -> Step:
-        """Returns the step of a kind."""
-        begins = self._resting(kind == LATER)
-        order: list[Instance] = []
-        for phase in PHASES[kind]:
-            for name, weights, count in (("", self.of.of_layers, self.model.num_layers), ("_ends", self.of.outside, 1)):
+    def step(self) -> Step:
+        """Returns the step."""
+        phases, order = PHASES[self.kind], list[Instance]()
+        begins = self._resting(phases[0] == UPDATED, CONTRIBUTE in phases)
+        for phase in phases:
+            for name, weights, count in (("", self.of.of_layers, self.model.num_layers), ("_ends", self._outside, 1)):
                 getattr(self, f"_{phase}")(f"{phase}{name}", weights)
                 order.append(Instance(len(self.templates) - 1, 0, count))
             self.versions[0] += phase == UPDATED
             self.versions[1] += phase == TAKEN
-        ends = self._resting(kind != NOW, shares=False)
+        ends = self._resting(phases[-1] == REDUCED, False)
         layout = StepLayout(
             self.layout.indices, (), (), (), self.layout.tensors, self.layout.formulas, self.lists.lists()
         )
@@ -188,7 +201,7 @@ class _Outer:
             self._entry(f"d{weight}", places, cells, 1) for weight in weights for places, cells in self._parts(weight)
         ]
 
-    def _resting(self, averaged: bool, shares: bool = True) -> Rows:
+    def _resting(self, averaged: bool, shares: bool) -> Rows:
         """Returns the entries of what there is before or after all of it. averaged: an average is there that is not
         used yet."""
         found = self._own(self._weights, ("", "s")) + self._at_home(self._weights, ("p", "m"), self.versions[0])
@@ -208,7 +221,7 @@ class _Outer:
                 for worker, place in enumerate(places.tolist()):
                     lists = [*(one for one in cells if one >= 0), self.lists.number("r", [worker])]
                     ops.append(operation_row(COMPUTE, formulas[-1], (place, -1), lists, "compute", 0, self.versions[1]))
-        own, last = self._own(weights, ("s",)), weights == self.of.outside
+        own, last = self._own(weights, ("s",)), name.endswith("_ends")
         leaves = own + self._contributed(weights) + ([] if last else self._shares())
         self._template(name, ops, formulas, (own + self._shares(), leaves))
 
@@ -256,14 +269,14 @@ class _Outer:
         self._template(name, ops, formulas, (before, after))
 
 
-def _texts(weight: str) -> tuple[str, ...]:
-    """Returns the formulas of a parameter."""
+def _texts(weight: str, phases: Sequence[str]) -> Iterator[str]:
+    """Yields the formulas of a parameter, those of some phases."""
     axes = ",".join(axes_of(weight))
     ref = f"[{axes}]" if axes else ""
     w, s, d, p, m, c = (f"{name}{weight}{ref}" for name in ("", "s", "d", "p", "m", "c"))
-    return (
-        f"{d} += contribute({s}, {SHARE}[r])",
-        f"{p}, {m} := outer({p}, {m}, {d})",
-        f"{c} = {p}",
-        f"{w}, {s} := take({w}, {s}, {c})",
-    )
+    yield f"{d} += contribute({s}, {SHARE}[r])"  # also of a sum that is there before: it says when that is complete
+    if UPDATED in phases:
+        yield f"{p}, {m} := outer({p}, {m}, {d})"
+    if TAKEN in phases:
+        yield f"{c} = {p}"
+        yield f"{w}, {s} := take({w}, {s}, {c})"

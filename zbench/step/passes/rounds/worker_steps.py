@@ -1,7 +1,7 @@
 """The steps of workers that train apart: each one's own, of its own plans, and what their rounds end with, proven."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zbench.describe.batch import Batch
@@ -12,8 +12,8 @@ from zbench.describe.sync import RoundSync
 from zbench.plans.plan import Plan
 from zbench.plans.workers import plans_of_worker
 from zbench.step.passes.proven import ProvenSteps, zero_of
-from zbench.step.passes.rounds.order import prove_ages, round_kind
-from zbench.step.passes.rounds.outer_step import OuterParameters, outer_step
+from zbench.step.passes.rounds.order import prove_ages
+from zbench.step.passes.rounds.outer_step import FIRST, NOW, OuterParameters, outer_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
@@ -25,6 +25,16 @@ class WorkerStep:
     plans: tuple[Plan, ...]
     step: Step
     tokens: int
+
+
+@dataclass(frozen=True)
+class FragmentEnd:
+    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the
+    model."""
+
+    fragment: int
+    step: Step
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,12 @@ class WorkerSteps:
                 "as with sync.worker=rank or more cluster.num_nodes"
             )
         _ = self.own.parameters  # refuses what a worker cannot be
+        layers = self.model.num_layers
+        if self.sync.fragments > layers:
+            raise ValueError(
+                f"sync.fragments is {self.sync.fragments}; {self.model.name} has {layers} layers, and every fragment "
+                f"some of them, so it takes 1 to {layers}"
+            )
         prove_ages(self.sync, self.workers)
 
     @property
@@ -82,14 +98,28 @@ class WorkerSteps:
             found.append(WorkerStep(mine, self.own.of(batch, mine), tokens) if mine else None)
         return found
 
-    def ends(self, round_: int) -> Step:
-        """Returns what a round, counted from 0, ends with."""
-        return self._ends[round_kind(self.sync, round_)]
+    def end(self, fragment: int, kind: str) -> FragmentEnd:
+        """Returns what a fragment's round ends with, proven. Of as many fragments every so manieth layer is of one, as
+        Streaming DiLoCo has it; what is outside the layers is averaged with the first fragment. kind: one of
+        zbench.step.passes.rounds.outer_step.PHASES."""
+        layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
+        return FragmentEnd(fragment, self._made(kind, len(layers), fragment == 0), layers)
+
+    @property
+    def whole(self) -> Step:
+        """The end of a round of all parameters together, of which one after the other is done; with an average that is
+        used late the first, which leaves it under way."""
+        return self._made(FIRST if self.sync.age else NOW, self.model.num_layers, True)
+
+    def _made(self, kind: str, layers: int, outside: bool) -> Step:
+        key = kind, layers, outside
+        if key not in self._known:
+            model = replace(self.model, num_layers=layers)
+            parameters = OuterParameters.of(model, *self.gpus, zero_of(model))
+            self._known[key] = outer_step(model, parameters, kind, outside)
+            prove_step(self._known[key])
+        return self._known[key]
 
     @cached_property
-    def _ends(self) -> dict[str, Step]:
-        found = {}
-        for kind in {round_kind(self.sync, round_) for round_ in (0, 1)}:
-            found[kind] = outer_step(self.model, self.parameters, kind)
-            prove_step(found[kind])
-        return found
+    def _known(self) -> dict[tuple[str, int, bool], Step]:
+        return {}

@@ -1,0 +1,161 @@
+"""python -m zbench.correctness rounds: every system with every choice of conf/sync, as a run makes it. An edge.
+
+On a described cluster of four GPUs each pair plans hard batches, whose steps and ends of rounds are proven and played
+(executor=simulated), or is refused in one sentence that names a key and its value. Exit codes: 0; 1 something is not as
+it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from zbench import CONF
+from zbench.console.command import Parser
+from zbench.console.meter import Meter
+from zbench.console.signals import stop_in
+from zbench.correctness.adversarial import KINDS, adversarial_batches
+from zbench.cost.job import make_cost
+from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSync
+from zbench.run.choices import choices, missing_package
+from zbench.run.parts import make_system
+from zbench.run.target import make_model
+from zbench.simulated.executor import Simulated
+
+STEPS = 2  # of a round; KINDS are three rounds
+TOKENS = 512  # of a GPU
+CLUSTER = (
+    "model=tiny",
+    "cluster=a800_4x8",
+    "cluster.num_nodes=2",
+    "cluster.gpus_per_node=2",
+    "cluster.nics_per_node=2",
+)
+_SENTENCE = re.compile(r"[a-z][\w.]* is [^\n]+[;,] [^\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """The verdict on a system with a choice of conf/sync and a kind of workers. played: steps; refused: the sentence
+    with which it is, "" if it is not; skipped: the package that is not installed; fault: what is wrong, "" if
+    nothing."""
+
+    system: str
+    sync: str
+    worker: str
+    played: int = 0
+    refused: str = ""
+    skipped: str = ""
+    fault: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.system} with {self.sync}, a {self.worker} a worker"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command with the words that follow its name; returns the exit code."""
+    parser = Parser(prog="python -m zbench.correctness rounds", description="Every system with every choice of sync.")
+    parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
+    parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
+    asked = parser.parse_args(list(arguments))
+    names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
+    for name in (one for one in names if one not in choices("system")):
+        raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
+    found: list[RoundVerdict] = []
+    try:
+        checked = RoundCombinations(names)
+        every = checked.combinations(asked.all)
+        with Meter(len(every), unit="combination") as meter:
+            for one in every:
+                found.append(checked.check(*one))
+                meter.show("rounds", len(found))
+    finally:  # Ctrl-C, too, leaves what was finished
+        _print(found)
+    return 1 if any(one.fault for one in found) or not found else 0
+
+
+class RoundCombinations:
+    """Reads conf/ once and makes a run's parts from it. systems: names of conf/system."""
+
+    def __init__(self, systems: Sequence[str]) -> None:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            self.systems = {name: compose("config", [f"system={name}", *CLUSTER]) for name in systems}
+            configs = {name: compose("config", [f"sync={name}"]).sync for name in choices("sync")}
+        self.syncs: Mapping[tuple[str, str], DictConfig] = {
+            (name, worker): _short(one, worker) for name, one in configs.items() for worker in WORKERS
+        }
+
+    def combinations(self, every: bool = False) -> list[tuple[str, str, str]]:
+        """Lists every system with every choice, with each kind of workers or with one of them in turn."""
+        pairs = product(enumerate(self.systems), enumerate(choices("sync")))
+        return [
+            (system, name, worker)
+            for (row, system), (column, name) in pairs
+            for worker in (WORKERS if every else WORKERS[(row + column) % 2 :][:1])
+        ]
+
+    def check(self, system: str, name: str, worker: str, kinds: Sequence[str] = KINDS) -> RoundVerdict:
+        """Plays a system's rounds of a batch of each of `kinds`, and returns the verdict."""
+        verdict = RoundVerdict(system, name, worker)
+        if package := missing_package(system):
+            return replace(verdict, skipped=package)
+        config = self.systems[system].copy()
+        config.sync = self.syncs[name, worker]
+        sync: RoundSync = instantiate(config.sync)
+        cost = make_cost(instantiate(config.cluster, _convert_="all"), make_model(config))
+        played = 0
+        try:
+            made, executor = make_system(config, cost), Simulated(cost, sync=sync)
+            executor.start()
+            batches = adversarial_batches(cost, TOKENS, 0)
+            for step, kind in enumerate(kinds):
+                batch = replace(batches[kind], step=step)
+                one = executor.step(batch, tuple(made.plan(batch)))
+                played += 1
+                if not 0 < one.seconds < float("inf"):
+                    return replace(verdict, played=played, fault=f"step {batch.step} takes {one.seconds} seconds")
+        except ValueError as error:
+            if _SENTENCE.fullmatch(str(error)) and not played:
+                return replace(verdict, refused=str(error))
+            return replace(verdict, played=played, fault=f"after {played} steps {error}")
+        except Exception as error:  # whatever a system raises is what is looked for
+            if stop_in(error):
+                raise KeyboardInterrupt from error
+            return replace(verdict, played=played, fault=f"{type(error).__name__}: {error}")
+        return replace(verdict, played=played)
+
+
+def _short(sync: DictConfig, worker: str) -> DictConfig:
+    """Returns a choice with rounds of few steps, which a run of the batches can have."""
+    found = sync.copy()
+    if found.method != EVERY_STEP:
+        found.steps, found.worker = STEPS, worker
+    if found.method == STREAMING_DILOCO:
+        found.fragments, found.delay = STEPS, STEPS - 1
+    return found
+
+
+def _print(found: Sequence[RoundVerdict]) -> None:
+    """Prints refusals with the combinations that they are of, faults, and a last line that counts all."""
+    refused: dict[str, list[str]] = {}
+    for one in found:
+        if one.refused:
+            refused.setdefault(one.refused, []).append(f"{one.system} with {one.sync} ({one.worker})")
+    for sentence, of in refused.items():
+        print(f"refused, {', '.join(of)}: {sentence}")
+    for package in sorted({one.skipped for one in found} - {""}):
+        systems = sorted({one.system for one in found if one.skipped == package})
+        print(f"skipped, {', '.join(systems)}: {package} is not installed")
+    faults = [one for one in found if one.fault]
+    for one in faults:
+        print(f"FAILED {one}: {one.fault}")
+    played = sum(one.played == len(KINDS) for one in found)
+    print(
+        f"{len(found)} combinations, {played} played with {len(KINDS)} batches each, "
+        f"{sum(map(len, refused.values()))} refused, {sum(bool(one.skipped) for one in found)} skipped, "
+        f"{len(faults)} of them FAILED"
+    )
