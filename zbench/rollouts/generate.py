@@ -2,8 +2,8 @@
 
 A replica has a micro-batch for each stage of its pipeline, with an even share of its room for keys and values; they
 take sequences from one queue, in its order, and stages take turns with them. Without stages there is one micro-batch.
-Prompts are read in passes of their own, before others go on, or in chunks beside them (chunked prefill, as Sarathi-Serve
-has it, arXiv 2403.02310).
+Prompts are read in passes of their own, before others go on, or in chunks beside them (chunked prefill, as
+Sarathi-Serve has it, arXiv 2403.02310).
 """
 
 from dataclasses import dataclass, field
@@ -78,38 +78,51 @@ class _Reading(MicroBatch):
     reading: list[tuple[int, int]] = field(default_factory=list)
 
 
+def _ready(one: _Reading) -> float:
+    return one.ready
+
+
 @dataclass
 class _Replica:
-    """A replica that generates. next: the sequence that begins next."""
+    """A replica that generates. next: the sequence that begins next. begun: sequences that have begun and not ended."""
 
     prompts: Ints
     responses: Ints
     of: GenerationCost
     batching: Batching
     next: int = 0
+    begun: int = 0
     decodes: int = 0
     most: int = 0
     ends: Floats = field(init=False)
+    _tokens: list[tuple[int, int]] = field(init=False)  # of a prompt, and of all, by sequence
 
     def play(self) -> None:
         """Plays until all sequences have ended."""
-        of, count = self.of, len(self.prompts)
-        self.ends = np.zeros(count)
+        of = self.of
+        self.ends = np.zeros(len(self.prompts))
+        self._tokens = list(zip(self.prompts.tolist(), (self.prompts + self.responses).tolist(), strict=True))
         batches = [_Reading(of.batch_tokens) for _ in range(of.pipeline)]
         clock = StageClock([0.0] * of.pipeline)
-        while active := [one for one in batches if one.running or one.reading or self.next < count]:
-            one = min(active, key=lambda batch: batch.ready)
+        while active := self._active(batches):
+            one = active[0] if len(active) == 1 else min(active, key=_ready)
             parts = self._parts(one)
             if parts:
                 self._read(one, parts, clock)
             else:
-                self._decode(one, clock, len(active) == 1)
+                self.decodes += one.decode(self.of, clock, len(active) == 1)
             for sequence in one.ended():
-                tokens = int(self.prompts[sequence] + self.responses[sequence])
+                whole = self._tokens[sequence][1]
                 self.ends[sequence] = one.ready
-                one.room += tokens
-                one.context -= tokens - 1
-            self.most = max(self.most, sum(len(batch.running) + len(batch.reading) for batch in batches))
+                self.begun -= 1
+                one.room += whole
+                one.context -= whole - 1
+
+    def _active(self, batches: list[_Reading]) -> list[_Reading]:
+        """Returns the micro-batches that have something to do yet."""
+        if self.next < len(self._tokens):
+            return batches
+        return [one for one in batches if one.running or one.reading]
 
     def _parts(self, one: _Reading) -> list[tuple[int, int, int]]:
         """Returns the parts of prompts, (sequence, begin, end), that the next pass of a micro-batch reads, and has
@@ -117,11 +130,11 @@ class _Replica:
         chunked = self.batching.chunked
         left, parts = self.batching.tokens - (len(one.running) if chunked else 0), list[tuple[int, int, int]]()
         for sequence, done in one.reading:
-            parts.append((sequence, done, min(int(self.prompts[sequence]), done + max(left, 0))))
-            left -= parts[-1][2] - done
-        while self.next < len(self.prompts):
-            prompt = int(self.prompts[self.next])
-            whole = prompt + int(self.responses[self.next])
+            end = min(self._tokens[sequence][0], done + max(left, 0))
+            parts.append((sequence, done, end))
+            left -= end - done
+        while self.next < len(self._tokens):
+            prompt, whole = self._tokens[self.next]
             fits_pass = left > 0 if chunked else not parts or prompt <= left
             if whole > one.room or not fits_pass:
                 break
@@ -130,32 +143,23 @@ class _Replica:
             parts.append((self.next, 0, min(prompt, left) if chunked else prompt))
             left -= parts[-1][2]
             self.next += 1
+            self.begun += 1
+        self.most = max(self.most, self.begun)
         return [part for part in parts if part[2] > part[1]]
 
     def _read(self, one: _Reading, parts: list[tuple[int, int, int]], clock: StageClock) -> None:
         """Runs a pass that reads parts of prompts; sequences decode beside them where prefill is chunked."""
         begins, ends = (np.array([part[at] for part in parts], np.int64) for at in (1, 2))
-        whole = [sequence for sequence, _, end in parts if end == self.prompts[sequence]]
+        read = {sequence: end for sequence, _, end in parts}
+        whole = [sequence for sequence, end in read.items() if end == self._tokens[sequence][0]]
         decoding = len(one.running) if self.batching.chunked else 0
         seconds = self.of.mixed(decoding, one.context + decoding, begins, ends, len(whole))
         one.ready = clock.run(one.ready, seconds)
         if decoding:
             one.advance(1)
             self.decodes += 1
-        read = {sequence: end for sequence, _, end in parts}
-        one.reading = [(sequence, read.get(sequence, done)) for sequence, done in one.reading if sequence not in whole]
+        left = [(sequence, read.get(sequence, done)) for sequence, done in one.reading]
+        one.reading = [(sequence, done) for sequence, done in left if done < self._tokens[sequence][0]]
         for sequence in whole:
-            one.join(sequence, int(self.prompts[sequence]), int(self.responses[sequence]) - 1)
-
-    def _decode(self, one: _Reading, clock: StageClock, alone: bool) -> None:
-        """Runs a pass that decodes; where no other micro-batch is there, all passes until a sequence ends."""
-        sequences, context = len(one.running), one.context + len(one.running)
-        if alone and max(clock.free) <= one.ready:
-            steps = one.steps_left
-            one.ready += self.of.decode_seconds(sequences, context, steps)
-            clock.wait_for(one.ready)
-        else:
-            steps = 1
-            one.ready = clock.run(one.ready, self.of.decode(sequences, context))
-        one.advance(steps)
-        self.decodes += steps
+            prompt, tokens = self._tokens[sequence]
+            one.join(sequence, prompt, tokens - prompt - 1)

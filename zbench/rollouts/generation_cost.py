@@ -33,6 +33,20 @@ class PassSeconds(NamedTuple):
         return (stages - 1) * (self.stage + self.send) + self.last
 
 
+class _Rates(NamedTuple):
+    """The seconds of a pass of a stage: to read its weights and those of the head; of a token's matmuls, and of a
+    word's; of exchanges in its group and of a message to the next stage, by token and without any."""
+
+    read: float
+    token: float
+    read_head: float
+    word: float
+    exchanged: float
+    exchanges: float
+    sent: float
+    sends: float
+
+
 @dataclass(frozen=True)
 class GenerationCost:
     """The cost model of a replica of `pipeline` stages of `tensor` GPUs each. cost: of GPUs. memory_share: of a GPU's
@@ -140,15 +154,27 @@ class GenerationCost:
 
     def _pass(self, tokens: int, words: int, attention: float) -> PassSeconds:
         """Returns the seconds of a pass of so many tokens that makes words. attention: of a stage."""
-        model, each = self.cost.model, self.tensor
-        linear = _roofline(self.layers * model.layer_matmul_params, tokens, model.element_bytes, self.cost) / each
-        head = _roofline(model.head_params, words, model.element_bytes, self.cost) / each if words else 0.0
-        size = tokens * model.hidden * model.element_bytes
-        gathers = 4 * self.layers  # two all-reduces a layer, each a reduce-scatter and a gather
-        exchanges = self._exchange[0] * size + self._exchange[1] if each > 1 else 0.0
-        stage = linear + gathers * exchanges + attention
-        send = self._send[0] * size + self._send[1] if self.pipeline > 1 else 0.0
-        return PassSeconds(stage, stage + head, send)
+        own = self._rates
+        stage = max(own.read, own.token * tokens) + own.exchanged * tokens + own.exchanges + attention
+        head = max(own.read_head, own.word * words) if words else 0.0
+        return PassSeconds(stage, stage + head, own.sent * tokens + own.sends)
+
+    @cached_property
+    def _rates(self) -> "_Rates":
+        model, device, each = self.cost.model, self.cost.cluster.device, self.tensor
+        linear, unit = self.layers * model.layer_matmul_params, model.element_bytes
+        row, gathers = model.hidden * unit, 4 * self.layers  # two all-reduces a layer, each a scatter and a gather
+        exchange, send = self._exchange if each > 1 else (0.0, 0.0), self._send if self.pipeline > 1 else (0.0, 0.0)
+        return _Rates(
+            read=unit * linear / device.copy_bandwidth / each,
+            token=2 * linear / device.matmul_flops / each,
+            read_head=unit * model.head_params / device.copy_bandwidth / each,
+            word=2 * model.head_params / device.matmul_flops / each,
+            exchanged=gathers * exchange[0] * row,
+            exchanges=gathers * exchange[1],
+            sent=send[0] * row,
+            sends=send[1],
+        )
 
     @cached_property
     def _exchange(self) -> tuple[float, float]:
@@ -165,8 +191,3 @@ class GenerationCost:
         classes = np.unique(cluster.link_of(first[:-1], first[1:]))
         rates = [float(self.cost.message_seconds(1e9, int(one))) / 1e9 / self.tensor for one in classes]
         return max(rates), max(cluster.links[int(one)].latency for one in classes)
-
-
-def _roofline(params: int, tokens: int, unit: int, cost: Cost) -> float:
-    device = cost.cluster.device
-    return max(unit * params / device.copy_bandwidth, 2 * params * tokens / device.matmul_flops)

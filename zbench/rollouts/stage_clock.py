@@ -7,7 +7,7 @@ and the end, and where passes of different lengths follow each other.
 import heapq
 from dataclasses import dataclass, field
 
-from zbench.rollouts.generation_cost import PassSeconds
+from zbench.rollouts.generation_cost import GenerationCost, PassSeconds
 
 
 @dataclass
@@ -24,10 +24,6 @@ class StageClock:
             time += seconds.send
         free[-1] = max(time, free[-1]) + seconds.last
         return free[-1]
-
-    def wait_for(self, time: float) -> None:
-        """Takes up nothing before a time."""
-        self.free = [max(one, time) for one in self.free]
 
 
 @dataclass
@@ -59,7 +55,16 @@ class MicroBatch:
             found.append(heapq.heappop(self.running)[1])
         return found
 
-    @property
-    def steps_left(self) -> int:
-        """The passes until the next sequence ends."""
-        return self.running[0][0] - self.passes
+    def decode(self, of: GenerationCost, clock: StageClock, alone: bool) -> int:
+        """Runs a pass that decodes; where no other micro-batch is under way, all passes until a sequence ends. Returns
+        how many."""
+        sequences = len(self.running)
+        context, steps = self.context + sequences, 1
+        if alone and max(clock.free) <= self.ready:
+            steps = self.running[0][0] - self.passes
+            self.ready += of.decode_seconds(sequences, context, steps)
+            clock.free = [self.ready] * len(clock.free)
+        else:
+            self.ready = clock.run(self.ready, of.decode(sequences, context))
+        self.advance(steps)
+        return steps
