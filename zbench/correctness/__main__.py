@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "mutate": ("zbench.correctness.mutate", "the tables are of what was judged until then"),
     "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
     "reshard": ("zbench.correctness.reshard.command", "the table is of what was brought until then"),
+    "seesaw": ("zbench.correctness.seesaw.command", "the table is of what was generated until then"),
     "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 

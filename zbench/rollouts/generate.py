@@ -7,6 +7,7 @@ Sarathi-Serve has it, arXiv 2403.02310).
 """
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -78,10 +79,6 @@ class _Reading(MicroBatch):
     reading: list[tuple[int, int]] = field(default_factory=list)
 
 
-def _ready(one: _Reading) -> float:
-    return one.ready
-
-
 @dataclass
 class _Replica:
     """A replica that generates. next: the sequence that begins next. begun: sequences that have begun and not ended."""
@@ -105,7 +102,7 @@ class _Replica:
         batches = [_Reading(of.batch_tokens) for _ in range(of.pipeline)]
         clock = StageClock([0.0] * of.pipeline)
         while active := self._active(batches):
-            one = active[0] if len(active) == 1 else min(active, key=_ready)
+            one = active[0] if len(active) == 1 else min(active, key=attrgetter("ready"))
             parts = self._parts(one)
             if parts:
                 self._read(one, parts, clock)

@@ -6,7 +6,7 @@ by sequence, behind passes that decode. Prompts are read until the buffer has no
 in it is decoded to the end, so that layouts change as rarely as they can.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.generate import Generation, check_room
 from zbench.rollouts.generation_cost import GenerationCost
-from zbench.rollouts.seesaw_phases import DecodedFill, SeesawCost, decode_fill, read_fill
+from zbench.rollouts.seesaw_phases import DecodedFill, SeesawCost, buffer_fills, decode_fill, read_fill
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,6 @@ class SeesawGeneration(Generation):
     decode: float
     reload: float
     reloads: int
-
-
-def buffer_fills(prompts: Ints, host_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yields the sequences, [first, end), whose prompts are read before a layout changes: in order, as many as host
-    memory has room for. prompts: int64 [sequences], tokens of each.
-
-    Raises:
-        ValueError: there is no room for one.
-    """
-    first, total = 0, 0
-    for number, prompt in enumerate(prompts.tolist()):
-        if prompt > host_tokens:
-            raise ValueError(f"a prompt has {prompt} tokens; host memory has room for keys and values of {host_tokens}")
-        if total + prompt > host_tokens:
-            yield first, number
-            first, total = number, 0
-        total += prompt
-    if first < len(prompts):
-        yield first, len(prompts)
 
 
 def generate_by_seesaw(
@@ -60,11 +41,11 @@ def generate_by_seesaw(
         check_room(prompts + responses, of.decode)
         check_room(prompts, of.prefill)
     shares = np.array_split(np.arange(len(prompts)), replicas)
-    each = [_Replica(prompts[share], responses[share]) for share in shares]
+    each = [_PhasedReplica(prompts[share], responses[share]) for share in shares]
     return [_played(of, each) for of in pairs]
 
 
-def _played(of: SeesawCost, replicas: Sequence["_Replica"]) -> SeesawGeneration:
+def _played(of: SeesawCost, replicas: Sequence["_PhasedReplica"]) -> SeesawGeneration:
     """Returns what the replicas come to, which generate beside each other."""
     found = [one.play(of) for one in replicas]
     slowest = max(found, key=lambda one: one.seconds)
@@ -100,7 +81,7 @@ class _Phases:
 
 
 @dataclass
-class _Replica:
+class _PhasedReplica:
     """A replica's sequences. A phase takes as long whatever the layout of the other ones, so each is played once."""
 
     prompts: Ints
