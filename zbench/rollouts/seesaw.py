@@ -100,10 +100,11 @@ class _PhasedReplica:
                 self._read[read] = read_fill(self.prompts[first:end], self.responses[first:end], of)
             seconds, ends = self._read[read]
             found.ends[first:end] = found.seconds + ends
-            found.prefill += seconds
             left = first + np.flatnonzero(self.responses[first:end] > 1)
-            if not len(left):
+            if not len(left):  # and nobody waits for what is copied out
+                found.prefill += float(ends.max())
                 continue
+            found.prefill += seconds
             self._reload(of, of.decode, found)
             key = of.decode, first, end
             if key not in self._decoded:
