@@ -87,17 +87,16 @@ def generate_words(words: Sequence[str]) -> int:
 
 
 def _limits(chosen: Mapping[str, str]) -> EngineLimits:
-    numbers = []
+    numbers = {}
     for name, usual in (("pass_tokens", PASS_TOKENS), ("chunk", CHUNK_TOKENS)):
-        number = yaml_value(chosen.get(name, str(usual)))
-        check_whole_number(name, number, 1)
-        numbers.append(number)
+        numbers[name] = yaml_value(chosen.get(name, str(usual)))
+        check_whole_number(name, numbers[name], 1)
     host = yaml_value(chosen.get("host_kv", f"{HOST_BYTES / 2**30:g} GiB"))
     check_unit("host_kv", host, "bytes")
     size = parse("host_kv", host, "bytes")
     if not 0 < size < float("inf"):
         raise ValueError(f"host_kv is {host!r}; it takes bytes of a GPU's share of host memory, above 0")
-    return EngineLimits(*numbers, size)
+    return EngineLimits(numbers["pass_tokens"], numbers["chunk"], size)
 
 
 def _layouts(chosen: Mapping[str, str]) -> list[GenerateDegrees]:

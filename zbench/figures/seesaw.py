@@ -39,6 +39,7 @@ PROMPT, REQUESTS = 3000, 100
 RESPONSES = (1, 75, 150, 300, 450, 600, 900)
 STATIC = {"8-1": PURPLE, "4-2": GREEN, "2-4": ORANGE, "1-8": SKY}
 PAIR = ("8-1", "2-4")  # the published one
+TICKS = (0.1, 0.2, 0.5, 1)  # requests a second
 LIGHT = "#f2c5a7"  # of seesaw's colour
 
 
@@ -124,6 +125,7 @@ def _points(node: Cost) -> Iterator[ResponsePoint]:
 def draw(axes: Sequence[Axes], table: SeesawTable) -> None:
     """Draws speed-ups by cluster, and requests a second by the length of responses."""
     clusters = list(dict.fromkeys(one.cluster for one in table.gains))
+    furthest = max(one.over(CONTINUOUS) for one in table.gains)
     for panel, cluster in zip(axes, clusters, strict=False):
         mine = [one for one in table.gains if one.cluster == cluster]
         at = np.arange(len(mine))
@@ -142,9 +144,10 @@ def draw(axes: Sequence[Axes], table: SeesawTable) -> None:
         panel.axvline(PUBLISHED[cluster], color=BLACK, lw=1.6, ls=(0, (2, 1)))
         panel.set_yticks(at, [f"{one.model}\n{one.lengths}" for one in mine], fontsize=7.5)
         panel.set_ylim(len(mine) - 0.5, -0.5)
+        panel.set_xlim(0, 1.06 * max(furthest, PUBLISHED[cluster]))
         panel.set_title(cluster)
         panel.grid(axis="x")
-    axes[len(clusters) - 1].set_xlabel("speed-up of seesaw over the fastest of all single layouts")
+    axes[len(clusters) - 1].set_xlabel("speed-up of seesaw over the fastest single layout (p-t: stages of GPUs)")
     handles, labels = axes[0].get_legend_handles_labels()
     handles.append(Line2D([], [], color=BLACK, lw=1.6, ls=(0, (2, 1))))
     axes[0].figure.legend(handles, [*labels, "published mean"], loc="outside upper left", ncols=3, handlelength=1.2)
@@ -158,9 +161,8 @@ def _draw_points(panel: Axes, points: Sequence[ResponsePoint]) -> None:
         x, y = [one.response / PROMPT for one in mine], [one.per_second for one in mine]
         panel.plot(x, y, color=colour, lw=1.8, marker="o", ms=3, label=layouts)
     panel.set_yscale("log")
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_formatter("{x:g}")
-    panel.tick_params(axis="y", which="minor", labelsize=7)
+    panel.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    panel.minorticks_off()
     panel.set_title(f"{STUDIED[1]} on {STUDIED[0]}, prompts of {PROMPT:,} tokens")
     panel.set_xlabel("length of a response over that of its prompt")
     panel.set_ylabel("requests/s")

@@ -13,7 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.generation_cost import MEMORY_SHARE, GenerationCost
-from zbench.rollouts.stage_clock import MicroBatch, StageClock
+from zbench.rollouts.stage_clock import MicroBatch, StageClock, decode_rounds
 
 __all__ = ["EVERYTHING", "MEMORY_SHARE", "Batching", "Generation", "GenerationCost", "generate"]
 EVERYTHING = 2**62  # tokens of a pass without a limit
@@ -102,24 +102,39 @@ class _Replica:
         batches = [_Reading(of.batch_tokens) for _ in range(of.pipeline)]
         clock = StageClock([0.0] * of.pipeline)
         while active := self._active(batches):
-            one = active[0] if len(active) == 1 else min(active, key=attrgetter("ready"))
-            parts = self._parts(one)
-            if parts:
-                self._read(one, parts, clock)
+            if self._is_settled(active):
+                turns = active
+                self.decodes += decode_rounds(active, of, clock)
             else:
-                self.decodes += one.decode(self.of, clock, len(active) == 1)
-            for sequence in one.ended():
-                whole = self._tokens[sequence][1]
-                self.ends[sequence] = one.ready
-                self.begun -= 1
-                one.room += whole
-                one.context -= whole - 1
+                turns = [min(active, key=attrgetter("ready"))]
+                self._turn(turns[0], clock)
+            for one in turns:
+                for sequence in one.ended():
+                    whole = self._tokens[sequence][1]
+                    self.ends[sequence] = one.ready
+                    self.begun -= 1
+                    one.room += whole
+                    one.context -= whole - 1
 
     def _active(self, batches: list[_Reading]) -> list[_Reading]:
         """Returns the micro-batches that have something to do yet."""
         if self.next < len(self._tokens):
             return batches
         return [one for one in batches if one.running or one.reading]
+
+    def _is_settled(self, active: list[_Reading]) -> bool:
+        """Returns whether nothing but decoding happens until a sequence ends."""
+        if not all(one.running and not one.reading for one in active):
+            return False
+        return self.next == len(self._tokens) or self._tokens[self.next][1] > max(one.room for one in active)
+
+    def _turn(self, one: _Reading, clock: StageClock) -> None:
+        """Runs the next pass of a micro-batch."""
+        if parts := self._parts(one):
+            self._read(one, parts, clock)
+        else:
+            one.decode(self.of, clock)
+            self.decodes += 1
 
     def _parts(self, one: _Reading) -> list[tuple[int, int, int]]:
         """Returns the parts of prompts, (sequence, begin, end), that the next pass of a micro-batch reads, and has

@@ -125,12 +125,12 @@ class GenerationCost:
         together before the first pass, each of which adds one to every sequence."""
         seen = context * steps + sequences * steps * (steps - 1) // 2
         return steps * self._pass(sequences, sequences, 0.0).alone(self.pipeline) + seen * (
-            self.pipeline * self._seen_token
+            self.pipeline * self.seen_token
         )
 
     def decode(self, sequences: int, context: int) -> PassSeconds:
         """Returns the seconds of a pass that decodes, as decode_seconds."""
-        return self._pass(sequences, sequences, context * self._seen_token)
+        return self._pass(sequences, sequences, context * self.seen_token)
 
     def mixed(self, sequences: int, context: int, begins: Ints, ends: Ints, whole: int) -> PassSeconds:
         """Returns the seconds of a pass that decodes, as `decode`, and reads tokens [begins, ends) of prompts, int64
@@ -141,11 +141,11 @@ class GenerationCost:
         squares = float((ends.astype(np.float64) ** 2 - begins.astype(np.float64) ** 2).sum())
         computed = 2.0 * heads * squares / device.attention_forward_flops
         prompts = self.layers * max(moved / device.copy_bandwidth, computed) / self.tensor
-        seen = context * self._seen_token if sequences else 0.0
+        seen = context * self.seen_token if sequences else 0.0
         return self._pass(sequences + tokens, sequences + whole, prompts + seen)
 
     @cached_property
-    def _seen_token(self) -> float:
+    def seen_token(self) -> float:
         """The seconds of attending to one token of context, in all layers of a stage."""
         model, device = self.cost.model, self.cost.cluster.device
         moved = self.kv_bytes / device.copy_bandwidth
@@ -189,5 +189,5 @@ class GenerationCost:
         cluster = self.cost.cluster
         first = self.tensor * np.arange(self.pipeline)
         classes = np.unique(cluster.link_of(first[:-1], first[1:]))
-        rates = [float(self.cost.message_seconds(1e9, int(one))) / 1e9 / self.tensor for one in classes]
+        rates = [float(self.cost.message_seconds(np.array(1e9), int(one))) / 1e9 / self.tensor for one in classes]
         return max(rates), max(cluster.links[int(one)].latency for one in classes)

@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.generation_cost import GenerationCost
-from zbench.rollouts.stage_clock import MicroBatch, StageClock
+from zbench.rollouts.stage_clock import MicroBatch, StageClock, decode_rounds
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class SeesawCost:
     def _copied(self, size: float) -> float:
         cluster = self.decode.cost.cluster
         assert cluster.host is not None
-        return float(self.decode.cost.transfer_seconds(size, cluster.host)) + cluster.links[cluster.host].latency
+        return (
+            float(self.decode.cost.transfer_seconds(np.array(size), cluster.host)) + cluster.links[cluster.host].latency
+        )
 
 
 @dataclass(frozen=True)
@@ -151,21 +153,29 @@ def decode_fill(prompts: Ints, responses: Ints, of: SeesawCost) -> DecodedFill:
     batches = [_Arriving(cost.batch_tokens) for _ in range(cost.pipeline)]
     clock = StageClock([0.0] * cost.pipeline)
     while active := batches if waiting else [one for one in batches if one.running or one.arriving]:
-        one = min(active, key=attrgetter("ready"))
-        while waiting and whole[waiting[0]] <= one.room:
-            sequence = waiting.popleft()
-            one.room -= whole[sequence]
-            copied = max(copied, one.ready) + of.copy_seconds(prompt[sequence])
-            one.arriving.append((copied, sequence))
-        if one.arriving and not one.running:
-            one.ready = max(one.ready, one.arriving[0][0])
-        while one.arriving and one.arriving[0][0] <= one.ready:
-            sequence = one.arriving.popleft()[1]
-            one.join(sequence, prompt[sequence], whole[sequence] - prompt[sequence] - 1)
+        settled = all(one.running and not one.arriving for one in active)
+        if settled and not (waiting and whole[waiting[0]] <= max(one.room for one in active)):
+            turns = active
+            decodes += decode_rounds(active, cost, clock)
+        else:
+            one = min(active, key=attrgetter("ready"))
+            turns = [one]
+            while waiting and whole[waiting[0]] <= one.room:
+                sequence = waiting.popleft()
+                one.room -= whole[sequence]
+                copied = max(copied, one.ready) + of.copy_seconds(prompt[sequence])
+                one.arriving.append((copied, sequence))
+            if one.arriving and not one.running:
+                one.ready = max(one.ready, one.arriving[0][0])
+            while one.arriving and one.arriving[0][0] <= one.ready:
+                sequence = one.arriving.popleft()[1]
+                one.join(sequence, prompt[sequence], whole[sequence] - prompt[sequence] - 1)
             most = max(most, sum(len(batch.running) for batch in batches))
-        decodes += one.decode(cost, clock, len(active) == 1 and not one.arriving)
-        for ended in one.ended():
-            ends[ended] = one.ready
-            one.room += whole[ended]
-            one.context -= whole[ended] - 1
+            one.decode(cost, clock)
+            decodes += 1
+        for one in turns:
+            for ended in one.ended():
+                ends[ended] = one.ready
+                one.room += whole[ended]
+                one.context -= whole[ended] - 1
     return DecodedFill(float(ends.max()), ends, decodes, most)

@@ -5,7 +5,9 @@ and the end, and where passes of different lengths follow each other.
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from zbench.rollouts.generation_cost import GenerationCost, PassSeconds
 
@@ -55,16 +57,46 @@ class MicroBatch:
             found.append(heapq.heappop(self.running)[1])
         return found
 
-    def decode(self, of: GenerationCost, clock: StageClock, alone: bool) -> int:
-        """Runs a pass that decodes; where no other micro-batch is under way, all passes until a sequence ends. Returns
-        how many."""
-        sequences = len(self.running)
-        context, steps = self.context + sequences, 1
-        if alone and max(clock.free) <= self.ready:
-            steps = self.running[0][0] - self.passes
-            self.ready += of.decode_seconds(sequences, context, steps)
-            clock.free = [self.ready] * len(clock.free)
-        else:
-            self.ready = clock.run(self.ready, of.decode(sequences, context))
-        self.advance(steps)
-        return steps
+    def decode(self, of: GenerationCost, clock: StageClock) -> None:
+        """Runs a pass that decodes."""
+        self.ready = clock.run(self.ready, of.decode(len(self.running), self.context + len(self.running)))
+        self.advance(1)
+
+
+def decode_rounds(batches: Sequence[MicroBatch], of: GenerationCost, clock: StageClock) -> int:
+    """Runs rounds of passes that decode, micro-batches in the order in which they are ready, until a sequence has
+    ended. All of them have some. Returns the passes."""
+    order = sorted(batches, key=attrgetter("ready"))
+    rounds = min(one.running[0][0] - one.passes for one in order)
+    if len(order) == 1 and max(clock.free) <= order[0].ready:
+        one, sequences = order[0], len(order[0].running)
+        one.ready += of.decode_seconds(sequences, one.context + sequences, rounds)
+        clock.free = [one.ready] * len(clock.free)
+    else:
+        _run_rounds(order, of, clock, rounds)
+    for one in order:
+        one.advance(rounds)
+    return rounds * len(order)
+
+
+def _run_rounds(order: Sequence[MicroBatch], of: GenerationCost, clock: StageClock, rounds: int) -> None:
+    """Runs passes as MicroBatch.decode does, one by one: it is what a run spends its time with."""
+    counts = [len(one.running) for one in order]
+    ready = [one.ready for one in order]
+    passes = [of.decode(count, one.context + count) for one, count in zip(order, counts, strict=True)]
+    stages, lasts, sends = (list(column) for column in zip(*passes, strict=True))
+    more = [count * of.seen_token for count in counts]  # of each pass's attention than of the one before
+    free, every, behind = clock.free, range(len(order)), range(len(clock.free) - 1)
+    for _ in range(rounds):
+        for at in every:
+            time, seconds, send = ready[at], stages[at], sends[at]
+            for stage in behind:
+                there = free[stage]
+                time = free[stage] = (there if there > time else time) + seconds
+                time += send
+            there = free[-1]
+            ready[at] = free[-1] = (there if there > time else time) + lasts[at]
+            stages[at] += more[at]
+            lasts[at] += more[at]
+    for one, time in zip(order, ready, strict=True):
+        one.ready = time
