@@ -13,7 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.generation_cost import MEMORY_SHARE, GenerationCost
-from zbench.rollouts.stage_clock import MicroBatch, StageClock, decode_rounds
+from zbench.rollouts.stage_clock import DecodingBatch, StageClock, decode_rounds
 
 __all__ = ["EVERYTHING", "MEMORY_SHARE", "Batching", "Generation", "GenerationCost", "generate"]
 EVERYTHING = 2**62  # tokens of a pass without a limit
@@ -33,7 +33,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Batching:
-    """What a pass may take. tokens: of a pass that reads prompts, at least one of them; with chunked prefill of any
+    """The limits of a pass. tokens: of a pass that reads prompts, at least one of them; with chunked prefill of any
     pass, those that decode among them."""
 
     tokens: int = EVERYTHING
@@ -53,7 +53,7 @@ def generate(
     Raises:
         ValueError: a sequence is longer than a micro-batch ever has room for.
     """
-    check_room(prompts + responses, of)
+    check_sequences_fit(prompts + responses, of)
     ends = np.zeros(len(prompts))
     found = []
     for share in np.array_split(np.arange(len(prompts)), replicas):
@@ -65,7 +65,7 @@ def generate(
     return Generation(seconds, decodes, most, int((prompts + responses).sum()), ends)
 
 
-def check_room(whole: Ints, of: GenerationCost) -> None:
+def check_sequences_fit(whole: Ints, of: GenerationCost) -> None:
     """Raises ValueError where a sequence is longer than a micro-batch ever has room for. whole: tokens of each."""
     if len(whole) and (longest := int(whole.max())) > of.batch_tokens:
         one = "a replica" if of.pipeline == 1 else f"each of the {of.pipeline} micro-batches of a replica"
@@ -73,7 +73,7 @@ def check_room(whole: Ints, of: GenerationCost) -> None:
 
 
 @dataclass
-class _Reading(MicroBatch):
+class _Reading(DecodingBatch):
     """A micro-batch with prompts that it reads. reading: (sequence, tokens read) of each, in order."""
 
     reading: list[tuple[int, int]] = field(default_factory=list)

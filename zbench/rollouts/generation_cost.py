@@ -20,7 +20,7 @@ from zbench.describe.model import CUT_BY_SLICES
 MEMORY_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 
 
-class PassSeconds(NamedTuple):
+class GenerationPass(NamedTuple):
     """The seconds of a pass. stage: of every stage but the last one; last: of that, which makes words; send: of a
     message to the next stage, which may take up its next pass meanwhile."""
 
@@ -116,7 +116,7 @@ class GenerationCost:
         """Returns the seconds of a pass alone that reads prompts, int64 [sequences]."""
         return self.prefill(prompts).alone(self.pipeline)
 
-    def prefill(self, prompts: Ints) -> PassSeconds:
+    def prefill(self, prompts: Ints) -> GenerationPass:
         """Returns the seconds of a pass that reads prompts, int64 [sequences], each of which gets a word."""
         return self.mixed(0, 0, np.zeros_like(prompts), prompts, len(prompts))
 
@@ -128,11 +128,11 @@ class GenerationCost:
             self.pipeline * self.seen_token
         )
 
-    def decode(self, sequences: int, context: int) -> PassSeconds:
+    def decode(self, sequences: int, context: int) -> GenerationPass:
         """Returns the seconds of a pass that decodes, as decode_seconds."""
         return self._pass(sequences, sequences, context * self.seen_token)
 
-    def mixed(self, sequences: int, context: int, begins: Ints, ends: Ints, whole: int) -> PassSeconds:
+    def mixed(self, sequences: int, context: int, begins: Ints, ends: Ints, whole: int) -> GenerationPass:
         """Returns the seconds of a pass that decodes, as `decode`, and reads tokens [begins, ends) of prompts, int64
         [prompts], `whole` of them to the end."""
         model, device = self.cost.model, self.cost.cluster.device
@@ -152,12 +152,12 @@ class GenerationCost:
         computed = 4 * model.num_heads * model.head_dim / device.attention_forward_flops
         return self.layers * max(moved, computed) / self.tensor
 
-    def _pass(self, tokens: int, words: int, attention: float) -> PassSeconds:
+    def _pass(self, tokens: int, words: int, attention: float) -> GenerationPass:
         """Returns the seconds of a pass of so many tokens that makes words. attention: of a stage."""
         own = self._rates
         stage = max(own.read, own.token * tokens) + own.exchanged * tokens + own.exchanges + attention
         head = max(own.read_head, own.word * words) if words else 0.0
-        return PassSeconds(stage, stage + head, own.sent * tokens + own.sends)
+        return GenerationPass(stage, stage + head, own.sent * tokens + own.sends)
 
     @cached_property
     def _rates(self) -> "_Rates":

@@ -22,7 +22,7 @@ HOST_BYTES = 80 * 2.0**30  # of a GPU: Seesaw's set-up
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What engines may take. pass_tokens: of a pass that reads whole prompts; chunk: of any pass of `chunked`.
+    """The limits of engines. pass_tokens: of a pass that reads whole prompts; chunk: of any pass of `chunked`.
     host_bytes: of host memory for keys and values, a GPU."""
 
     pass_tokens: int = PASS_TOKENS
@@ -46,7 +46,7 @@ class EnginePlay:
 
     @property
     def reloads(self) -> int:
-        """How often the layout changes."""
+        """The number of changes of the layout."""
         return self.found.reloads if isinstance(self.found, SeesawGeneration) else 0
 
     def __str__(self) -> str:

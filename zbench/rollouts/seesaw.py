@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.rollouts.generate import Generation, check_room
+from zbench.rollouts.generate import Generation, check_sequences_fit
 from zbench.rollouts.generation_cost import GenerationCost
 from zbench.rollouts.seesaw_phases import DecodedFill, SeesawCost, buffer_fills, decode_fill, read_fill
 
@@ -38,8 +38,8 @@ def generate_by_seesaw(
         ValueError: a sequence is longer than a micro-batch, a prompt than host memory, ever has room for.
     """
     for of in pairs:
-        check_room(prompts + responses, of.decode)
-        check_room(prompts, of.prefill)
+        check_sequences_fit(prompts + responses, of.decode)
+        check_sequences_fit(prompts, of.prefill)
     shares = np.array_split(np.arange(len(prompts)), replicas)
     each = [_PhasedReplica(prompts[share], responses[share]) for share in shares]
     return [_played(of, each) for of in pairs]

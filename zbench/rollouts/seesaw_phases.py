@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.generation_cost import GenerationCost
-from zbench.rollouts.stage_clock import MicroBatch, StageClock, decode_rounds
+from zbench.rollouts.stage_clock import DecodingBatch, StageClock, decode_rounds
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def prompt_passes(prompts: Ints, most: int) -> Iterator[slice]:
 
 
 @dataclass
-class _Arriving(MicroBatch):
+class _Arriving(DecodingBatch):
     """A micro-batch with sequences that are copied in. arriving: (when; sequence), in order."""
 
     arriving: deque[tuple[float, int]] = field(default_factory=deque)

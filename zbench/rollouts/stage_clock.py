@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from zbench.rollouts.generation_cost import GenerationCost, PassSeconds
+from zbench.rollouts.generation_cost import GenerationCost, GenerationPass
 
 
 @dataclass
@@ -18,7 +18,7 @@ class StageClock:
 
     free: list[float]
 
-    def run(self, ready: float, seconds: PassSeconds) -> float:
+    def run(self, ready: float, seconds: GenerationPass) -> float:
         """Runs a pass that may begin at `ready`; returns when its last stage has done it."""
         free, time = self.free, ready
         for stage in range(len(free) - 1):
@@ -29,7 +29,7 @@ class StageClock:
 
 
 @dataclass
-class MicroBatch:
+class DecodingBatch:
     """A micro-batch: sequences that decode together. room: tokens that it has room for yet. ready: when its last pass
     had ended. passes: of it that decoded. context: tokens of its sequences. running: (passes after which it ends;
     sequence) of each, a heap."""
@@ -63,7 +63,7 @@ class MicroBatch:
         self.advance(1)
 
 
-def decode_rounds(batches: Sequence[MicroBatch], of: GenerationCost, clock: StageClock) -> int:
+def decode_rounds(batches: Sequence[DecodingBatch], of: GenerationCost, clock: StageClock) -> int:
     """Runs rounds of passes that decode, micro-batches in the order in which they are ready, until a sequence has
     ended. All of them have some. Returns the passes."""
     order = sorted(batches, key=attrgetter("ready"))
@@ -79,8 +79,8 @@ def decode_rounds(batches: Sequence[MicroBatch], of: GenerationCost, clock: Stag
     return rounds * len(order)
 
 
-def _run_rounds(order: Sequence[MicroBatch], of: GenerationCost, clock: StageClock, rounds: int) -> None:
-    """Runs passes as MicroBatch.decode does, one by one: it is what a run spends its time with."""
+def _run_rounds(order: Sequence[DecodingBatch], of: GenerationCost, clock: StageClock, rounds: int) -> None:
+    """Runs passes as DecodingBatch.decode does, one by one: it is what a run spends its time with."""
     counts = [len(one.running) for one in order]
     ready = [one.ready for one in order]
     passes = [of.decode(count, one.context + count) for one, count in zip(order, counts, strict=True)]
