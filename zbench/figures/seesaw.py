@@ -147,7 +147,7 @@ def draw(axes: Sequence[Axes], table: SeesawTable) -> None:
         panel.set_xlim(0, 1.06 * max(furthest, PUBLISHED[cluster]))
         panel.set_title(cluster)
         panel.grid(axis="x")
-    axes[len(clusters) - 1].set_xlabel("speed-up of seesaw over the fastest single layout (p-t: stages of GPUs)")
+    axes[len(clusters) - 1].set_xlabel("speed-up of seesaw over the fastest single layout (p-t)")
     handles, labels = axes[0].get_legend_handles_labels()
     handles.append(Line2D([], [], color=BLACK, lw=1.6, ls=(0, (2, 1))))
     axes[0].figure.legend(handles, [*labels, "published mean"], loc="outside upper left", ncols=3, handlelength=1.2)
