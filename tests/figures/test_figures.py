@@ -25,6 +25,7 @@ from zbench.figures import (
     nics,
     planning,
     scaling,
+    seesaw,
     throughput,
     timeline,
 )
@@ -151,6 +152,19 @@ def test_flexsp_without_its_baseline_is_refused() -> None:
     runs = [run for run in SAMPLES["flexsp"].runs if run.start["config"]["system"]["degree"] != 64]
     with pytest.raises(ValueError, match="figure flexsp has no run of one degree on github"):
         flexsp.table(Records(runs))
+
+
+def test_seesaw_is_beside_engines_of_one_layout_and_over_lengths() -> None:
+    found = seesaw.table(SAMPLES["seesaw"])
+    assert [(one.cluster, one.lengths) for one in found.gains] == [
+        (seesaw.STUDIED[0], lengths) for lengths in seesaw.SETS
+    ]
+    for one in found.gains:
+        assert one.best["seesaw"].prefill != one.best["seesaw"].decode
+        assert one.over("continuous", "chunked") == min(one.over("continuous"), one.over("chunked"))
+    (last,) = [one for one in found.points if (one.layouts, one.response) == ("8-1 to 2-4", 900)]
+    assert len(found.points) == 5 * len(seesaw.RESPONSES)  # of one cluster
+    assert 0 < last.per_second < found.points[4].per_second
 
 
 def test_headroom_sorts_and_puts_systems_without_memory_last() -> None:

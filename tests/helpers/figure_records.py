@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from tests.record.test_iterations import FIRST
 from tests.record.test_record import end_line, start_line, step_line
 from zbench.describe.strategy import STRATEGY_GROUPS
-from zbench.figures import ablation, flexsp
+from zbench.figures import ablation, flexsp, seesaw
 from zbench.figures.records import Records
 from zbench.record.record import Run
 
@@ -116,6 +116,7 @@ def batch_samples() -> dict[str, list[Run]]:
     return {
         "lengths": [run_of("lengths", "ring", f"w{index}") for index in range(14)],
         "costs": [run_of("costs", "zeppelin", group=name, config=constants(name)) for name in CLUSTERS],
+        "seesaw": [run_of("seesaw", "ring", group=seesaw.STUDIED[0], config=constants(*seesaw.STUDIED))],
     }
 
 
@@ -277,13 +278,13 @@ def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")
     return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
 
 
-def constants(cluster: str) -> dict[str, Any]:
+def constants(cluster: str, model_name: str = "llama_7b") -> dict[str, Any]:
     """A cluster's and a model's yaml, and its strategy's, as a record has them."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{cluster}.yaml"))
     assert isinstance(plain, dict)
     device = next(one["device"] for one in plain.pop("defaults") if isinstance(one, dict))
     plain["device"] = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / "device" / f"{device}.yaml"))
-    model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / "llama_7b.yaml"))
+    model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{model_name}.yaml"))
     usual = (
         ("sharding", "zero3"),
         ("recompute", "none"),

@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "peers": ("zbench.correctness.peers.command", "the table is of what was trained until then"),
     "reshard": ("zbench.correctness.reshard.command", "the table is of what was brought until then"),
     "rounds": ("zbench.correctness.rounds", "what is told is of what was played until then"),
+    "seesaw": ("zbench.correctness.seesaw.command", "the table is of what was generated until then"),
     "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 

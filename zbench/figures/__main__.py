@@ -26,6 +26,7 @@ NAMES = (
     "planning",
     "flexsp",
     "headroom",
+    "seesaw",
     "desk_systems",
     "desk_nics",
     "desk_parts",

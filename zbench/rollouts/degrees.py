@@ -58,13 +58,13 @@ class GenerateDegrees:
     tensor: int
 
     @staticmethod
-    def of(text: str) -> "GenerateDegrees":
-        """Reads them of text such as 1-2.
+    def of(text: str, field: str = "generate") -> "GenerateDegrees":
+        """Reads them of text such as 1-2. field: that has it, for sentences.
 
         Raises:
             ValueError: it is something else.
         """
-        return GenerateDegrees(*_numbers("generate", text, "p-t (pipeline, tensor), as in 1-2", 2))
+        return GenerateDegrees(*_numbers(field, text, "p-t (pipeline, tensor), as in 1-2", 2))
 
     @property
     def num_gpus(self) -> int:

@@ -1,23 +1,22 @@
-"""The clock of generation: every sequence until it ends, by continuous batching on replicas of a tensor-parallel group.
+"""The clock of generation: every sequence until it ends, by continuous batching on replicas.
 
-A pass reads all weights once, whatever it computes, and takes the longer of reading and computing; so does attention
-with keys and values. Terms: Seesaw (arXiv 2503.06433), appendix A, with this project's rates of a device; causal
-attention is half of its prefill. Launches of kernels, sampling and what a host does between passes are not in it.
+A replica has a micro-batch for each stage of its pipeline, with an even share of its room for keys and values; they
+take sequences from one queue, in its order, and stages take turns with them. Without stages there is one micro-batch.
+Prompts are read in passes of their own, before others go on, or in chunks beside them (chunked prefill, as
+Sarathi-Serve has it, arXiv 2403.02310).
 """
 
-import heapq
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
-from zbench.cost.collective import run_seconds
-from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.checks import is_whole
-from zbench.describe.model import CUT_BY_SLICES
+from zbench.rollouts.generation_cost import MEMORY_SHARE, GenerationCost
+from zbench.rollouts.stage_clock import DecodingBatch, StageClock, decode_rounds
 
-MEMORY_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
+__all__ = ["EVERYTHING", "MEMORY_SHARE", "Batching", "Generation", "GenerationCost", "generate"]
+EVERYTHING = 2**62  # tokens of a pass without a limit
 
 
 @dataclass(frozen=True)
@@ -33,123 +32,146 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class GenerationCost:
-    """The cost model of a replica of `tensor` GPUs. cost: of GPUs. memory_share: of a GPU's memory, for weights and
-    keys and values. tensor_key: what a user sets it by, for sentences."""
+class Batching:
+    """The limits of a pass. tokens: of a pass that reads prompts, at least one of them; with chunked prefill of any
+    pass, those that decode among them."""
 
-    cost: Cost
-    tensor: int
-    memory_share: float
-    tensor_key: str = "tensor"
-
-    def __post_init__(self) -> None:
-        model, cluster = self.cost.model, self.cost.cluster
-        if model.num_experts > 1:
-            raise ValueError(f"model {model.name} has num_experts={model.num_experts}; generation takes one without")
-        for name, size in (
-            *((name, getattr(model, name)) for name in CUT_BY_SLICES),
-            ("cluster.gpus_per_node", cluster.gpus_per_node),
-        ):
-            if size % self.tensor:
-                raise ValueError(f"{self.tensor_key} is {self.tensor}; it has to divide {name}={size}")
-        if not (isinstance(self.memory_share, float) or is_whole(self.memory_share)) or not 0 < self.memory_share <= 1:
-            raise ValueError(f"memory_share is {self.memory_share!r}; it takes more than 0 and at most 1")
-        if self.kv_tokens < 1:
-            told = f"replicas of {self.tensor_key}={self.tensor} have no room for keys and values beside weights"
-            raise ValueError(f"model {model.name} does not fit: {told} in memory_share={self.memory_share}")
-
-    @property
-    def kv_tokens(self) -> int:
-        """The tokens whose keys and values a replica has room for beside its weights."""
-        model = self.cost.model
-        memory = self.memory_share * self.tensor * self.cost.cluster.device.memory_bytes
-        left = memory - model.element_bytes * model.total_params
-        return int(left // (model.num_layers * self._kv_bytes))
-
-    @property
-    def _kv_bytes(self) -> int:
-        model = self.cost.model
-        return 2 * model.num_kv_heads * model.head_dim * model.element_bytes
-
-    def prefill_seconds(self, prompts: Ints) -> float:
-        """Returns the seconds of a pass that reads prompts, int64 [sequences]."""
-        model, device = self.cost.model, self.cost.cluster.device
-        tokens, heads = int(prompts.sum()), model.num_heads * model.head_dim
-        moved = tokens * (heads * model.element_bytes + self._kv_bytes) / device.copy_bandwidth
-        computed = 2.0 * heads * float((prompts.astype(np.float64) ** 2).sum()) / device.attention_forward_flops
-        return self._pass(tokens, len(prompts)) + model.num_layers * max(moved, computed) / self.tensor
-
-    def decode_seconds(self, sequences: int, context: int, steps: int) -> float:
-        """Returns the seconds of passes that decode. context: tokens that the sequences have together before the first
-        pass, each of which adds one to every sequence."""
-        seen = context * steps + sequences * steps * (steps - 1) // 2
-        return steps * self._pass(sequences, sequences) + seen * self._seen_token
-
-    @cached_property
-    def _seen_token(self) -> float:
-        """The seconds of attending to one token of context, in all layers."""
-        model, device = self.cost.model, self.cost.cluster.device
-        moved = self._kv_bytes / device.copy_bandwidth
-        computed = 4 * model.num_heads * model.head_dim / device.attention_forward_flops
-        return model.num_layers * max(moved, computed) / self.tensor
-
-    def _pass(self, tokens: int, sequences: int) -> float:
-        """Returns the seconds of a pass but for attention. Each of its sequences gets one word."""
-        model, each = self.cost.model, self.tensor
-        layers = model.num_layers * model.layer_matmul_params
-        linear = _roofline(layers, tokens, model.element_bytes, self.cost) / each
-        head = _roofline(model.head_params, sequences, model.element_bytes, self.cost) / each
-        size = tokens * model.hidden * model.element_bytes
-        gathers = 4 * model.num_layers  # two all-reduces a layer, each a reduce-scatter and a gather
-        return linear + head + gathers * run_seconds(self.cost, size, each)
+    tokens: int = EVERYTHING
+    chunked: bool = False
 
 
-def _roofline(params: int, tokens: int, unit: int, cost: Cost) -> float:
-    device = cost.cluster.device
-    return max(unit * params / device.copy_bandwidth, 2 * params * tokens / device.matmul_flops)
+WHOLE_PROMPTS = Batching()
 
 
-def generate(prompts: Ints, responses: Ints, of: GenerationCost, replicas: int) -> Generation:
+def generate(
+    prompts: Ints, responses: Ints, of: GenerationCost, replicas: int, batching: Batching = WHOLE_PROMPTS
+) -> Generation:
     """Plays generation. prompts, responses: int64 [sequences], tokens of each, at least 1; replicas have even shares of
-    them, in their order. A sequence begins when a replica has room for all that it will have, in order; its prompt is
-    read in a pass before others go on, which makes its first word.
+    them, in their order. A sequence begins when a micro-batch has room for all that it will have, in order; the pass
+    that reads the end of its prompt makes its first word.
 
     Raises:
-        ValueError: a sequence is longer than a replica ever has room for.
+        ValueError: a sequence is longer than a micro-batch ever has room for.
     """
-    whole = prompts + responses
-    if len(whole) and (longest := int(whole.max())) > of.kv_tokens:
-        raise ValueError(f"a sequence has {longest} tokens; a replica has room for {of.kv_tokens}")
-    shares = np.array_split(np.arange(len(prompts)), replicas)
-    ends = np.zeros(len(whole))
-    found = [_replica(prompts[share], responses[share], of, ends[share[0] :]) if len(share) else (0.0, 0, 0)
-             for share in shares]  # fmt: skip
+    check_sequences_fit(prompts + responses, of)
+    ends = np.zeros(len(prompts))
+    found = []
+    for share in np.array_split(np.arange(len(prompts)), replicas):
+        played = _Replica(prompts[share], responses[share], of, batching)
+        played.play()
+        ends[share] = played.ends
+        found.append((float(played.ends.max(initial=0.0)), played.decodes, played.most))
     seconds, decodes, most = (np.array(column) for column in zip(*found, strict=True))
-    return Generation(seconds, decodes, most, int(whole.sum()), ends)
+    return Generation(seconds, decodes, most, int((prompts + responses).sum()), ends)
 
 
-def _replica(prompts: Ints, responses: Ints, of: GenerationCost, ends: Floats) -> tuple[float, int, int]:
-    """Returns (seconds, passes that decode, the most sequences at once) of a replica. ends: of its sequences and those
-    behind them, which are written."""
-    room, seconds, decoded, most, next_one, context = of.kv_tokens, 0.0, 0, 0, 0, 0
-    running: list[tuple[int, int]] = []  # (passes that decode until the end of it, of all; sequence)
-    while next_one < len(prompts) or running:
-        first = next_one
-        while next_one < len(prompts) and prompts[next_one] + responses[next_one] <= room:
-            room -= int(prompts[next_one] + responses[next_one])
-            context += int(prompts[next_one])
-            heapq.heappush(running, (decoded + int(responses[next_one]) - 1, next_one))
-            next_one += 1
-        if next_one > first:
-            seconds += of.prefill_seconds(prompts[first:next_one])
-            most = max(most, len(running))
-        steps = running[0][0] - decoded
-        seconds += of.decode_seconds(len(running), context + len(running), steps) if steps else 0.0
-        context += steps * len(running)
-        decoded += steps
-        while running and running[0][0] == decoded:
-            _, one = heapq.heappop(running)
-            ends[one] = seconds
-            room += int(prompts[one] + responses[one])
-            context -= int(prompts[one] + responses[one]) - 1
-    return seconds, decoded, most
+def check_sequences_fit(whole: Ints, of: GenerationCost) -> None:
+    """Raises ValueError where a sequence is longer than a micro-batch ever has room for. whole: tokens of each."""
+    if len(whole) and (longest := int(whole.max())) > of.batch_tokens:
+        one = "a replica" if of.pipeline == 1 else f"each of the {of.pipeline} micro-batches of a replica"
+        raise ValueError(f"a sequence has {longest} tokens; {one} has room for {of.batch_tokens}")
+
+
+@dataclass
+class _Reading(DecodingBatch):
+    """A micro-batch with prompts that it reads. reading: (sequence, tokens read) of each, in order."""
+
+    reading: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class _Replica:
+    """A replica that generates. next: the sequence that begins next. begun: sequences that have begun and not ended."""
+
+    prompts: Ints
+    responses: Ints
+    of: GenerationCost
+    batching: Batching
+    next: int = 0
+    begun: int = 0
+    decodes: int = 0
+    most: int = 0
+    ends: Floats = field(init=False)
+    _tokens: list[tuple[int, int]] = field(init=False)  # of a prompt, and of all, by sequence
+
+    def play(self) -> None:
+        """Plays until all sequences have ended."""
+        of = self.of
+        self.ends = np.zeros(len(self.prompts))
+        self._tokens = list(zip(self.prompts.tolist(), (self.prompts + self.responses).tolist(), strict=True))
+        batches = [_Reading(of.batch_tokens) for _ in range(of.pipeline)]
+        clock = StageClock([0.0] * of.pipeline)
+        while active := self._active(batches):
+            if self._is_settled(active):
+                turns = active
+                self.decodes += decode_rounds(active, of, clock)
+            else:
+                turns = [min(active, key=attrgetter("ready"))]
+                self._turn(turns[0], clock)
+            for one in turns:
+                for sequence in one.ended():
+                    whole = self._tokens[sequence][1]
+                    self.ends[sequence] = one.ready
+                    self.begun -= 1
+                    one.room += whole
+                    one.context -= whole - 1
+
+    def _active(self, batches: list[_Reading]) -> list[_Reading]:
+        """Returns the micro-batches that have something to do yet."""
+        if self.next < len(self._tokens):
+            return batches
+        return [one for one in batches if one.running or one.reading]
+
+    def _is_settled(self, active: list[_Reading]) -> bool:
+        """Returns whether nothing but decoding happens until a sequence ends."""
+        if not all(one.running and not one.reading for one in active):
+            return False
+        return self.next == len(self._tokens) or self._tokens[self.next][1] > max(one.room for one in active)
+
+    def _turn(self, one: _Reading, clock: StageClock) -> None:
+        """Runs the next pass of a micro-batch."""
+        if parts := self._parts(one):
+            self._read(one, parts, clock)
+        else:
+            one.decode(self.of, clock)
+            self.decodes += 1
+
+    def _parts(self, one: _Reading) -> list[tuple[int, int, int]]:
+        """Returns the parts of prompts, (sequence, begin, end), that the next pass of a micro-batch reads, and has
+        sequences begin for which there is room."""
+        chunked = self.batching.chunked
+        left, parts = self.batching.tokens - (len(one.running) if chunked else 0), list[tuple[int, int, int]]()
+        for sequence, done in one.reading:
+            end = min(self._tokens[sequence][0], done + max(left, 0))
+            parts.append((sequence, done, end))
+            left -= end - done
+        while self.next < len(self._tokens):
+            prompt, whole = self._tokens[self.next]
+            fits_pass = left > 0 if chunked else not parts or prompt <= left
+            if whole > one.room or not fits_pass:
+                break
+            one.room -= whole
+            one.reading.append((self.next, 0))
+            parts.append((self.next, 0, min(prompt, left) if chunked else prompt))
+            left -= parts[-1][2]
+            self.next += 1
+            self.begun += 1
+        self.most = max(self.most, self.begun)
+        return [part for part in parts if part[2] > part[1]]
+
+    def _read(self, one: _Reading, parts: list[tuple[int, int, int]], clock: StageClock) -> None:
+        """Runs a pass that reads parts of prompts; sequences decode beside them where prefill is chunked."""
+        begins, ends = (np.array([part[at] for part in parts], np.int64) for at in (1, 2))
+        read = {sequence: end for sequence, _, end in parts}
+        whole = [sequence for sequence, end in read.items() if end == self._tokens[sequence][0]]
+        decoding = len(one.running) if self.batching.chunked else 0
+        seconds = self.of.mixed(decoding, one.context + decoding, begins, ends, len(whole))
+        one.ready = clock.run(one.ready, seconds)
+        if decoding:
+            one.advance(1)
+            self.decodes += 1
+        left = [(sequence, read.get(sequence, done)) for sequence, done in one.reading]
+        one.reading = [(sequence, done) for sequence, done in left if done < self._tokens[sequence][0]]
+        for sequence in whole:
+            prompt, tokens = self._tokens[sequence]
+            one.join(sequence, prompt, tokens - prompt - 1)

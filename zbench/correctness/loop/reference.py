@@ -40,7 +40,7 @@ def alone(weights: Mapping[str, Tensor], seed: int) -> list[AloneIteration]:
     optimizer, found = _Optimizer(now), list[AloneIteration]()
     for iteration in range(ITERATIONS):
         rollouts = [
-            _generated(now, prompt, seed, iteration, number)
+            generated_alone(now, prompt, generator_of(seed, iteration, number), LIMIT)
             for number, prompt in enumerate(prompts_of(seed, iteration))
         ]
         losses, scales, clipped = list[float](), list[float](), 0
@@ -76,7 +76,7 @@ def policy_logits(weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     x = weights["we"][tokens]
     at = torch.arange(len(tokens), dtype=torch.float64)
     later = torch.ones(len(tokens), len(tokens)).triu(1).bool()
-    for layer in range(POLICY.num_layers):
+    for layer in range(len(weights["wq"])):
         own = {name: value[layer] for name, value in weights.items() if name not in ("we", "gl", "wh")}
         n = _normed(x) * own["g1"]
         q = _turned(torch.einsum("tc,hdc->htd", n, own["wq"]), at)
@@ -102,10 +102,11 @@ def _turned(x: Tensor, at: Tensor) -> Tensor:
     return torch.stack(turned, 3).flatten(2)
 
 
-def _generated(weights: Mapping[str, Tensor], prompt: Ints, seed: int, iteration: int, number: int) -> Rollout:
-    tokens, rng = torch.from_numpy(prompt), generator_of(seed, iteration, number)
+def generated_alone(weights: Mapping[str, Tensor], prompt: Ints, rng: np.random.Generator, limit: int) -> Rollout:
+    """Returns a response to a prompt, every token by a forward of all before it. limit: of its tokens."""
+    tokens = torch.from_numpy(prompt)
     before: list[float] = []
-    while len(before) < LIMIT and (not before or tokens[-1] != END):
+    while len(before) < limit and (not before or tokens[-1] != END):
         token, likelihood = sampled(policy_logits(weights, tokens)[-1], rng)
         tokens, before = torch.cat([tokens, torch.tensor([token])]), [*before, likelihood]
     return Rollout(tokens.numpy(), len(prompt), np.array(before))

@@ -1,4 +1,5 @@
-"""A GPU's slice of a policy, and the responses that its tensor-parallel group generates with keys and values kept.
+"""A GPU's slice of a policy, of all its layers or of a stage's, and the responses that its tensor-parallel group
+generates with keys and values kept.
 
 All GPUs of a group have the same logits to the bit, as sums are reduced once and then handed round, so all of them draw
 the same tokens. A prompt is read at once; after it each sequence goes on by a token a pass until it ends.
@@ -23,31 +24,30 @@ from zbench.runtime.training.transformer import rope
 
 @dataclass
 class KeptKeys:
-    """The keys and values of a sequence's tokens, [tokens, 2, kv heads, their dimension] of each layer."""
+    """The keys and values of a sequence's tokens, [tokens, 2, kv heads, their dimension], by layer."""
 
-    layers: list[Tensor] = field(default_factory=list)
+    layers: dict[int, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.layers[0]) if self.layers else 0
+        return len(next(iter(self.layers.values()))) if self.layers else 0
 
     def append(self, layer: int, more: Tensor) -> Tensor:
         """Adds tokens to a layer and returns all that it has."""
-        if layer == len(self.layers):
-            self.layers.append(more)
-        else:
-            self.layers[layer] = torch.cat([self.layers[layer], more])
+        before = self.layers.get(layer)
+        self.layers[layer] = more if before is None else torch.cat([before, more])
         return self.layers[layer]
 
 
 @dataclass(frozen=True)
 class PolicySlice:
     """A GPU's slice of a policy. weight: by its name in a step and its layer, the GPU's slice. part: which one it is.
-    group: the GPUs of all slices, None where there is one."""
+    group: the GPUs of all slices, None where there is one. stage: the layers that the GPU has, None: all."""
 
     model: Model
     weight: Callable[[str, int], Tensor]
     part: int
     group: Any
+    stage: range | None = None
 
     def responses(
         self, prompts: Mapping[int, Ints], limit: int, seed: int, iteration: int, tell: Callable[[str], None]
@@ -76,12 +76,26 @@ class PolicySlice:
     def logits(self, new: Sequence[Sequence[int]], kept: Sequence[KeptKeys]) -> Tensor:
         """Returns the logits after the last of the new tokens of each sequence, [sequences, words]."""
         counts = [len(tokens) for tokens in new]
+        return self.words(self.through(self.embedded(new), counts, kept), counts)
+
+    def embedded(self, new: Sequence[Sequence[int]]) -> Tensor:
+        """Returns the embedding of the new tokens of all sequences, [tokens, hidden]."""
+        tokens, table = torch.tensor([token for some in new for token in some]), self.weight("we", 0)
+        words = tokens - self.part * len(table)
+        here = (words >= 0) & (words < len(table))
+        return self._summed(table[torch.where(here, words, 0)] * here[:, None])
+
+    def through(self, x: Tensor, counts: list[int], kept: Sequence[KeptKeys]) -> Tensor:
+        """Returns what the layers here make of x [tokens, hidden]. counts: new tokens of each sequence."""
         before = [len(one) for one in kept]
         at = [torch.arange(begin, begin + count) for begin, count in zip(before, counts, strict=True)]
         turns = rope(torch.cat(at), self.model.head_dim)
-        x = self._embedded(torch.tensor([token for tokens in new for token in tokens]))
-        for layer in range(self.model.num_layers):
+        for layer in range(self.model.num_layers) if self.stage is None else self.stage:
             x = self._layer(layer, x, turns, counts, kept)
+        return x
+
+    def words(self, x: Tensor, counts: list[int]) -> Tensor:
+        """Returns the logits after the last new token of each sequence, [sequences, words]. x: behind all layers."""
         last = torch.tensor(counts).cumsum(0) - 1
         mine = normed(x[last], self.weight("gl", 0)) @ self.weight("wh", 0).T
         if self.group is None:
@@ -89,12 +103,6 @@ class PolicySlice:
         every = [torch.empty_like(mine) for _ in range(self.group.size())]
         dist.all_gather(every, mine.contiguous(), self.group)
         return torch.cat(every, 1)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        table = self.weight("we", 0)
-        words = tokens - self.part * len(table)
-        here = (words >= 0) & (words < len(table))
-        return self._summed(table[torch.where(here, words, 0)] * here[:, None])
 
     def _layer(
         self, layer: int, x: Tensor, turns: tuple[Tensor, Tensor], counts: list[int], kept: Sequence[KeptKeys]

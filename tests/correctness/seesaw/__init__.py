@@ -1,0 +1,1 @@
+"""Tests of generation by Seesaw on processes."""

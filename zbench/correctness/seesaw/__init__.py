@@ -1,0 +1,1 @@
+"""Generation by Seesaw on processes, beside one process: tokens, changes of layout and bytes."""
