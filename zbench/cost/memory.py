@@ -15,7 +15,7 @@ from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees, degrees_of
-from zbench.describe.model import INPUTS, KV, Model, Q, message_size
+from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
@@ -29,10 +29,10 @@ def static_bytes(cost: Cost) -> int:
     if isinstance(model.sharding, ShardDegrees):
         return _nested_bytes(cost, model.sharding)
     if model.sharding == "zero3":
-        share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
+        share = (model.element_bytes + GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes + _chunks(model)
     if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
-        share = model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) / ranks
+        share = model.element_bytes + (GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
     return pipeline_static_bytes(cost, 1, cost.pp)
 
@@ -56,8 +56,13 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     could gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
-    state = ADAM_BYTES / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
+    state = _adam_bytes(model) / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
     return int((held + state) * model.total_params + _chunks(model) / tp)
+
+
+def _adam_bytes(model: Model) -> int:
+    """Returns the bytes of a parameter's optimizer state on GPUs."""
+    return 0 if model.optimizer_on_hosts else ADAM_BYTES
 
 
 def _chunks(model: Model) -> int:
@@ -79,7 +84,7 @@ def layer_activation_bytes(model: Model) -> int:
 def input_layers(model: Model) -> int:
     """Returns the layers whose inputs a GPU has at once: all, or the one at work and the one that comes or goes where
     the others wait in host memory."""
-    return min(2, model.num_layers) if model.offload == INPUTS else model.num_layers
+    return min(2, model.num_layers) if model.inputs_on_hosts else model.num_layers
 
 
 def activation_bytes(model: Model) -> int:

@@ -17,7 +17,7 @@ Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
-NONE, INPUTS = OFFLOAD = ("none", "inputs")
+NONE, INPUTS, OPTIMIZER, BOTH = OFFLOAD = ("none", "inputs", "optimizer", "inputs_and_optimizer")
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
@@ -50,8 +50,8 @@ class Model:
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
-    offload: what waits in the host memory of a GPU's node from a layer's forward to its backward: "none", or "inputs",
-        the layers' inputs, where these are all that they keep.
+    offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
+        backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
     Of these, recompute, sharding, both numbers of tokens, offload and both degrees are no properties of a model: a run
     sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
@@ -77,7 +77,7 @@ class Model:
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
-    offload: Literal["none", "inputs"] = "none"
+    offload: Literal["none", "inputs", "optimizer", "inputs_and_optimizer"] = "none"
     overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -140,6 +140,16 @@ class Model:
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):
             check_boolean(f"model.{field}", getattr(self, field))
+
+    @property
+    def inputs_on_hosts(self) -> bool:
+        """Whether inputs of layers wait in host memory."""
+        return self.offload in (INPUTS, BOTH)
+
+    @property
+    def optimizer_on_hosts(self) -> bool:
+        """Whether optimizer state is in host memory, and updated there."""
+        return self.offload in (OPTIMIZER, BOTH)
 
     # -- parameters -------------------------------------------------------------------------------
     @property

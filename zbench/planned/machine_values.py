@@ -18,7 +18,7 @@ _CLUSTER, _DEVICE, _DOMAIN, _MODEL = (
 # Fields that files of this format lack where they were written before there were such: they are left out where they
 # are as usual, so that what is written then is what was written before.
 LATER_FIELDS = {
-    Cluster: ("port_order",),
+    Cluster: ("port_order", "host_adam_bandwidth"),
     Device: ("compute_slowdown", "multiprocessors", "matmul_shapes"),
     Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate"),
 }

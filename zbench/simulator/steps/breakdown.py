@@ -50,7 +50,7 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     following = program.assembled.following.offsets, program.assembled.following.followers
     times = timeline.start, timeline.done, left_out.later
     shape = len(left_out.steady) + 1, num_gpus, len(SECONDS_FOR)
-    hops = program.hops, program.owner, _columns_of(program)
+    hops = program.hops, program.owner, _columns_of(program, num_gpus)
     found, last = _spent(hops, following, times, (added.cut, added.late, steady), shape)
     parts = found[-1]
     parts[:, _END] = seconds - last
@@ -69,7 +69,7 @@ class _HopColumns(NamedTuple):
     head: Ints
 
 
-def _columns_of(program: StepProgram) -> _HopColumns:
+def _columns_of(program: StepProgram, num_gpus: int) -> _HopColumns:
     kinds = np.concatenate([one.kinds for one in program.variants])
     table = np.concatenate([one.lowered.table[[OP, RANK]] for one in program.variants], axis=1)
     begin, count = program.stacked.begin, table.shape[1]
@@ -79,7 +79,7 @@ def _columns_of(program: StepProgram) -> _HopColumns:
     every = np.arange(count)
     head = every - np.maximum.accumulate(np.where(fresh, every, 0))
     part = np.concatenate([_parts_of(one) for one in program.variants])
-    return _HopColumns(np.where(kinds == COMPUTE, table[1], -1), part, head)
+    return _HopColumns(np.where((kinds == COMPUTE) & (table[1] < num_gpus), table[1], -1), part, head)
 
 
 def _parts_of(variant: Variant) -> Ints:

@@ -23,7 +23,7 @@ from zbench.simulator.hops import Hops
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
-from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
+from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import Variant
@@ -189,7 +189,7 @@ class StepParts:
         key = tuple(id(one) for one in variants)
         if key not in self._tables:
             cluster = self.cost.cluster
-            meetings, queues = _meeting_queues(variants, gpu_queues(cluster) * cluster.num_ranks)
+            meetings, queues = _meeting_queues(variants, all_queues(cluster))
             stacked = stacked_variants(variants, meetings, cluster)
             self._tables[key] = VariantTables(wait_tables(self.step, variants), stacked, queues)
         return self._tables[key]
