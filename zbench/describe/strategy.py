@@ -27,7 +27,7 @@ from zbench.describe.expert_schedule import (
     ExpertSchedule,
 )
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import AUTO, BOTH, INPUTS, MOST, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
@@ -125,8 +125,27 @@ class TrainingMemory:
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
-        if self.offload not in OFFLOAD:
-            raise ValueError(f"memory.offload is {self.offload!r}; it takes {' or '.join(OFFLOAD)}")
+        _check_choice("memory.offload", self.offload, OFFLOAD)
+
+    def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
+        """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
+        strategy.
+
+        Raises:
+            ValueError: it cannot; the message names the keys.
+        """
+        if self.offload in (INPUTS, BOTH) and (granularity, stages) != (FULL, 1):
+            raise ValueError(
+                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
+                f"parallel.pipeline_parallel {stages}; a layer keeps nothing but its input, and all layers are on all "
+                f"GPUs, with {FULL} and 1"
+            )
+        if self.offload in (OPTIMIZER, BOTH) and (stages != 1 or sharding not in SHARDING[1:]):
+            raise ValueError(
+                f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
+                "each parameter's optimizer state is in one host's memory, and all layers are on all GPUs, with zero1, "
+                "zero2 or zero3 and 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +264,8 @@ class TrainingStrategy:
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
                 "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
             )
-        if self.memory.offload == INPUTS and (self.recompute.granularity, self.parallel.pipeline_parallel) != (FULL, 1):
-            raise ValueError(
-                f"memory.offload is {INPUTS} with recompute.granularity {self.recompute.granularity} and "
-                f"parallel.pipeline_parallel {self.parallel.pipeline_parallel}; a layer keeps nothing but its input, "
-                f"and all layers are on all GPUs, with {FULL} and 1"
-            )
+        stages = self.parallel.pipeline_parallel
+        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
         for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
             tokens = getattr(self.memory, name)
             if method != NONE and tokens not in (WHOLE, AUTO):
@@ -271,9 +286,9 @@ class TrainingStrategy:
                 f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
                 "none, zero1, zero2 or zero3"
             )
-        if self.sync.in_rounds and self.memory.offload == INPUTS:
+        if self.sync.in_rounds and self.memory.offload != NOWHERE:
             raise ValueError(
-                f"memory.offload is {INPUTS}; with sync={self.sync.method} workers share a node's host memory, so it "
+                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host memory, so it "
                 f"takes {NOWHERE}"
             )
 

@@ -136,7 +136,8 @@ class Simulated:
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
         step = self.steps.with_chunks(chosen.chunks).of(batch, plans)
-        before, self._left = self._left, Left.of(step, plans, self._left)
+        left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
+        before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
         result = self.result(batch, plans, played, ceiling)
@@ -195,6 +196,7 @@ class Simulated:
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
+            host_bytes=self._host_bytes(played),
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
@@ -203,6 +205,21 @@ class Simulated:
             seconds_for=self._seconds_for(plans, played),
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
+
+    def _host_bytes(self, played: PlayedStep) -> list[int]:
+        """Returns the most bytes in every node's host memory.
+
+        Raises:
+            ValueError: they are more than it has.
+        """
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        found, room = played.memory.peak[cluster.num_ranks :], cluster.host_memory
+        if room is not None and found.max(initial=0) > room:
+            raise ValueError(
+                f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "
+                f"{found.max() / 2**30:,.1f} GiB of it: use more nodes, fewer tokens, or memory.offload=none"
+            )
+        return [int(one) for one in found]
 
     def bound_seconds(self, batch: Batch) -> float:
         """Returns the seconds of a step that no plan of a batch can beat."""

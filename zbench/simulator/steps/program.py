@@ -107,6 +107,7 @@ class StepProgram:
         table, of, none = self.table, self.assembled.following, np.zeros(0, np.int64)
         row, rows = self.hops
         op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
+        rank = np.minimum(rank, self.variants[0].of.step.num_gpus - 1)  # CPUs are ready when GPUs are
         channels, whole = rows.channels[row].astype(np.int64), (rows.slot == rows.channels - 1)[row]
         ends = queue_a, queue_b, link_a, link_b
         flags, queues = none.astype(bool), self.gpu_queues

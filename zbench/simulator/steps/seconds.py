@@ -60,6 +60,8 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         if name in ("attend", "attend_d"):
             attends.append((mine, name == "attend_d"))
         elif len(mine):
+            if name != "adam" and (ops.src[mine] >= cost.cluster.num_ranks).any():
+                raise ValueError(f"a compute of {formula} is at a host memory; updates alone may be there")
             found[mine] = _Formula(sizes, formula, mine, cost).seconds()
     if attends and plan is None:
         raise ValueError(f"template {sizes.template.name} has attention; it takes the plan of its micro-batch")

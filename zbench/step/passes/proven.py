@@ -11,12 +11,12 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
-from zbench.describe.model import INPUTS, Model
+from zbench.describe.model import NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import forward_step, whole_step
-from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
+from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
@@ -76,8 +76,8 @@ class ProvenSteps:
         parameters = self.parameters
         if self.cluster is not None:
             check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
-        if self.cluster is not None and model.offload == INPUTS:
-            check_host(self.cluster)
+        if self.cluster is not None and model.offload != NONE:
+            check_host(model, self.cluster)
 
     @property
     def parameters(self) -> ShardedParameters:
@@ -123,18 +123,18 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
-        if plans[0].pipelines is not None and self.model.offload == INPUTS:
+        if plans[0].pipelines is not None and self.model.offload != NONE:
             raise ValueError(
-                f"plans have pipelines, whose stages have some layers each; memory.offload is {INPUTS}, which takes "
-                "none with them"
+                f"plans have pipelines, whose stages have some layers each; memory.offload is {self.model.offload}, "
+                "which takes none with them"
             )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
-        if model.offload == INPUTS:
+        if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
             check_host_room(model, plans, degree, self.cluster)
-            step = with_inputs_on_hosts(step, self.cluster.gpus_per_node)
+            step = with_host_memory(step, model, self.cluster.gpus_per_node)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

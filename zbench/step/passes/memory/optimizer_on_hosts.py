@@ -19,7 +19,7 @@ from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
-_UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates; the last one is made here
+_UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
 _OF_HEAD = ("gl", "wh")  # parameters whose gradients are there before those of any layer
 _LAST_OF_LAYERS, _LAST_OF_HEAD = ("backward", "kept_backward", "reduce"), ("head", "reduce_head")
 _Rows = list[list[int]]
@@ -34,7 +34,7 @@ def with_optimizer_on_hosts(step: Step, gpus_per_node: int) -> Step:
     if step.is_staged or len(step.pipelines) > 1:
         raise ValueError("memory.offload has optimizer and layers are in stages of a pipeline; with these it takes none")
     num_hosts = -(-step.num_gpus // gpus_per_node)
-    layouts, templates = list(step.layouts), list(step.templates)
+    layouts, templates, made = list(step.layouts), list(step.templates), _Updates()
     begins, ends = step.begins, step.ends
     for number, layout in enumerate(step.layouts):
         sizes = {one.name: len(one) for one in layout.indices}
@@ -42,27 +42,31 @@ def with_optimizer_on_hosts(step: Step, gpus_per_node: int) -> Step:
         of = _OnHosts(layout, lists, step.num_gpus, gpus_per_node)
         for at, template in enumerate(templates):
             if template.layout == number:
-                templates[at] = of.changed(template)
+                templates[at] = replace(template, needs=of.entries(template.needs), leaves=of.entries(template.leaves))
         if number == 0:
             begins, ends = of.entries(begins), of.entries(ends)
-            updates = next(at for at, one in enumerate(templates) if one.name == _UPDATES)
-            rest = next(at for at, one in enumerate(templates) if one.name == _ENDS)
-            early, templates[rest] = of.divided(templates[rest])
+            made = of.put_updates(templates)
         layouts[number] = replace(layout, lists=lists.lists())
-    order = _ordered(step, templates, updates)
-    if early is not None:
-        last = max(at for at, one in enumerate(order) if _base(templates[one.template]) in _LAST_OF_HEAD)
-        order.insert(last + 1, Instance(len(templates), 0))
-        templates.append(early)
     return replace(
         step,
         num_hosts=num_hosts,
         layouts=tuple(layouts),
         templates=tuple(templates),
-        order=tuple(order),
+        order=tuple(_ordered(step, templates, made)),
         begins=begins,
         ends=ends,
     )
+
+
+class _Updates(NamedTuple):
+    """The numbers of the templates that update layers, and that bring what was updated back; the same for what is of
+    the head alone, -1 where that is updated with the embedding; and of the one for the rest."""
+
+    layers: int = -1
+    back: int = -1
+    head: int = -1
+    head_back: int = -1
+    rest: int = -1
 
 
 def _base(template: Template) -> str:
@@ -70,23 +74,33 @@ def _base(template: Template) -> str:
     return template.name.split(".")[0]
 
 
-def _ordered(step: Step, templates: Sequence[Template], updates: int) -> list[Instance]:
-    """Returns a step's order with the updates of layers where their gradients are complete. updates: the template."""
+def _ordered(step: Step, templates: Sequence[Template], made: _Updates) -> list[Instance]:
+    """Returns a step's order with the updates of layers where their gradients are complete, and of the head, too.
+
+    What was updated comes back after all else, in the order of updates: in a GPU's queue for copies from its host it
+    would else stand before inputs of layers whose backward comes first.
+    """
+    names = [_base(one) for one in templates]
     last: dict[int, int] = {}  # by layer: the entry with which its gradients are complete
+    head = max((at for at, one in enumerate(step.order) if names[one.template] in _LAST_OF_HEAD), default=-1)
     for entry, one in enumerate(step.order):
-        if _base(templates[one.template]) in _LAST_OF_LAYERS:
+        if names[one.template] in _LAST_OF_LAYERS:
             last |= dict.fromkeys(one.layers, entry)
-    found = []
+    found = list[Instance]()
     for entry, one in enumerate(step.order):
-        if one.template == updates:
+        if one.template == made.layers:
             continue
+        if one.template == made.rest:
+            found += [Instance(made.head_back, 0)] if made.head >= 0 else []
+            found.append(Instance(made.back, step.num_layers - 1, step.num_layers, -1))
         done = [layer for layer in one.layers if last.get(layer) == entry]
-        if _base(templates[one.template]) == "reduce" or not done:  # a bucket's reductions are one after another
-            found += [one, *([replace(one, template=updates)] if done else [])]
-            continue
-        assert len(done) == one.repeats, "a backward's layers are all complete with it, or none is"
-        for layer in one.layers:
-            found += [replace(one, layer=layer, repeats=1), Instance(updates, layer)]
+        if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
+            found += [one, *([replace(one, template=made.layers)] if done else [])]
+        else:
+            assert len(done) == one.repeats, "a backward's layers are all complete with it, or none is"
+            for layer in one.layers:
+                found += [replace(one, layer=layer, repeats=1), Instance(made.layers, layer)]
+        found += [Instance(made.head, 0)] if entry == head and made.head >= 0 else []
     return found
 
 
@@ -108,24 +122,41 @@ class _OnHosts:
     num_gpus: int
     gpus_per_node: int
 
-    def changed(self, template: Template) -> Template:
-        """Returns a template with what is in host memory."""
-        needs, leaves = self.entries(template.needs), self.entries(template.leaves)
-        made = replace(template, needs=needs, leaves=leaves)
-        if template.name not in (_UPDATES, _ENDS):
-            return made
-        return replace(made, operations=self._operations(template.operations))
+    def put_updates(self, templates: list[Template]) -> _Updates:
+        """Puts templates that update parameters in host memory in the place of those that did on GPUs, and more after
+        the others; returns which they are."""
+        layers, rest = (next(at for at, one in enumerate(templates) if one.name == name) for name in (_UPDATES, _ENDS))
+        early, others = self._divided(templates[rest])
+        sent, back = self._parted(templates[layers])
+        templates[layers], (there, returned) = sent, self._parted(others)
+        joined = [there.operations.table, returned.operations.table]
+        templates[rest] = replace(others, operations=Operations.of_tables(joined))
+        templates.append(back)
+        if early is None:
+            return _Updates(layers, len(templates) - 1, rest=rest)
+        templates += self._parted(early)
+        return _Updates(layers, len(templates) - 3, len(templates) - 2, len(templates) - 1, rest)
 
-    def _operations(self, operations: Operations) -> Operations:
-        """Returns gradients' way to hosts, the updates there, and parameters' way back."""
+    def _parted(self, template: Template) -> tuple[Template, Template]:
+        """Returns two templates in place of one that updates parameters: gradients go to hosts and parameters are
+        updated there, and parameters come back."""
         there, computes, back = list[list[int]](), list[list[int]](), list[list[int]]()
-        for row, weight, host in self._updates(operations):
+        for row, weight, host in self._updates(template.operations):
             gpu, lists = row[2], [which for which in row[4:6] if which >= 0]
             gradient = self.layout.number[f"d{self.layout.tensors[weight].name}"]
             there.append(operation_row(SEND, gradient, (gpu, host), lists, "host"))
             computes.append([*row[:2], host, *row[3:]])
             back.append(operation_row(SEND, weight, (host, gpu), lists, "host", version=1))
-        return Operations.of([*there, *computes, *back])
+        leaves = template.leaves.rows()
+        homes = [row for row in leaves if row[2] == AT_HOME]
+        between = Items.of([[*row[:6], 0, *row[7:]] if row[2] == AT_HOME else row for row in leaves])
+        hosts = [row for row in leaves if row[2] != AT_HOME and self._is_weight(row[0])]
+        needs = Items.of([*([*row[:6], 0, *row[7:]] for row in homes), *hosts])
+        sent = replace(template, operations=Operations.of([*there, *computes]), leaves=between)
+        returned = Template(
+            f"{template.name}_back", template.layout, Operations.of(back), (), needs, Items.of([*homes, *hosts])
+        )
+        return sent, returned
 
     def _updates(self, operations: Operations) -> Iterator[_Update]:
         for row in operations.table.tolist():
@@ -139,34 +170,34 @@ class _OnHosts:
                 )
             yield _Update(row, weight, self.num_gpus + row[2] // self.gpus_per_node)
 
-    def divided(self, template: Template) -> tuple[Template | None, Template]:
+    def _divided(self, template: Template) -> tuple[Template | None, Template]:
         """Returns the updates of what is outside the layers in two templates: what the head alone has, None where it
         has the embedding's table, and the rest."""
         if "wh" not in self.layout.number:
             return None, template
-        head = {self.layout.number[f"{before}{name}"] for name in _OF_HEAD for before in ("", "d", "s")}
-        formulas = [self.layout.number[self.layout.formulas[at].results[0].tensor] in head for at in template.formulas]
+        head = [self.layout.number[f"{before}{name}"] for name in _OF_HEAD for before in ("", "d", "s")]
+        numbers = np.array(template.formulas)
+        made = [self.layout.number[self.layout.formulas[at].results[0].tensor] in head for at in template.formulas]
         both = []
-        for wanted in (True, False):
-            numbers = [at for at, mine in zip(template.formulas, formulas, strict=True) if mine == wanted]
-            ops = template.operations.table
-            mine = np.array(
-                [
-                    (row[1] in numbers) if row[0] != SEND else ((row[1] in head) == wanted)
-                    for row in ops.tolist()
-                ]
-            )
+        for name, wanted in ((_HEAD, True), (template.name, False)):
+            formulas = numbers[np.array(made) == wanted]
+            mine = np.flatnonzero(np.isin(template.operations.what, formulas))
             needs, leaves = (
-                items.take(np.flatnonzero(np.isin(items.tensor, list(head)) == wanted))
+                items.take(np.flatnonzero(np.isin(items.tensor, head) == wanted))
                 for items in (template.needs, template.leaves)
             )
-            name = _HEAD if wanted else template.name
-            both.append(
-                Template(
-                    name, template.layout, template.operations.take(mine), tuple(numbers), needs, leaves
-                )
-            )
+            operations = template.operations.take(mine)
+            both.append(Template(name, template.layout, operations, tuple(formulas.tolist()), needs, leaves))
         return both[0], both[1]
+
+    def _is_weight(self, tensor: int) -> bool:
+        """Returns whether a tensor is a parameter: it has optimizer state."""
+        return f"s{self.layout.tensors[tensor].name}" in self.layout.number
+
+    def _is_state(self, tensor: int) -> bool:
+        """Returns whether a tensor is a parameter's optimizer state."""
+        name = self.layout.tensors[tensor].name
+        return name[0] == "s" and {name[1:], f"d{name[1:]}"} <= self.layout.number.keys()
 
     def entries(self, items: Items) -> Items:
         """Returns the entries of a contract with optimizer state in host memory in place of GPUs', and parameters there
@@ -174,12 +205,9 @@ class _OnHosts:
         found, seen = _Rows(), set[tuple[int, int]]()
         for row in items.rows():
             tensor, layer = row[0], row[1]
-            name = self.layout.tensors[tensor].name
-            is_state = name[0] == "s" and name[1:] in self.layout.number and f"d{name[1:]}" in self.layout.number
-            is_weight = f"s{name}" in self.layout.number and f"d{name}" in self.layout.number
-            if not is_state:
+            if not self._is_state(tensor):
                 found.append(row)
-            if (is_state or is_weight) and (tensor, layer) not in seen:
+            if (self._is_state(tensor) or self._is_weight(tensor)) and (tensor, layer) not in seen:
                 seen.add((tensor, layer))
                 found += [[tensor, layer, *cells, 0, row[6], 0] for cells in self._at_hosts(tensor)]
         return Items.of(found)
