@@ -32,7 +32,9 @@ def with_optimizer_on_hosts(step: Step, gpus_per_node: int) -> Step:
         ValueError: layers are in stages, or parameters are updated on several GPUs.
     """
     if step.is_staged or len(step.pipelines) > 1:
-        raise ValueError("memory.offload has optimizer and layers are in stages of a pipeline; with these it takes none")
+        raise ValueError(
+            "memory.offload has optimizer and layers are in stages of a pipeline; with these it takes none"
+        )
     num_hosts = -(-step.num_gpus // gpus_per_node)
     layouts, templates, made = list(step.layouts), list(step.templates), _Updates()
     begins, ends = step.begins, step.ends
