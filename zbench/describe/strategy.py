@@ -288,8 +288,8 @@ class TrainingStrategy:
             )
         if self.sync.in_rounds and self.memory.offload != NOWHERE:
             raise ValueError(
-                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host memory, so it "
-                f"takes {NOWHERE}"
+                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host "
+                f"memory, so it takes {NOWHERE}"
             )
 
     def _check_job(self) -> None:

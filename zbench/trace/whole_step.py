@@ -1,7 +1,8 @@
 """Events of a whole step: every operation by its name, on the queue or link that it takes. Pure: no torch.
 
 Tracks are a node's GPUs (computes), of every direction of each NIC and of each GPU's ports inside the node one a
-channel, and its CPUs, where they may update parameters. A message's event has its bytes and what they are for; the bytes of a NIC's events are those of the record.
+channel, and its CPUs, where they may update parameters. A message's event has its bytes and what they are for; the
+bytes of a NIC's events are those of the record.
 """
 
 from collections.abc import Iterator

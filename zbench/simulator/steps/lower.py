@@ -1,9 +1,10 @@
 """Lowers the operations of a template to hops, with their seconds, and the edges between them.
 
-A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or one that is routed over lanes,
-as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A collective is a hop in which
-its members meet, pieces of a leg for each member on its own links (zbench.simulator.steps.collectives), and a hop at
-its end. Every GPU has queues of its own for each class of links and each of the operations' queues.
+A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or
+one that is routed over lanes, as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A
+collective is a hop in which its members meet, pieces of a leg for each member on its own links
+(zbench.simulator.steps.collectives), and a hop at its end. Every GPU has queues of its own for each class of links and
+each of the operations' queues.
 """
 
 from dataclasses import dataclass, field

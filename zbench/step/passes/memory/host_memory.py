@@ -27,8 +27,8 @@ def check_host(model: Model, cluster: Cluster) -> None:
     need, room = _state_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
         raise ValueError(
-            f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node's share of the "
-            f"parameters and the optimizer state of {model.name} is {need / 2**30:,.1f} GiB: use more nodes, or "
+            f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node's share of "
+            f"the parameters and the optimizer state of {model.name} is {need / 2**30:,.1f} GiB: use more nodes, or "
             "memory.offload=none"
         )
 
