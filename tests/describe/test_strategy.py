@@ -37,6 +37,8 @@ MEMORIES = {
     "loss": TrainingMemory("whole", "auto"),
     "chunks": TrainingMemory(4096, 4096),
     "offload": TrainingMemory(4096, 4096, "inputs"),
+    "zero_offload": TrainingMemory(offload="optimizer"),
+    "alst": TrainingMemory(4096, 4096, "inputs_and_optimizer"),
 }
 YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
 MODELS = {
@@ -177,7 +179,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: TrainingMemory(0),
             "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to .*, or whole",
         ),
-        (lambda: TrainingMemory(offload="all"), "memory.offload is 'all'; it takes none or inputs"),
+        (lambda: TrainingMemory(offload="all"), "memory.offload is 'all'; it takes none, inputs, optimizer or inputs_and"),
         (lambda: TrainingMemory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
@@ -251,6 +253,14 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stage
             ExchangeOverlap(),
             Experts(),
         )
+
+
+@pytest.mark.parametrize(("sharding", "stages"), [("none", 1), ("zero1", 2)])
+def test_optimizer_state_is_in_one_hosts_memory(sharding: str, stages: int) -> None:
+    memory, exchanges = TrainingMemory(offload="optimizer"), ExchangeOverlap()
+    assert memory.check_offload("none", 1, "zero2") is None
+    with pytest.raises(ValueError, match=rf"^memory.offload is optimizer with sharding {sharding} .* or zero3 and 1$"):
+        TrainingStrategy(Sharding(sharding), Recompute("none"), memory, Parallel(1, stages), exchanges, Experts())
 
 
 @pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])
