@@ -49,6 +49,7 @@ _SYNC = ("steps", "worker", "lr", "momentum", "penalty", "penalty_constant", "cl
 
 
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
+ADAPTIVE = "adaptive"  # for every batch the least with which it fits
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -99,13 +100,24 @@ class Recompute:
     """The part of a layer's forward that runs again in its backward (beside attention's scores, which its kernels make
     again in any case).
 
-    granularity: as zbench.describe.model.Model has it, its recompute.
+    granularity: as zbench.describe.model.Model has it, its recompute; "adaptive": chosen for every batch
+        (zbench.simulated.recomputation), of steps that are planned for "full".
     """
 
     granularity: str
 
     def __post_init__(self) -> None:
-        _check_choice("recompute.granularity", self.granularity, RECOMPUTE)
+        _check_choice("recompute.granularity", self.granularity, (*RECOMPUTE, ADAPTIVE))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it is chosen for every batch."""
+        return self.granularity == ADAPTIVE
+
+    @property
+    def of_model(self) -> str:
+        """The recomputation that a model has, for which batches are planned."""
+        return FULL if self.is_adaptive else self.granularity
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +298,11 @@ class TrainingStrategy:
                 f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
                 "none, zero1, zero2 or zero3"
             )
+        if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
+            beside = "job=rlhf" if self.job.has_rollouts else f"sync={self.sync.method}"
+            raise ValueError(
+                f"recompute.granularity is {ADAPTIVE}; with {beside} it takes {', '.join(RECOMPUTE[:-1])} or {FULL}"
+            )
         if self.sync.in_rounds and self.memory.offload != NOWHERE:
             raise ValueError(
                 f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host "
@@ -316,7 +333,7 @@ class TrainingStrategy:
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
         found = {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
-        return found | {"sharding": self.sharding.of_model}
+        return found | {"sharding": self.sharding.of_model, "recompute": self.recompute.of_model}
 
 
 def typed_key(field: str) -> str:

@@ -11,11 +11,13 @@ from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
+_LATER = {"adaptive_recompute": USUAL_STRATEGY.adaptive_recompute}  # fields that files from before them lack
 
 
 def strategy_values(strategy: StepStrategy) -> dict[str, Any]:
     """Returns a strategy's fields under its key; nothing of a usual one, as in files from before there was another."""
-    return {} if strategy == USUAL_STRATEGY else {STRATEGY: asdict(strategy)}
+    values = {name: one for name, one in asdict(strategy).items() if name not in _LATER or one != _LATER[name]}
+    return {} if strategy == USUAL_STRATEGY else {STRATEGY: values}
 
 
 def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
@@ -26,7 +28,7 @@ def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
     """
     if STRATEGY not in found:
         return USUAL_STRATEGY
-    values = found[STRATEGY]
+    values = {**_LATER, **found[STRATEGY]} if isinstance(found[STRATEGY], Mapping) else found[STRATEGY]
     check_plan_keys(values, [one.name for one in fields(StepStrategy)], where)
     for name, kind in _INNER.items():
         check_plan_keys(values[name], [one.name for one in fields(kind)], f"{where}.{name}")

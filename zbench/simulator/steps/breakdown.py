@@ -29,7 +29,7 @@ from zbench.describe.compiled import IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.steps.expand import OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.program import StepParts, StepProgram
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 
@@ -57,6 +57,17 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     for (_, more), played in zip(left_out.steady, found, strict=False):
         parts += more * played
     return {name: parts[:, number] for name, number in _AT.items()}
+
+
+def recomputation_seconds(parts: StepParts) -> float:
+    """Returns the seconds of recomputation of a step, of the GPU that has most."""
+    variants, which = parts.of_step
+    found = np.zeros(parts.step.num_gpus)
+    for variant, times in zip(variants, np.bincount(which, minlength=len(variants)).tolist(), strict=True):
+        mine = np.flatnonzero(_parts_of(variant) == _AT["recomputation"])
+        where, busy = variant.lowered.table[RANK, mine], variant.lowered.busy[mine]
+        found += times * np.bincount(where, busy, len(found))
+    return float(found.max())
 
 
 class _HopColumns(NamedTuple):

@@ -21,6 +21,7 @@ from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
+from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -40,7 +41,8 @@ class ProvenSteps:
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
-    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own.
+    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
+    layers, None: as the model says.
 
     Raises:
         ValueError: there are no such steps.
@@ -55,6 +57,7 @@ class ProvenSteps:
     experts: ExpertParallel = TOGETHER
     cluster: Cluster | None = None
     workers: int = 1
+    recompute: str | SomeLayers | None = None
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -89,6 +92,10 @@ class ProvenSteps:
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
         return replace(self, overlap=replace(self.overlap, experts=chunks))
+
+    def with_recompute(self, recompute: str | SomeLayers | None) -> "ProvenSteps":
+        """Returns the steps in which so much is recomputed."""
+        return replace(self, recompute=recompute)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
@@ -130,7 +137,8 @@ class ProvenSteps:
             )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
-        step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
+        again = model.recompute if self.recompute is None else self.recompute
+        step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
         if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
             check_host_room(model, plans, degree, self.cluster)
