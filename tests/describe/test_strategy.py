@@ -16,6 +16,7 @@ from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
+    ADAPTIVE,
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Experts,
@@ -115,7 +116,7 @@ def test_every_choice_can_be(path: Path) -> None:
 
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
-    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
+    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, {*RECOMPUTE, ADAPTIVE})
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
     assert names["sync"] == set(SYNC_METHODS)
     assert names["job"] == {"training", "rlhf", "rlhf_streamed", "rlhf_one_step_off"}
@@ -174,7 +175,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Sharding("zero3", degrees={}), "sharding.degrees is {}; only sharding.strategy=nested has"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
-        (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
+        (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked, full or ad"),
         (
             lambda: TrainingMemory(0),
             "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to .*, or whole",
