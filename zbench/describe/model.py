@@ -19,6 +19,7 @@ TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
 NONE, INPUTS, OPTIMIZER, BOTH = OFFLOAD = ("none", "inputs", "optimizer", "inputs_and_optimizer")
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
+ALL_LAYERS = "all"  # in place of a number of layers of a stage
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -36,6 +37,7 @@ class Model:
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
+    recompute_layers: how many layers of each stage are recomputed, its first ones, or "all".
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
         rank, the rest split over all ranks), "zero3" (parameters, gradients and optimizer state split over all
@@ -52,8 +54,8 @@ class Model:
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
-    Of these, recompute, sharding, both numbers of tokens, offload and both degrees are no properties of a model: a run
-    sets them from groups of their own (zbench.describe.strategy).
+    Of these, recompute, its layers, sharding, both numbers of tokens, offload and both degrees are no properties of a
+    model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -73,6 +75,7 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
+    recompute_layers: int | str = ALL_LAYERS
     sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
@@ -129,6 +132,8 @@ class Model:
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        if self.recompute_layers != ALL_LAYERS:
+            self._check_recompute_layers()
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if self.num_experts > 1 and self.mlp_chunk_tokens != WHOLE:
@@ -140,6 +145,19 @@ class Model:
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):
             check_boolean(f"model.{field}", getattr(self, field))
+
+    def _check_recompute_layers(self) -> None:
+        check_whole_number("recompute.layers", self.recompute_layers, 0, MOST)
+        if self.recompute == NONE or self.offload in (INPUTS, BOTH):
+            what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
+            raise ValueError(f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}")
+
+    @property
+    def recomputed_layers(self) -> int:
+        """Layers of all stages of which something runs again."""
+        if self.recompute_layers == ALL_LAYERS:
+            return self.num_layers if self.recompute != NONE else 0
+        return min(int(self.recompute_layers) * self.pipeline_parallel, self.num_layers)
 
     @property
     def inputs_on_hosts(self) -> bool:

@@ -13,7 +13,7 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL
-from zbench.describe.model import AUTO, NONE, WHOLE
+from zbench.describe.model import ALL_LAYERS, AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.strategy import ADAPTIVE, USUAL_EXPERTS, Experts, TrainingStrategy
 
@@ -79,6 +79,7 @@ class StepStrategy:
         for name, value, usual in (
             ("sharding.strategy", NESTED if isinstance(sharding, ShardDegrees) else "", ""),
             ("recompute.granularity", ADAPTIVE if self.adaptive_recompute else again, again),
+            ("recompute.layers", model_fields["recompute_layers"], ALL_LAYERS),
             ("sharding.window", self.window, 1),
             ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
             ("parallel.expert_parallel", self.expert_parallel, 1),

@@ -27,7 +27,19 @@ from zbench.describe.expert_schedule import (
     ExpertSchedule,
 )
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, BOTH, INPUTS, MOST, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import (
+    ALL_LAYERS,
+    AUTO,
+    BOTH,
+    INPUTS,
+    MOST,
+    OFFLOAD,
+    OPTIMIZER,
+    RECOMPUTE,
+    SHARDING,
+    WHOLE,
+    check_chunk,
+)
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
@@ -36,6 +48,7 @@ STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "ex
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
+    "recompute_layers": ("recompute", "layers"),
     "sharding": ("sharding", "strategy"),
     "mlp_chunk_tokens": ("memory", "mlp_chunk_tokens"),
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
@@ -101,13 +114,22 @@ class Recompute:
     again in any case).
 
     granularity: as zbench.describe.model.Model has it, its recompute; "adaptive": chosen for every batch
-        (zbench.simulated.recomputation), of steps that are planned for "full".
+        (zbench.simulated.recomputation), of steps that are planned for "full". layers: of each stage, its first ones,
+        or "all".
     """
 
     granularity: str
+    layers: int | str = ALL_LAYERS
 
     def __post_init__(self) -> None:
         _check_choice("recompute.granularity", self.granularity, (*RECOMPUTE, ADAPTIVE))
+        if self.layers != ALL_LAYERS:
+            check_whole_number("recompute.layers", self.layers, 0, MOST)
+            if self.is_adaptive:
+                raise ValueError(
+                    f"recompute.layers is {self.layers}; recompute.granularity={ADAPTIVE} chooses as many as it takes, "
+                    f"with {ALL_LAYERS}"
+                )
 
     @property
     def is_adaptive(self) -> bool:
@@ -346,7 +368,8 @@ def typed_key(field: str) -> str:
 def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
     names, other keys dotted."""
-    found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    layers = {"recompute": {"layers": ALL_LAYERS, **config["recompute"]}}  # configurations from before it have none
+    found = {field: {**config, **layers}[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
@@ -379,6 +402,8 @@ def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> d
     for field, value in fields.items():
         group, key = MODEL_FIELDS.get(field, ("model", field))
         made[group][key] = value
+        if field == "recompute":
+            made[group].pop("layers", None)  # of the recomputation that it had
         if field == "sharding":
             for name in ("degrees", "bits"):  # of the strategy that it had
                 made[group].pop(name, None)

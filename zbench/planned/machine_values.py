@@ -20,7 +20,7 @@ _CLUSTER, _DEVICE, _DOMAIN, _MODEL = (
 LATER_FIELDS = {
     Cluster: ("port_order", "host_adam_bandwidth"),
     Device: ("compute_slowdown", "multiprocessors", "matmul_shapes"),
-    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate"),
+    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate", "recompute_layers"),
 }
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today
 

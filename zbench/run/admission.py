@@ -124,7 +124,8 @@ def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1, pipelines: bool
         for degree in (*((1, 1) if pipelines else (cut.secondary, cut.gradients)), cut.optimizer)
     )
     state = model.element_bytes * parameters + wide * gradients + 3 * wide * moments
-    activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
+    again, rest = model.recomputed_layers, model.num_layers - model.recomputed_layers
+    activations = (again * kept_layer_bytes(model, model.recompute) + rest * kept_layer_bytes(model, "none")) * tokens
     return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))
 
 

@@ -14,6 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.model import ALL_LAYERS
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.strategy import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
@@ -21,7 +22,7 @@ from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
-from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute, recomputing
+from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
@@ -194,7 +195,7 @@ class Simulated:
     ) -> StepResult:
         """Returns what a record has of a step that was played, and its ceiling. again: what was chosen for it."""
         cost, attend = self.cost, self._mean(played.busy["attend"])
-        forwards = (1.0 if cost.model.recompute == "full" else 0.0) if again is None else again.forwards_again
+        forwards = forwards_again(cost.gpus.model) if again is None else again.forwards_again
         repacked = self._repacked(plans, forwards)
         sent, received = (
             sum(by.values(), np.zeros(cost.gpus.cluster.num_nics, np.int64)) for by in (played.nic_tx, played.nic_rx)
@@ -254,8 +255,9 @@ class Simulated:
 
     @property
     def _least_cost(self) -> Cost:
-        """The cost model of a step with the least recomputation that may be chosen."""
-        return recomputing(self.cost, "none") if self.adaptive_recompute else self.cost
+        """The cost model of steps with as little recomputation as one may have: of some layers none is charged."""
+        some = self.cost.gpus.model.recompute_layers != ALL_LAYERS
+        return recomputing(self.cost, "none") if self.adaptive_recompute or some else self.cost
 
     def _mean(self, seconds: Floats) -> Floats:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""

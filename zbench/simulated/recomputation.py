@@ -13,7 +13,7 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import WHOLE
+from zbench.describe.model import ALL_LAYERS, WHOLE, Model
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.breakdown import recomputation_seconds
@@ -55,9 +55,15 @@ class ChosenRecompute:
 
 
 def recomputing(cost: Cost, level: str) -> Cost:
-    """Returns a cost model whose model recomputes by another level."""
+    """Returns a cost model whose model recomputes by another level, in all layers."""
     single = None if cost.single is None else recomputing(cost.single, level)
-    return replace(cost, model=replace(cost.model, recompute=level), single=single)  # type: ignore[arg-type]
+    model = replace(cost.model, recompute=level, recompute_layers=ALL_LAYERS)  # type: ignore[arg-type]
+    return replace(cost, model=model, single=single)
+
+
+def forwards_again(model: Model) -> float:
+    """Returns the share of layers whose whole forward runs again."""
+    return model.recomputed_layers / model.num_layers if model.recompute == FULL else 0.0
 
 
 def chosen_recompute(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> ChosenRecompute:

@@ -11,7 +11,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
-from zbench.describe.model import NONE, Model
+from zbench.describe.model import ALL_LAYERS, NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
@@ -73,6 +73,12 @@ class ProvenSteps:
             raise ValueError(
                 f"experts.capacity is {experts.capacity}; {model.name} has no experts, so it takes {DROPLESS}"
             )
+        most = model.num_layers // self.stages
+        if model.recompute_layers != ALL_LAYERS and int(model.recompute_layers) > most:
+            raise ValueError(
+                f"recompute.layers is {model.recompute_layers}; a stage of {model.name} has {most} layers, so it takes "
+                f"a whole number from 0 to {most}, or {ALL_LAYERS}"
+            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
@@ -81,6 +87,15 @@ class ProvenSteps:
             check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
         if self.cluster is not None and model.offload != NONE:
             check_host(model, self.cluster)
+
+    @property
+    def _of_model(self) -> str | SomeLayers:
+        """What the model says is recomputed."""
+        model, layers = self.model, self.model.recompute_layers
+        everywhere = model.recomputed_layers in (0, model.num_layers)
+        if layers == ALL_LAYERS or everywhere:
+            return model.recompute if layers != 0 else NONE
+        return SomeLayers(model.recompute, (int(layers),) * self.stages)
 
     @property
     def parameters(self) -> ShardedParameters:
@@ -135,9 +150,14 @@ class ProvenSteps:
                 f"plans have pipelines, whose stages have some layers each; memory.offload is {self.model.offload}, "
                 "which takes none with them"
             )
+        if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
+            raise ValueError(
+                f"plans have pipelines, each with stages of its own; recompute.layers is "
+                f"{self.model.recompute_layers}, which takes {ALL_LAYERS} with them"
+            )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
-        again = model.recompute if self.recompute is None else self.recompute
+        again = self._of_model if self.recompute is None else self.recompute
         step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
         if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"

@@ -227,6 +227,6 @@ class _OnHosts:
                 rows.setdefault(mine.tobytes(), (mine, []))[1].append(part)
             for mine, parts in rows.values():
                 if len(mine):
-                    cells = [self.lists.number(axis, side) for axis, side in zip(axes, (parts, mine), strict=False)]
+                    cells = [self.lists.number(axes[0], parts), self.lists.number(axes[1], mine)] if axes else []
                     found.append([place, *cells, -1, -1][:3])
         return found
