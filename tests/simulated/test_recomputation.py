@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.helpers.steps import pipeline_plans
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.cost.memory import activation_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.job import RolloutJob
@@ -22,6 +24,7 @@ from zbench.simulated.executor import Simulated
 from zbench.simulated.recomputation import chosen_recompute, recomputing
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.program import StepParts
+from zbench.step.passes.recompute import SomeLayers
 from zbench.systems.ring import Ring
 
 MODEL = Model("eight", 8, 64, 4, 4, 16, 128, 100, recompute="full", sharding="zero3")
@@ -113,3 +116,39 @@ def test_what_cannot_be_is_one_sentence(beside: dict[str, Any], told: str) -> No
         TrainingStrategy(*parts, **beside)
     with pytest.raises(ValueError, match=r"^recompute.granularity is adaptive; only runs with executor=simulated or"):
         of_whole_step(TrainingStrategy(*parts), plays=False)
+
+
+def test_some_layers_of_a_run() -> None:
+    """Memory, planners' and the step's, lies between that of no layer and that of all; so do seconds."""
+    batch, plans = planned(600, 300)
+    for level in ("selective", "full"):
+        counts = (0, 3, 6, "all")
+        found = [Simulated(cost_of(ROOM, recompute=level, recompute_layers=one)).step(batch, plans) for one in counts]
+        (none,) = [Simulated(cost_of(ROOM, recompute="none")).step(batch, plans)]
+        assert found[0] == none
+        assert [one.seconds for one in found] == sorted({one.seconds for one in found})
+        peaks = [max(one.peak_bytes) for one in found]
+        assert peaks == sorted(set(peaks), reverse=True)
+        planned_for = [activation_bytes(replace(MODEL, recompute=level, recompute_layers=one)) for one in counts]
+        assert planned_for == sorted(set(planned_for), reverse=True)
+        assert planned_for[0] == activation_bytes(replace(MODEL, recompute="none"))
+        three = Simulated(cost_of(ROOM), adaptive_recompute=True).steps.with_recompute(SomeLayers(level, (3,)))
+        account = step_memory(StepParts(three.built(batch, plans), plans, cost_of(ROOM)))
+        assert account.peak.max() == peaks[1]
+
+
+def test_numbers_of_layers_that_cannot_be_are_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^recompute.layers is 9; a stage of eight has 8 layers, so it takes a whole"):
+        Simulated(cost_of(ROOM, recompute_layers=9))
+    with pytest.raises(ValueError, match=r"^recompute.layers is -1; it takes a whole number from 0 to 16777216$"):
+        Recompute("full", -1)
+    with pytest.raises(ValueError, match=r"^recompute.layers is 2; recompute.granularity=adaptive chooses as many"):
+        Recompute("adaptive", 2)
+    for fields, told in (({"recompute": "none"}, "recompute.granularity none"), ({"offload": "inputs"}, "memory.off")):
+        with pytest.raises(ValueError, match=rf"^recompute.layers is 2; with {told}.* it takes all$"):
+            replace(MODEL, recompute_layers=2, **fields)
+    (plan,) = pipeline_plans([(1, 1)] * 2, [[(5, 0), (4, 1)]], 2)
+    with pytest.raises(
+        ValueError, match=r"^plans have pipelines, .*; recompute.layers is 2, which takes all with"
+    ):
+        Simulated(cost_of(ROOM, recompute_layers=2)).steps.built(Batch(np.array([5, 4]), 0, 0), [plan])
