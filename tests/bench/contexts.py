@@ -26,7 +26,7 @@ from zbench.systems.ring import Ring
 
 CHOICES = (
     ("none", "none"), ("none", "loss"), ("selective", "loss"), ("full", "none"), ("full", "loss"),
-    ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"), ("full", "alst"),
+    ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"),
 )  # fmt: skip
 GPUS = (1, 2, 4, 8, 16, 32)
 MUCH = 2**62
