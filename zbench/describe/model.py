@@ -147,7 +147,7 @@ class Model:
             check_boolean(f"model.{field}", getattr(self, field))
 
     def _check_recompute_layers(self) -> None:
-        check_whole_number("recompute.layers", self.recompute_layers, 0, MOST)
+        check_recompute_layers(self.recompute_layers)
         if self.recompute == NONE or self.offload in (INPUTS, BOTH):
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
             raise ValueError(f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}")
@@ -260,6 +260,12 @@ class Model:
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
+
+
+def check_recompute_layers(layers: int | str) -> None:
+    """Raises ValueError unless `layers` is a number of layers that may be recomputed, or all."""
+    if layers != ALL_LAYERS and not (is_whole(layers) and 0 <= layers <= MOST):
+        raise ValueError(f"recompute.layers is {layers!r}; it takes a whole number from 0 to {MOST}, or {ALL_LAYERS}")
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

@@ -39,6 +39,7 @@ from zbench.describe.model import (
     SHARDING,
     WHOLE,
     check_chunk,
+    check_recompute_layers,
 )
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -123,13 +124,12 @@ class Recompute:
 
     def __post_init__(self) -> None:
         _check_choice("recompute.granularity", self.granularity, (*RECOMPUTE, ADAPTIVE))
-        if self.layers != ALL_LAYERS:
-            check_whole_number("recompute.layers", self.layers, 0, MOST)
-            if self.is_adaptive:
-                raise ValueError(
-                    f"recompute.layers is {self.layers}; recompute.granularity={ADAPTIVE} chooses as many as it takes, "
-                    f"with {ALL_LAYERS}"
-                )
+        check_recompute_layers(self.layers)
+        if self.is_adaptive and self.layers != ALL_LAYERS:
+            raise ValueError(
+                f"recompute.layers is {self.layers}; recompute.granularity={ADAPTIVE} chooses as many as it takes, "
+                f"with {ALL_LAYERS}"
+            )
 
     @property
     def is_adaptive(self) -> bool:
