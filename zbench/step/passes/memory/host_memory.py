@@ -1,4 +1,4 @@
-"""What steps have in host memory: inputs of layers, optimizer state, or both; and whether there is room for it."""
+"""Host memory that steps use, for inputs of layers, optimizer state, or both; and whether there is room for it."""
 
 from collections.abc import Sequence
 
