@@ -38,7 +38,7 @@ class ChosenRecompute:
 
     @property
     def part(self) -> str | SomeLayers:
-        """What a step is built with."""
+        """The recomputation that a step is built with."""
         everywhere = sum(self.layers) in (0, self.of_layers)
         return self.level if everywhere else SomeLayers(self.level, self.layers)
 
