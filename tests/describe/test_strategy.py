@@ -154,6 +154,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
     )
     assert strategy.model_fields == {
         "recompute": "full",
+        "recompute_layers": "all",
         "sharding": "none",
         "tensor_parallel": 4,
         "pipeline_parallel": 2,
