@@ -16,6 +16,7 @@ from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
+    ADAPTIVE,
     MODEL_FIELDS,
     STRATEGY_GROUPS,
     Parallel,
@@ -36,6 +37,8 @@ MEMORIES = {
     "loss": TrainingMemory("whole", "auto"),
     "chunks": TrainingMemory(4096, 4096),
     "offload": TrainingMemory(4096, 4096, "inputs"),
+    "zero_offload": TrainingMemory(offload="optimizer"),
+    "alst": TrainingMemory(4096, 4096, "inputs_and_optimizer"),
 }
 YAMLS = sorted(path for group in STRATEGY_GROUPS for path in (CONF / group).glob("*.yaml"))
 MODELS = {
@@ -112,7 +115,7 @@ def test_every_choice_can_be(path: Path) -> None:
 
 def test_there_is_a_choice_for_every_value() -> None:
     names = {group: {path.stem for path in YAMLS if path.parent.name == group} for group in STRATEGY_GROUPS}
-    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, set(RECOMPUTE))
+    assert (names["sharding"], names["recompute"]) == ({*SHARDING, *OVERLAPS, *DEGREES}, {*RECOMPUTE, ADAPTIVE})
     assert (names["overlap"], names["experts"]) == (set(METHODS), set(SCHEDULES))
     assert names["sync"] == set(SYNC_METHODS)
     assert names["job"] == {"training", "rlhf", "rlhf_streamed", "rlhf_one_step_off"}
@@ -150,6 +153,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
     )
     assert strategy.model_fields == {
         "recompute": "full",
+        "recompute_layers": "all",
         "sharding": "none",
         "tensor_parallel": 4,
         "pipeline_parallel": 2,
@@ -171,12 +175,15 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Sharding("zero3", degrees={}), "sharding.degrees is {}; only sharding.strategy=nested has"),
         (lambda: Sharding("zero3", -1), "sharding.window is -1; it takes a whole number of at least 0"),
-        (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked or full"),
+        (lambda: Recompute("some"), "recompute.granularity is 'some'; it takes none, selective, chunked, full or ad"),
         (
             lambda: TrainingMemory(0),
             "memory.mlp_chunk_tokens is 0; it takes a whole number from 1 to .*, or whole",
         ),
-        (lambda: TrainingMemory(offload="all"), "memory.offload is 'all'; it takes none or inputs"),
+        (
+            lambda: TrainingMemory(offload="all"),
+            "memory.offload is 'all'; it takes none, inputs, optimizer or",
+        ),
         (lambda: TrainingMemory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
@@ -265,6 +272,14 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stage
             ExchangeOverlap(),
             Experts(),
         )
+
+
+@pytest.mark.parametrize(("sharding", "stages"), [("none", 1), ("zero1", 2)])
+def test_optimizer_state_is_in_one_hosts_memory(sharding: str, stages: int) -> None:
+    memory, exchanges = TrainingMemory(offload="optimizer"), ExchangeOverlap()
+    assert memory.check_offload("none", 1, "zero2") is None
+    with pytest.raises(ValueError, match=rf"^memory.offload is optimizer with sharding {sharding} .* or zero3 and 1$"):
+        TrainingStrategy(Sharding(sharding), Recompute("none"), memory, Parallel(1, stages), exchanges, Experts())
 
 
 @pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])

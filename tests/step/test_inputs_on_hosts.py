@@ -14,9 +14,10 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
+from zbench.step.passes.memory.host_memory import check_host, check_host_room
+from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
 
-FIVE = replace(MODEL, num_layers=5, num_kv_heads=4)
+FIVE = replace(MODEL, num_layers=5, num_kv_heads=4, offload="inputs")
 HOST = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 1e-5, "host_memory": 1e9}
 HOST_QUEUE = QUEUES.index("host")
 
@@ -67,6 +68,6 @@ def test_what_has_no_room_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* 5 layers of 200 tokens on a node are"):
         check_host_room(FIVE, plans, 1, replace(cluster, host_memory=1000.0))
     with pytest.raises(ValueError, match=r"^cluster.host_bandwidth is not given; memory.offload is inputs"):
-        check_host(small(2, 2).cluster)
+        check_host(FIVE, small(2, 2).cluster)
     with pytest.raises(ValueError, match=r"^memory.offload is inputs and layers are in stages"):
         with_inputs_on_hosts(whole_step(FIVE, plans, 1, "3", 1, "full", stages=2), 2)

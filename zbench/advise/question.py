@@ -12,8 +12,8 @@ from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.describe.model import NONE, WHOLE
-from zbench.describe.strategy import STRATEGY_GROUPS, with_model_fields
+from zbench.describe.model import ALL_LAYERS, NONE, WHOLE
+from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
 from zbench.describe.worlds import NOMINAL, World
 from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml, make_part
@@ -122,11 +122,15 @@ def read_question(path: str, words: Sequence[str]) -> Question:
         raise ValueError(not_among("framework", own["framework"], FRAMEWORKS))
     config = _composed(settings)
     check_units(config.get("cluster"), config.get("world"))
-    for key, usual in (("mlp_chunk_tokens", WHOLE), ("offload", NONE)):
-        if config["memory"][key] != usual:
-            raise ValueError(
-                f"memory.{key} is {config['memory'][key]}; advice has no flags that say it, so it takes {usual}"
-            )
+    again = config["recompute"]["granularity"]
+    for key, value, usual in (
+        ("memory.mlp_chunk_tokens", config["memory"]["mlp_chunk_tokens"], WHOLE),
+        ("memory.offload", config["memory"]["offload"], NONE),
+        ("recompute.layers", config["recompute"].get("layers", ALL_LAYERS), ALL_LAYERS),
+        ("recompute.granularity", again, "none, selective or full" if again == ADAPTIVE else again),
+    ):
+        if value != usual:
+            raise ValueError(f"{key} is {value}; advice has no flags that say it, so it takes {usual}")
     lengths = _lengths(path, config["workload"])
     _fill(config, path, lengths, settings)
     question = Question(path, lengths, own["framework"], _systems(own["systems"]), tuple(words), config)

@@ -82,6 +82,8 @@ def layers_words(words: Sequence[str]) -> int:
     say("Seconds are by arithmetic and not played. Steps have one parallelism for all layers, and even stages.")
     if (plan := found[PLAYED]) is not None:
         say(f"The first is played with {' '.join(_keys(plan))}")
+    if (plan := found[SOME]) is not None and len(counts := set(_again(plan))) == 1 and any(counts):
+        say(f"The second is played with {' '.join(_keys(plan))} recompute.layers={counts.pop()}")
     if play:
         with told():
             mine = [(name, one) for name in (PLAYED, SOME) if (one := found[name]) is not None]
@@ -94,8 +96,13 @@ def _played(name: str, plan: LayerPlan, cluster: Cluster, model: Model, lengths:
     found = played_layers(plan, cluster, model, lengths)
     peak = int(found.memory.peak[: cluster.num_ranks].max())
     out = "; does not fit" if peak > cluster.device.memory_bytes else ""
-    again = ", ".join(str(sum(one.recompute != "none" for one in mine)) for mine in plan.strategies)
+    again = ", ".join(map(str, _again(plan)))
     return name, f"{found.seconds:.4g}", f"{peak / 2**30:.1f}{out}", again
+
+
+def _again(plan: LayerPlan) -> list[int]:
+    """Returns how many layers of every stage are recomputed."""
+    return [sum(one.recompute != "none" for one in mine) for mine in plan.strategies]
 
 
 def _row(name: str, plan: LayerPlan | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees, degrees_of
-from zbench.describe.model import INPUTS, KV, Model, Q, message_size
+from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
@@ -29,10 +29,10 @@ def static_bytes(cost: Cost) -> int:
     if isinstance(model.sharding, ShardDegrees):
         return _nested_bytes(cost, model.sharding)
     if model.sharding == "zero3":
-        share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
+        share = (model.element_bytes + GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes + _chunks(model)
     if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
-        share = model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) / ranks
+        share = model.element_bytes + (GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
     return pipeline_static_bytes(cost, 1, cost.pp)
 
@@ -56,8 +56,13 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     could gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
-    state = ADAM_BYTES / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
+    state = _adam_bytes(model) / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
     return int((held + state) * model.total_params + _chunks(model) / tp)
+
+
+def _adam_bytes(model: Model) -> int:
+    """Returns the bytes of a parameter's optimizer state on GPUs."""
+    return 0 if model.optimizer_on_hosts else ADAM_BYTES
 
 
 def _chunks(model: Model) -> int:
@@ -79,18 +84,26 @@ def layer_activation_bytes(model: Model) -> int:
 def input_layers(model: Model) -> int:
     """Returns the layers whose inputs a GPU has at once: all, or the one at work and the one that comes or goes where
     the others wait in host memory."""
-    return min(2, model.num_layers) if model.offload == INPUTS else model.num_layers
+    return min(2, model.num_layers) if model.inputs_on_hosts else model.num_layers
 
 
 def activation_bytes(model: Model) -> int:
     """Returns the bytes per token at home: every layer's, and the loss's."""
-    layer = layer_activation_bytes(model)
+    layer, rest = layer_activation_bytes(model), model.num_layers - model.recomputed_layers
     if model.recompute == "full":
-        kept = input_layers(model) * model.element_bytes * model.hidden + layer
+        inputs = input_layers(model) if rest == 0 else model.recomputed_layers
+        kept = inputs * model.element_bytes * model.hidden + max(rest, 1) * layer
     else:
         again = again_activation_bytes(model) if is_selective(model) else 0
-        kept = model.num_layers * (layer - again) + again
-    return kept - chunk_activation_bytes(model) + token_and_chunk_bytes(model)[0]
+        kept = rest * layer + model.recomputed_layers * (layer - again) + (again if rest == 0 else 0)
+    by_chunk = chunk_activation_bytes(model) if rest == 0 or model.recompute == "none" else 0
+    return kept - by_chunk + token_and_chunk_bytes(model)[0]
+
+
+def _keeping_layers(model: Model) -> int:
+    """Returns the layers whose received q and kv a rank has at once: all that are not recomputed in full, of those
+    that are the one at work."""
+    return max(model.num_layers - model.recomputed_layers, 1) if model.recompute == "full" else model.num_layers
 
 
 def token_bytes(cost: Cost) -> int:
@@ -134,7 +147,7 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
         return _pipelined_bytes(plans, cost)
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:
-        kept = kept_bytes(plan, cost) * (1 if cost.model.recompute == "full" else cost.model.num_layers)
+        kept = kept_bytes(plan, cost) * _keeping_layers(cost.model)
         moment = np.maximum(
             moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost)
         )
@@ -150,10 +163,12 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
     logits, by_chunk = token_and_chunk_bytes(model)[0] / tp, chunk_activation_bytes(model) / tp
+    rest = model.num_layers - model.recomputed_layers  # none or all of a model with one number of layers for all
     if model.recompute == "full":
-        return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer - by_chunk, logits
+        inputs = model.recomputed_layers * model.element_bytes * model.hidden / tp
+        return (inputs + rest * layer) / pp, layer - by_chunk, logits
     again = again_activation_bytes(model) / tp if is_selective(model) else 0.0
-    return model.num_layers / pp * (layer - again), again - by_chunk, logits
+    return (rest * layer + model.recomputed_layers * (layer - again)) / pp, again - by_chunk, logits
 
 
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
@@ -179,9 +194,10 @@ def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
     """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
     activations of its layers and kv that it received and keeps. copies: of every plan."""
     kept, working, logits = stage_bytes(cost, 1, cost.pp)
-    full = cost.model.recompute == "full"
+    full = cost.model.recompute == "full" and cost.model.recomputed_layers == cost.model.num_layers
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
-    received = np.stack([kept_bytes(plan, cost) for plan in plans]) * (1 if full else cost.layers)
+    each = 1 if full else _keeping_layers(cost.model) / cost.pp
+    received = each * np.stack([kept_bytes(plan, cost) for plan in plans])
     moment = np.stack(
         [
             np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))

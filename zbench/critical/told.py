@@ -101,6 +101,7 @@ def _row(program: StepProgram, instance: int, operation: int, hops: Sequence[Pat
     name, args = named_operation(program.instances[instance], operation)
     table, kinds = program.table, program.kinds
     gpus = {int(table[RANK, one.hop]) for one in hops if table[CLASS, one.hop] >= 0 or kinds[one.hop] == COMPUTE}
+    gpus = {gpu for gpu in gpus if gpu < program.variants[0].of.step.num_gpus}  # a node's CPUs are none
     return PathRow(
         name,
         args["template"],

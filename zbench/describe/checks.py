@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeGuard
 
+MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
+
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Tells whether `value` is a whole number of Python; true and false, which Python counts as 1 and 0, are none."""
@@ -50,3 +52,12 @@ def check_name(field: str, value: object) -> None:
     """
     if not isinstance(value, str):
         raise ValueError(f"{field} is {value!r}; it takes text, as in '{value}'")
+
+
+def check_slowdown(key: str, value: object) -> None:
+    """Raises ValueError where a value is no slowdown of computes."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= MOST_SLOWDOWN:
+        raise ValueError(
+            f"{key} is {value!r}; it takes how many times as long a compute takes beside messages, a number from 1 to "
+            f"{MOST_SLOWDOWN:g}, as in 1.1256"
+        )

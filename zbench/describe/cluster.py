@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import check_boolean, check_name, check_whole_number
+from zbench.describe.checks import check_boolean, check_name, check_slowdown, check_whole_number
 from zbench.describe.curve import Curve
 from zbench.describe.links import (
     FIRST_DOMAIN,
@@ -36,6 +36,7 @@ CLUSTER_KINDS = {
     "host_bandwidth": "bytes/s",
     "host_latency": "seconds",
     "host_memory": "bytes",
+    "host_adam_bandwidth": "bytes/s",
 }
 DEVICE_KINDS = {
     "peak_flops": "FLOP/s",
@@ -46,7 +47,6 @@ DEVICE_KINDS = {
 }
 MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
-MOST_SLOWDOWN = 100.0  # far above anything measured
 PLAN, LONGEST_WAITING = "plan", "longest_waiting"
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
@@ -57,15 +57,6 @@ def check_port_order(key: str, value: object) -> None:
     """Raises ValueError where a value is no order in which ports serve."""
     if value not in (PLAN, LONGEST_WAITING):
         raise ValueError(f"{key} is {value!r}; it takes {PLAN} or {LONGEST_WAITING}")
-
-
-def check_slowdown(key: str, value: object) -> None:
-    """Raises ValueError where a value is no slowdown of computes."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= MOST_SLOWDOWN:
-        raise ValueError(
-            f"{key} is {value!r}; it takes how many times as long a compute takes beside messages, a number from 1 to "
-            f"{MOST_SLOWDOWN:g}, as in 1.1256"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +195,9 @@ class Cluster:
         peer alone reaches bandwidth / channels; collectives take all. nic_channels takes "auto", too: as NCCL has it,
         1 up to NARROW_NIC bytes/s and 2 above (usual_channels; beyond 400 Gbit/s that is extrapolated).
     domains: narrower than a node, with links of their own (zbench.describe.links), nearest first; a yaml has them by
-    name. host_*: a GPU's link to its node's memory, each direction, of as many copies at once as it has queues; all or
-    none.
-        host_memory: bytes of a node, None where it is not known.
+    name. host_bandwidth and others of HOST_LINK, host_queues: a GPU's link to its node's memory, each direction, of as
+        many copies at once as it has queues; all or none. host_memory: bytes of a node; host_adam_bandwidth: bytes/s,
+        read plus written, with which its CPUs update parameters by Adam; None where they are not known.
     port_order: of messages that wait for one port, the first is "plan", what stands first in the plan, or
         "longest_waiting", what has waited longest (zbench.simulator.clock).
     links: every class of links, by its number (zbench.describe.links).
@@ -231,6 +222,7 @@ class Cluster:
     host_latency: float | None = None
     host_queues: int = 1
     host_memory: float | None = None
+    host_adam_bandwidth: float | None = None
     port_order: str = PLAN
     links: tuple[Link, ...] = field(init=False, repr=False, compare=False)
 

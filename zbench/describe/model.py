@@ -17,9 +17,10 @@ Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
-NONE, INPUTS = OFFLOAD = ("none", "inputs")
+NONE, INPUTS, OPTIMIZER, BOTH = OFFLOAD = ("none", "inputs", "optimizer", "inputs_and_optimizer")
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
+ALL_LAYERS = "all"  # in place of a number of layers of a stage
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -40,6 +41,7 @@ class Model:
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
+    recompute_layers: how many layers of each stage are recomputed, its first ones, or "all".
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
         rank, the rest split over all ranks), "zero3" (parameters, gradients and optimizer state split over all
@@ -54,10 +56,10 @@ class Model:
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
-    offload: what waits in the host memory of a GPU's node from a layer's forward to its backward: "none", or "inputs",
-        the layers' inputs, where these are all that they keep.
-    Of these, recompute, sharding, both numbers of tokens, offload and both degrees are no properties of a model: a run
-    sets them from groups of their own (zbench.describe.strategy).
+    offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
+        backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
+    Of these, recompute, its layers, sharding, both numbers of tokens, offload and both degrees are no properties of a
+    model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -80,11 +82,12 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
+    recompute_layers: int | str = ALL_LAYERS
     sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
-    offload: Literal["none", "inputs"] = "none"
+    offload: Literal["none", "inputs", "optimizer", "inputs_and_optimizer"] = "none"
     overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -138,6 +141,8 @@ class Model:
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        if self.recompute_layers != ALL_LAYERS:
+            self._check_recompute_layers()
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if self.num_experts > 1 and self.mlp_chunk_tokens != WHOLE:
@@ -164,6 +169,29 @@ class Model:
         if type(self.router_temperature) not in (int, float) or not 0 < self.router_temperature <= MOST_TEMPERATURE:
             told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
             raise ValueError(f"model.router_temperature is {self.router_temperature!r}; {told}")
+
+    def _check_recompute_layers(self) -> None:
+        check_recompute_layers(self.recompute_layers)
+        if self.recompute == NONE or self.offload in (INPUTS, BOTH):
+            what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
+            raise ValueError(f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}")
+
+    @property
+    def recomputed_layers(self) -> int:
+        """Layers of all stages of which something runs again."""
+        if self.recompute_layers == ALL_LAYERS:
+            return self.num_layers if self.recompute != NONE else 0
+        return min(int(self.recompute_layers) * self.pipeline_parallel, self.num_layers)
+
+    @property
+    def inputs_on_hosts(self) -> bool:
+        """Whether inputs of layers wait in host memory."""
+        return self.offload in (INPUTS, BOTH)
+
+    @property
+    def optimizer_on_hosts(self) -> bool:
+        """Whether optimizer state is in host memory, and updated there."""
+        return self.offload in (OPTIMIZER, BOTH)
 
     # -- parameters -------------------------------------------------------------------------------
     @property
@@ -258,6 +286,12 @@ class Model:
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
+
+
+def check_recompute_layers(layers: int | str) -> None:
+    """Raises ValueError unless `layers` is a number of layers that may be recomputed, or all."""
+    if layers != ALL_LAYERS and not (is_whole(layers) and 0 <= layers <= MOST):
+        raise ValueError(f"recompute.layers is {layers!r}; it takes a whole number from 0 to {MOST}, or {ALL_LAYERS}")
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

@@ -13,9 +13,9 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DROPLESS, FLAT, SEQUENTIAL, USUAL_EXPERTS, Experts
-from zbench.describe.model import AUTO, NONE, WHOLE
+from zbench.describe.model import ALL_LAYERS, AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
-from zbench.describe.strategy import TrainingStrategy
+from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StepStrategy:
 
     window, gradient_bucket: as zbench.describe.overlap.StepOverlap has them. expert_parallel: GPUs that hold all
     experts of a layer together. experts: how tokens choose them, and go there. exchanges: of tensor-parallel groups,
-    beside matmuls.
+    beside matmuls. adaptive_recompute: whether recomputation is chosen for every batch.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -35,6 +35,7 @@ class StepStrategy:
     expert_parallel: int = 1
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE_EXCHANGES
+    adaptive_recompute: bool = False
 
     def __post_init__(self) -> None:
         _ = self.sharding_overlap  # refuses what cannot be
@@ -42,9 +43,15 @@ class StepStrategy:
     @staticmethod
     def of(strategy: TrainingStrategy) -> "StepStrategy":
         """Returns that part of a strategy."""
-        sharding = strategy.sharding
-        degree = strategy.parallel.expert_parallel
-        return StepStrategy(sharding.window, sharding.gradient_bucket, degree, strategy.experts, strategy.overlap)
+        sharding, degree = strategy.sharding, strategy.parallel.expert_parallel
+        return StepStrategy(
+            sharding.window,
+            sharding.gradient_bucket,
+            degree,
+            strategy.experts,
+            strategy.overlap,
+            strategy.recompute.is_adaptive,
+        )
 
     @property
     def sharding_overlap(self) -> StepOverlap:
@@ -68,8 +75,11 @@ class StepStrategy:
             ValueError: there is something that only whole steps have.
         """
         sharding, loss = model_fields["sharding"], model_fields["loss_chunk_tokens"]
+        again = "none, selective or full"
         for name, value, usual in (
             ("sharding.strategy", NESTED if isinstance(sharding, ShardDegrees) else "", ""),
+            ("recompute.granularity", ADAPTIVE if self.adaptive_recompute else again, again),
+            ("recompute.layers", model_fields["recompute_layers"], ALL_LAYERS),
             ("sharding.window", self.window, 1),
             ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
             ("parallel.expert_parallel", self.expert_parallel, 1),

@@ -18,7 +18,20 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF, Experts
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, INPUTS, MOST, OFFLOAD, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import (
+    ALL_LAYERS,
+    AUTO,
+    BOTH,
+    INPUTS,
+    MOST,
+    OFFLOAD,
+    OPTIMIZER,
+    RECOMPUTE,
+    SHARDING,
+    WHOLE,
+    check_chunk,
+    check_recompute_layers,
+)
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
@@ -27,6 +40,7 @@ STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "ex
 # By field of a model: the group and the key that set it.
 MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "recompute": ("recompute", "granularity"),
+    "recompute_layers": ("recompute", "layers"),
     "sharding": ("sharding", "strategy"),
     "mlp_chunk_tokens": ("memory", "mlp_chunk_tokens"),
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
@@ -40,6 +54,7 @@ _SYNC = tuple(one.name for one in fields_of(RoundSync) if one.name != "method")
 
 
 CHUNKED, FULL = "chunked", "full"  # of recomputation: with memory's chunks alone; all of a layer but its input
+ADAPTIVE = "adaptive"  # for every batch the least with which it fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +100,32 @@ class Recompute:
     """The part of a layer's forward that runs again in its backward (beside attention's scores, which its kernels make
     again in any case).
 
-    granularity: as zbench.describe.model.Model has it, its recompute.
+    granularity: as zbench.describe.model.Model has it, its recompute; "adaptive": chosen for every batch
+        (zbench.simulated.recomputation), of steps that are planned for "full". layers: of each stage, its first ones,
+        or "all".
     """
 
     granularity: str
+    layers: int | str = ALL_LAYERS
 
     def __post_init__(self) -> None:
-        check_choice("recompute.granularity", self.granularity, RECOMPUTE)
+        check_choice("recompute.granularity", self.granularity, (*RECOMPUTE, ADAPTIVE))
+        check_recompute_layers(self.layers)
+        if self.is_adaptive and self.layers != ALL_LAYERS:
+            raise ValueError(
+                f"recompute.layers is {self.layers}; recompute.granularity={ADAPTIVE} chooses as many as it takes, "
+                f"with {ALL_LAYERS}"
+            )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it is chosen for every batch."""
+        return self.granularity == ADAPTIVE
+
+    @property
+    def of_model(self) -> str:
+        """The recomputation that a model has, for which batches are planned."""
+        return FULL if self.is_adaptive else self.granularity
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +145,27 @@ class TrainingMemory:
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
-        if self.offload not in OFFLOAD:
-            raise ValueError(f"memory.offload is {self.offload!r}; it takes {' or '.join(OFFLOAD)}")
+        check_choice("memory.offload", self.offload, OFFLOAD)
+
+    def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
+        """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
+        strategy.
+
+        Raises:
+            ValueError: it cannot; the message names the keys.
+        """
+        if self.offload in (INPUTS, BOTH) and (granularity, stages) != (FULL, 1):
+            raise ValueError(
+                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
+                f"parallel.pipeline_parallel {stages}; a layer keeps nothing but its input, and all layers are on all "
+                f"GPUs, with {FULL} and 1"
+            )
+        if self.offload in (OPTIMIZER, BOTH) and (stages != 1 or sharding not in SHARDING[1:]):
+            raise ValueError(
+                f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
+                "each parameter's optimizer state is in one host's memory, and all layers are on all GPUs, with zero1, "
+                "zero2 or zero3 and 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +222,8 @@ class TrainingStrategy:
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
                 "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
             )
-        if self.memory.offload == INPUTS and (self.recompute.granularity, self.parallel.pipeline_parallel) != (FULL, 1):
-            raise ValueError(
-                f"memory.offload is {INPUTS} with recompute.granularity {self.recompute.granularity} and "
-                f"parallel.pipeline_parallel {self.parallel.pipeline_parallel}; a layer keeps nothing but its input, "
-                f"and all layers are on all GPUs, with {FULL} and 1"
-            )
+        stages = self.parallel.pipeline_parallel
+        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
         for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
             tokens = getattr(self.memory, name)
             if method != NONE and tokens not in (WHOLE, AUTO):
@@ -200,10 +249,15 @@ class TrainingStrategy:
                 f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
                 "none, zero1, zero2 or zero3"
             )
-        if self.sync.in_rounds and self.memory.offload == INPUTS:
+        if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
+            beside = "job=rlhf" if self.job.has_rollouts else f"sync={self.sync.method}"
             raise ValueError(
-                f"memory.offload is {INPUTS}; with sync={self.sync.method} workers share a node's host memory, so it "
-                f"takes {NOWHERE}"
+                f"recompute.granularity is {ADAPTIVE}; with {beside} it takes {', '.join(RECOMPUTE[:-1])} or {FULL}"
+            )
+        if self.sync.in_rounds and self.memory.offload != NOWHERE:
+            raise ValueError(
+                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host "
+                f"memory, so it takes {NOWHERE}"
             )
 
     def _check_job(self) -> None:
@@ -230,7 +284,7 @@ class TrainingStrategy:
     def model_fields(self) -> Mapping[str, Any]:
         """The fields of a model that the groups set."""
         found = {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
-        return found | {"sharding": self.sharding.of_model}
+        return found | {"sharding": self.sharding.of_model, "recompute": self.recompute.of_model}
 
 
 def typed_key(field: str) -> str:
@@ -243,7 +297,8 @@ def typed_key(field: str) -> str:
 def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
     names, other keys dotted."""
-    found = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    layers = {"recompute": {"layers": ALL_LAYERS, **config["recompute"]}}  # configurations from before it have none
+    found = {field: {**config, **layers}[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
@@ -277,6 +332,8 @@ def with_model_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> d
     for field, value in fields.items():
         group, key = MODEL_FIELDS.get(field, ("model", field))
         made[group][key] = value
+        if field == "recompute":
+            made[group].pop("layers", None)  # of the recomputation that it had
         if field == "sharding":
             for name in ("degrees", "bits"):  # of the strategy that it had
                 made[group].pop(name, None)

@@ -8,8 +8,8 @@ bound comes from; docs/worlds.md says how they are read.
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from zbench.describe.checks import check_whole_number
-from zbench.describe.cluster import CURVES, Cluster, Device, check_port_order, check_slowdown
+from zbench.describe.checks import check_slowdown, check_whole_number
+from zbench.describe.cluster import CURVES, Cluster, Device, check_port_order
 from zbench.describe.curve import Curve
 from zbench.describe.links import MOST_CHANNELS, Domain
 from zbench.describe.model import Model

@@ -41,6 +41,7 @@ class StepResult:
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
     peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
+    host_bytes: [] or, where something is in host memory, the most bytes of it at a time, [num_nodes].
     out_of_memory: some peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
     checks: what the checks asked for found, by name; each has passed.
@@ -83,3 +84,4 @@ class StepResult:
     expert_chunks: dict[str, Any] = field(default_factory=dict)
     expert_rows: dict[str, float] = field(default_factory=dict)
     rollouts: dict[str, Any] = field(default_factory=dict)
+    host_bytes: list[int] = field(default_factory=list)

@@ -19,9 +19,17 @@ _CLUSTER, _DEVICE, _DOMAIN, _MODEL = (
 # are as usual, so that what is written then is what was written before.
 _ROUTER = ("router", "router_dim", "router_temperature")
 LATER_FIELDS = {
-    Cluster: ("port_order",),
+    Cluster: ("port_order", "host_adam_bandwidth"),
     Device: ("compute_slowdown", "multiprocessors", "matmul_shapes"),
-    Model: ("mlp_chunk_tokens", "loss_chunk_tokens", "offload", "shared_experts", "gate", *_ROUTER),
+    Model: (
+        "mlp_chunk_tokens",
+        "loss_chunk_tokens",
+        "offload",
+        "shared_experts",
+        "gate",
+        "recompute_layers",
+        *_ROUTER,
+    ),
 }
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today
 

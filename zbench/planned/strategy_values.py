@@ -11,19 +11,22 @@ from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
-_LATER = {
-    "routing": DRAWN,
-    "gradients": WITH_LAYER,
-}  # of experts: left out where they are so, as in files from before there were others
+# Left out where they are so, as in files from before there were others.
+_LATER = {"adaptive_recompute": USUAL_STRATEGY.adaptive_recompute}
+_LATER_OF_EXPERTS = {"routing": DRAWN, "gradients": WITH_LAYER}
 
 
 def strategy_values(strategy: StepStrategy) -> dict[str, Any]:
     """Returns a strategy's fields under its key; nothing of a usual one, as in files from before there was another."""
     if strategy == USUAL_STRATEGY:
         return {}
-    values = asdict(strategy)
-    experts = {name: one for name, one in values["experts"].items() if name not in _LATER or one != _LATER[name]}
-    return {STRATEGY: values | {"experts": experts}}
+    values = _less(asdict(strategy), _LATER)
+    return {STRATEGY: values | {"experts": _less(values["experts"], _LATER_OF_EXPERTS)}}
+
+
+def _less(values: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values but for those that are as usual."""
+    return {name: one for name, one in values.items() if name not in usual or one != usual[name]}
 
 
 def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
@@ -34,10 +37,10 @@ def strategy_of(found: Mapping[str, Any], where: str) -> StepStrategy:
     """
     if STRATEGY not in found:
         return USUAL_STRATEGY
-    values = found[STRATEGY]
+    values = {**_LATER, **found[STRATEGY]} if isinstance(found[STRATEGY], Mapping) else found[STRATEGY]
     check_plan_keys(values, [one.name for one in fields(StepStrategy)], where)
     if isinstance(values["experts"], Mapping):
-        values = {**values, "experts": {**_LATER, **values["experts"]}}
+        values = {**values, "experts": {**_LATER_OF_EXPERTS, **values["experts"]}}
     for name, kind in _INNER.items():
         check_plan_keys(values[name], [one.name for one in fields(kind)], f"{where}.{name}")
     try:

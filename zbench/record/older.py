@@ -23,7 +23,7 @@ from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.job import NO_ROLLOUTS
-from zbench.describe.model import AUTO, WHOLE
+from zbench.describe.model import ALL_LAYERS, AUTO, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.sync import EVERY_STEP
@@ -69,6 +69,9 @@ def with_all_keys(config: Any) -> Any:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     if "parallel" in config:
         config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, "job": _TRAINING, **config})
+    again = config.get("recompute")
+    if isinstance(again, Mapping) and again.get("_target_") == f"{_STRATEGY}.Recompute":
+        config["recompute"] = {"layers": ALL_LAYERS, **again}
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
         config["experts"] = {**_SEQUENTIAL, **experts}

@@ -23,6 +23,7 @@ from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
 from zbench.runtime.step_executor import TorchWholeStep
 from zbench.simulated.executor import Simulated
+from zbench.simulated.recomputation import recomputing
 from zbench.step.passes.parameters.zero import weight_elements
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
@@ -71,7 +72,8 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
     if isinstance(executor, Torch):
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
-        state, activations = gpu_bytes(parts.cost, tokens_per_gpu, executor.expert_parallel, pipelines)
+        cost = recomputing(parts.cost, "none") if executor.adaptive_recompute else parts.cost
+        state, activations = gpu_bytes(cost, tokens_per_gpu, executor.expert_parallel, pipelines)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
@@ -122,7 +124,8 @@ def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1, pipelines: bool
         for degree in (*((1, 1) if pipelines else (cut.secondary, cut.gradients)), cut.optimizer)
     )
     state = model.element_bytes * parameters + wide * gradients + 3 * wide * moments
-    activations = model.num_layers * kept_layer_bytes(model, model.recompute) * tokens
+    again, rest = model.recomputed_layers, model.num_layers - model.recomputed_layers
+    activations = (again * kept_layer_bytes(model, model.recompute) + rest * kept_layer_bytes(model, "none")) * tokens
     return state, min(activations, max(0.0, cost.gpus.cluster.device.memory_bytes - state))
 
 

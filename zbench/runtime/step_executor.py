@@ -40,6 +40,7 @@ from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulated.recomputation import chosen_recompute
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
@@ -56,7 +57,7 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, experts, exchanges, sync: of the strategy, as of
+    window, gradient_bucket, expert_parallel, experts, exchanges, sync, adaptive_recompute: of the strategy, as of
     zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
     device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
     ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
@@ -85,6 +86,7 @@ class TorchWholeStep:
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
+    adaptive_recompute: bool = False
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
@@ -193,6 +195,8 @@ class TorchWholeStep:
             return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
         of = self.steps.with_chunks(chosen.chunks)
+        again = chosen_recompute(of, batch, plans, self.cost.gpus) if self.adaptive_recompute else None
+        of = of if again is None else of.with_recompute(again.part)
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
@@ -205,8 +209,9 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = whole_step_result(batch, self.cost, reports, checked)
+        told = {} if again is None else again.told
         rows = of.expert_rows(batch, plans) | self._chosen_rows(batch, reports)
-        return replace(result, expert_chunks=chosen.told, expert_rows=rows)
+        return replace(result, expert_chunks=chosen.told, expert_rows=rows, recompute=told)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -268,7 +273,8 @@ class TorchWholeStep:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step)
-            for stated, moved in zip(every, switch_bytes(self._left or step, step), strict=True):
+            changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
+            for stated, moved in zip(every, changed, strict=not step.num_hosts):
                 stated |= {SWITCH: moved} if any(moved) else {}
             told |= self._checked_bytes(batch, every, reports)
         return told

@@ -15,12 +15,14 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
+from zbench.describe.model import ALL_LAYERS
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
+from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
@@ -50,7 +52,8 @@ class Simulated:
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
     that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
     exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
-    in rounds.
+    in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in
+    full then.
     """
 
     cost: Cost
@@ -60,6 +63,7 @@ class Simulated:
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
+    adaptive_recompute: bool = False
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -122,7 +126,13 @@ class Simulated:
                 f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
                 "looks into one step of the whole cluster, takes sync=every_step"
             )
-        return self.steps.with_chunks(self.chosen(batch, plans).chunks).of(batch, plans)
+        chosen = self.steps.with_chunks(self.chosen(batch, plans).chunks)
+        again = self.chosen_recompute(chosen, batch, plans)
+        return (chosen if again is None else chosen.with_recompute(again.part)).of(batch, plans)
+
+    def chosen_recompute(self, steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> ChosenRecompute | None:
+        """Returns what a batch's step recomputes; None where that is the model's. steps: of the run."""
+        return chosen_recompute(steps, batch, plans, self.cost.gpus) if self.adaptive_recompute else None
 
     def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenChunks:
         """Returns the chunks in which a batch's tokens go to experts."""
@@ -135,11 +145,14 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        step = self.steps.with_chunks(chosen.chunks).of(batch, plans)
-        before, self._left = self._left, Left.of(step, plans, self._left)
+        steps = self.steps.with_chunks(chosen.chunks)
+        again = self.chosen_recompute(steps, batch, plans)
+        step = (steps if again is None else steps.with_recompute(again.part)).of(batch, plans)
+        left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
+        before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = self.result(batch, plans, played, ceiling)
+        result = self.result(batch, plans, played, ceiling, again)
         result = replace(result, expert_chunks=chosen.told, expert_rows=self.steps.expert_rows(batch, plans))
         return result if moved is None else after_switch(result, moved)
 
@@ -172,10 +185,18 @@ class Simulated:
             )
         return whole_step_events(program, timeline, self.cost.gpus.cluster)
 
-    def result(self, batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, ceiling: float | None) -> StepResult:
-        """Returns what a record has of a step that was played, and its ceiling."""
+    def result(
+        self,
+        batch: Batch,
+        plans: tuple[Plan, ...],
+        played: PlayedStep,
+        ceiling: float | None,
+        again: ChosenRecompute | None = None,
+    ) -> StepResult:
+        """Returns what a record has of a step that was played, and its ceiling. again: what was chosen for it."""
         cost, attend = self.cost, self._mean(played.busy["attend"])
-        repacked = self._repacked(plans, 1 if cost.model.recompute == "full" else 0)
+        forwards = forwards_again(cost.gpus.model) if again is None else again.forwards_again
+        repacked = self._repacked(plans, forwards)
         sent, received = (
             sum(by.values(), np.zeros(cost.gpus.cluster.num_nics, np.int64)) for by in (played.nic_tx, played.nic_rx)
         )
@@ -195,25 +216,48 @@ class Simulated:
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
+            host_bytes=self._host_bytes(played),
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
                 "optimizer": float(played.busy["optimizer"].max()),
             },
             seconds_for=self._seconds_for(plans, played),
+            recompute={} if again is None else again.told,
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 
+    def _host_bytes(self, played: PlayedStep) -> list[int]:
+        """Returns the most bytes in every node's host memory.
+
+        Raises:
+            ValueError: they are more than it has.
+        """
+        cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
+        found, room = played.memory.peak[cluster.num_ranks :], cluster.host_memory
+        if room is not None and found.max(initial=0) > room:
+            raise ValueError(
+                f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "
+                f"{found.max() / 2**30:,.1f} GiB of it: use more nodes, fewer tokens, or memory.offload=none"
+            )
+        return [int(one) for one in found]
+
     def bound_seconds(self, batch: Batch) -> float:
         """Returns the seconds of a step that no plan of a batch can beat."""
-        return step_bound_seconds(batch, self.cost)
+        return step_bound_seconds(batch, self._least_cost)
 
     def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
         exchanges of groups may be beside any matmul, or nothing is proven."""
         if plans[0].pipelines is not None or self.exchanges != WHOLE:
             return None
-        return step_ceiling_seconds(batch, self.cost, self.steps.parameters)
+        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters)
+
+    @property
+    def _least_cost(self) -> Cost:
+        """The cost model of steps with as little recomputation as one may have: of some layers none is charged."""
+        some = self.cost.gpus.model.recompute_layers != ALL_LAYERS
+        return recomputing(self.cost, "none") if self.adaptive_recompute or some else self.cost
 
     def _mean(self, seconds: Floats) -> Floats:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""
@@ -227,7 +271,7 @@ class Simulated:
         found |= {"attention": found["attention"] - repacked, "repacking": repacked}
         return {name: seconds.tolist() for name, seconds in found.items() if seconds.any()}
 
-    def _repacked(self, plans: tuple[Plan, ...], again: int) -> Floats:
+    def _repacked(self, plans: tuple[Plan, ...], again: float) -> Floats:
         """Returns the seconds of every rank's attention that are an all-to-all's repacking: communication, which the
         compute queue does, so that none of it is hidden. again: how often a forward is made again."""
         cost = self.cost

@@ -1,7 +1,8 @@
 """Events of a whole step: every operation by its name, on the queue or link that it takes. Pure: no torch.
 
-Tracks are a node's GPUs (computes), and of every direction of each NIC and of each GPU's ports inside the node one a
-channel. A message's event has its bytes and what they are for; the bytes of a NIC's events are those of the record.
+Tracks are a node's GPUs (computes), of every direction of each NIC and of each GPU's ports inside the node one a
+channel, and its CPUs, where they may update parameters. A message's event has its bytes and what they are for; the
+bytes of a NIC's events are those of the record.
 """
 
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster
         name, args = named_operation(program.instances[of[hop]], int(table[OP, hop]))
         begin, end, link = float(timeline.start[hop]), float(timeline.release[hop]), int(table[CLASS, hop])
         if link < 0:
-            node, local = divmod(int(table[RANK, hop]), cluster.gpus_per_node)
-            yield complete_event(name, node, local, begin, end - begin, args)
+            node, track = _computing_track(cluster, int(table[RANK, hop]))
+            yield complete_event(name, node, track, begin, end - begin, args)
             continue
         args |= {"bytes": int(table[BYTES, hop])}
         for port in (int(table[LINK_A, hop]), int(table[LINK_B, hop])):
@@ -68,6 +69,13 @@ def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
         whole = args["for"] in ("parameters", "gradients")
         return f"{KINDS[row[0]]} {args['for'] if whole else tensor}", args
     return tensor, args | {"from": int(row[2]), "to": int(row[3])}
+
+
+def _computing_track(cluster: Cluster, place: int) -> tuple[int, int]:
+    """Returns (node, thread) of the computes of a GPU, or of a node's CPUs, whose track is the last one."""
+    if place < cluster.num_ranks:
+        return divmod(place, cluster.gpus_per_node)
+    return place - cluster.num_ranks, len(track_titles(cluster)[0]) - 1
 
 
 def _port_classes(cluster: Cluster) -> list[int]:
@@ -115,5 +123,6 @@ def track_titles(cluster: Cluster) -> list[list[str]]:
                     f"{owner} {way}" + (f", channel {channel + 1} of {count}" if count > 1 else "")
                     for channel in range(count)
                 ]
+        titles += ["CPUs"] if cluster.host_adam_bandwidth is not None else []
         found.append(titles)
     return found

@@ -10,7 +10,7 @@ from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.job.job import AdamW
 
-_FREE = ("name", "lse_bytes", "recompute", "kernels")  # of a model: how it is computed
+_FREE = ("name", "lse_bytes", "recompute", "recompute_layers", "kernels")  # of a model: how it is computed
 Sizes = tuple[int, int]  # bytes sent, bytes received
 
 

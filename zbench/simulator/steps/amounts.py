@@ -45,7 +45,8 @@ def _added(table, busy, kind, shape):  # type: ignore[no-untyped-def]
     inside = np.zeros(queues, np.int64)
     for hop in range(len(busy)):
         row, size = kind[table[OP, hop]], table[BYTES, hop]
-        seconds[row, table[RANK, hop]] += busy[hop]
+        if table[RANK, hop] < gpus:  # else of a node's CPUs
+            seconds[row, table[RANK, hop]] += busy[hop]
         if 0 < row < queues and table[CLASS, hop] == NIC:
             sent[row, table[LINK_A, hop] // 2 - gpus] += size
             received[row, table[LINK_B, hop] // 2 - gpus] += size

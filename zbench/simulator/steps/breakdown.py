@@ -29,7 +29,7 @@ from zbench.describe.compiled import IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.steps.expand import OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.program import StepParts, StepProgram
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES
 
@@ -50,13 +50,24 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     following = program.assembled.following.offsets, program.assembled.following.followers
     times = timeline.start, timeline.done, left_out.later
     shape = len(left_out.steady) + 1, num_gpus, len(SECONDS_FOR)
-    hops = program.hops, program.owner, _columns_of(program)
+    hops = program.hops, program.owner, _columns_of(program, num_gpus)
     found, last = _spent(hops, following, times, (added.cut, added.late, steady), shape)
     parts = found[-1]
     parts[:, _END] = seconds - last
     for (_, more), played in zip(left_out.steady, found, strict=False):
         parts += more * played
     return {name: parts[:, number] for name, number in _AT.items()}
+
+
+def recomputation_seconds(parts: StepParts) -> float:
+    """Returns the seconds of recomputation of a step, of the GPU that has most."""
+    variants, which = parts.of_step
+    found = np.zeros(parts.step.num_gpus)
+    for variant, times in zip(variants, np.bincount(which, minlength=len(variants)).tolist(), strict=True):
+        mine = np.flatnonzero(_parts_of(variant) == _AT["recomputation"])
+        where, busy = variant.lowered.table[RANK, mine], variant.lowered.busy[mine]
+        found += times * np.bincount(where, busy, len(found))
+    return float(found.max())
 
 
 class _HopColumns(NamedTuple):
@@ -69,7 +80,7 @@ class _HopColumns(NamedTuple):
     head: Ints
 
 
-def _columns_of(program: StepProgram) -> _HopColumns:
+def _columns_of(program: StepProgram, num_gpus: int) -> _HopColumns:
     kinds = np.concatenate([one.kinds for one in program.variants])
     table = np.concatenate([one.lowered.table[[OP, RANK]] for one in program.variants], axis=1)
     begin, count = program.stacked.begin, table.shape[1]
@@ -79,7 +90,7 @@ def _columns_of(program: StepProgram) -> _HopColumns:
     every = np.arange(count)
     head = every - np.maximum.accumulate(np.where(fresh, every, 0))
     part = np.concatenate([_parts_of(one) for one in program.variants])
-    return _HopColumns(np.where(kinds == COMPUTE, table[1], -1), part, head)
+    return _HopColumns(np.where((kinds == COMPUTE) & (table[1] < num_gpus), table[1], -1), part, head)
 
 
 def _parts_of(variant: Variant) -> Ints:

@@ -144,7 +144,8 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
         if op[0] == DROP or (op[0] != COMPUTE and size[number] < 0):
             continue
         if op[0] == COMPUTE:
-            out[OP, at], out[RANK, at], out[QUEUE_A, at], out[AFTER, at] = number, op[2], op[2] * to.queues, START
+            queue = op[2] * to.queues if op[2] < to.gpus else to.gpus * to.queues + op[2] - to.gpus
+            out[OP, at], out[RANK, at], out[QUEUE_A, at], out[AFTER, at] = number, op[2], queue, START
         elif op[0] == GATHER or op[0] == REDUCE:
             at, done = _collective(out, op, size[number], legs, to, edges, (number, at, done, meeting))
             meeting += 2

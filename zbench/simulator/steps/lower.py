@@ -1,9 +1,10 @@
 """Lowers the operations of a template to hops, with their seconds, and the edges between them.
 
-A compute is a hop on its GPU's compute queue. A send or a move is a direct transfer, or one that is routed over lanes,
-as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A collective is a hop in which
-its members meet, pieces of a leg for each member on its own links (zbench.simulator.steps.collectives), and a hop at
-its end. Every GPU has queues of its own for each class of links and each of the operations' queues.
+A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or
+one that is routed over lanes, as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A
+collective is a hop in which its members meet, pieces of a leg for each member on its own links
+(zbench.simulator.steps.collectives), and a hop at its end. Every GPU has queues of its own for each class of links and
+each of the operations' queues.
 """
 
 from dataclasses import dataclass, field
@@ -101,6 +102,11 @@ def gpu_queues(cluster: Cluster) -> int:
     return 1 + 4 * len(cluster.links) * (len(QUEUES) - 1)
 
 
+def all_queues(cluster: Cluster) -> int:
+    """Returns the number of queues of all GPUs, and of the CPUs of all nodes, which have one and come after them."""
+    return cluster.num_ranks * gpu_queues(cluster) + cluster.num_nodes
+
+
 def lower(
     step: Step,
     where: tuple[StepLayout, Ints],
@@ -141,7 +147,7 @@ def lower(
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], each == 1, ops[table[OP], 0] == COMPUTE, busy, delay)
     joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
-    producer, consumer = needed_edges(*joined, queued, cluster.num_ranks * gpu_queues(cluster))
+    producer, consumer = needed_edges(*joined, queued, all_queues(cluster))
     return Lowered(
         table,
         queued,
@@ -170,8 +176,6 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
             f"the step has {step.num_hosts} host memories; a cluster of {cluster.num_nodes} nodes takes that many, or 0"
         )
     direct = ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] < GATHER)]
-    if (ops[ops[:, 0] == COMPUTE][:, 2] >= step.num_gpus).any():
-        raise ValueError("a compute is at a host memory; it has to be on a GPU")
     if (ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] != DROP)][:, 8] == 0).any():
         raise ValueError("a transfer is in queue compute; it has to be in another one")
     host = direct[(direct[:, 2:4] >= step.num_gpus).any(axis=1)]

@@ -23,7 +23,7 @@ from zbench.simulator.hops import Hops
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.expand import QUEUE_A
-from zbench.simulator.steps.lower import ClusterPorts, gpu_queues
+from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import Variant
@@ -107,6 +107,7 @@ class StepProgram:
         table, of, none = self.table, self.assembled.following, np.zeros(0, np.int64)
         row, rows = self.hops
         op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
+        rank = np.minimum(rank, self.variants[0].of.step.num_gpus - 1)  # CPUs are ready when GPUs are
         channels, whole = rows.channels[row].astype(np.int64), (rows.slot == rows.channels - 1)[row]
         ends = queue_a, queue_b, link_a, link_b
         flags, queues = none.astype(bool), self.gpu_queues
@@ -189,7 +190,7 @@ class StepParts:
         key = tuple(id(one) for one in variants)
         if key not in self._tables:
             cluster = self.cost.cluster
-            meetings, queues = _meeting_queues(variants, gpu_queues(cluster) * cluster.num_ranks)
+            meetings, queues = _meeting_queues(variants, all_queues(cluster))
             stacked = stacked_variants(variants, meetings, cluster)
             self._tables[key] = VariantTables(wait_tables(self.step, variants), stacked, queues)
         return self._tables[key]

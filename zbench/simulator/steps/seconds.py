@@ -60,6 +60,8 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         if name in ("attend", "attend_d"):
             attends.append((mine, name == "attend_d"))
         elif len(mine):
+            if name != "adam" and (ops.src[mine] >= cost.cluster.num_ranks).any():
+                raise ValueError(f"a compute of {formula} is at a host memory; updates alone may be there")
             found[mine] = _Formula(sizes, formula, mine, cost).seconds()
     if attends and plan is None:
         raise ValueError(f"template {sizes.template.name} has attention; it takes the plan of its micro-batch")
@@ -100,7 +102,7 @@ class _Formula:
             return none
         if term.function == "adam":
             weight = self.formula.results[0]
-            return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / device.copy_bandwidth
+            return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / self._update_bandwidth()
         if term.function == _SHARES:
             return self._passes("enter", term.operands[1]) + starts
         if name in MATMULS:
@@ -125,6 +127,14 @@ class _Formula:
             (self.sizes.bytes_of(self.formula, one, self.mine) for one in (*self.formula.results, *term.operands)), none
         )
         return self.sizes.meeting(self.formula, self.mine) * size / device.copy_bandwidth + device.kernel_seconds
+
+    def _update_bandwidth(self) -> Floats:
+        """Returns the bytes/s with which each operation updates parameters: a GPU's, or that of a node's CPUs."""
+        cluster, places = self.cost.cluster, self.sizes.template.operations.src[self.mine]
+        hosts = places >= cluster.num_ranks
+        if hosts.any() and cluster.host_adam_bandwidth is None:
+            raise ValueError("cluster.host_adam_bandwidth is not given; updates in host memory take it")
+        return np.where(hosts, cluster.host_adam_bandwidth or 1.0, cluster.device.copy_bandwidth)
 
     def _each(self, name: str) -> float:
         """Returns the bytes that elementwise work passes through memory for an element."""

@@ -11,16 +11,17 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
-from zbench.describe.model import INPUTS, Model
+from zbench.describe.model import ALL_LAYERS, NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import forward_step, whole_step
-from zbench.step.passes.memory.inputs_on_hosts import check_host, check_host_room, with_inputs_on_hosts
+from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
+from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -40,7 +41,8 @@ class ProvenSteps:
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
-    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own.
+    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
+    layers, None: as the model says.
 
     Raises:
         ValueError: there are no such steps.
@@ -55,6 +57,7 @@ class ProvenSteps:
     experts: ExpertParallel = TOGETHER
     cluster: Cluster | None = None
     workers: int = 1
+    recompute: str | SomeLayers | None = None
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -70,14 +73,29 @@ class ProvenSteps:
             raise ValueError(
                 f"experts.capacity is {experts.capacity}; {model.name} has no experts, so it takes {DROPLESS}"
             )
+        most = model.num_layers // self.stages
+        if model.recompute_layers != ALL_LAYERS and int(model.recompute_layers) > most:
+            raise ValueError(
+                f"recompute.layers is {model.recompute_layers}; a stage of {model.name} has {most} layers, so it takes "
+                f"a whole number from 0 to {most}, or {ALL_LAYERS}"
+            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         experts.check(model, places)
         parameters = self.parameters
         if self.cluster is not None:
             check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
-        if self.cluster is not None and model.offload == INPUTS:
-            check_host(self.cluster)
+        if self.cluster is not None and model.offload != NONE:
+            check_host(model, self.cluster)
+
+    @property
+    def _of_model(self) -> str | SomeLayers:
+        """What the model says is recomputed."""
+        model, layers = self.model, self.model.recompute_layers
+        everywhere = model.recomputed_layers in (0, model.num_layers)
+        if layers == ALL_LAYERS or everywhere:
+            return model.recompute if layers != 0 else NONE
+        return SomeLayers(model.recompute, (int(layers),) * self.stages)
 
     @property
     def parameters(self) -> ShardedParameters:
@@ -89,6 +107,10 @@ class ProvenSteps:
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
         return replace(self, overlap=replace(self.overlap, experts=chunks))
+
+    def with_recompute(self, recompute: str | SomeLayers | None) -> "ProvenSteps":
+        """Returns the steps in which so much is recomputed."""
+        return replace(self, recompute=recompute)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
@@ -123,18 +145,24 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
-        if plans[0].pipelines is not None and self.model.offload == INPUTS:
+        if plans[0].pipelines is not None and self.model.offload != NONE:
             raise ValueError(
-                f"plans have pipelines, whose stages have some layers each; memory.offload is {INPUTS}, which takes "
-                "none with them"
+                f"plans have pipelines, whose stages have some layers each; memory.offload is {self.model.offload}, "
+                "which takes none with them"
+            )
+        if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
+            raise ValueError(
+                f"plans have pipelines, each with stages of its own; recompute.layers is "
+                f"{self.model.recompute_layers}, which takes {ALL_LAYERS} with them"
             )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
-        step = whole_step(model, plans, degree, zero, self.overlap, model.recompute, experts, self.stages)
-        if model.offload == INPUTS:
+        again = self._of_model if self.recompute is None else self.recompute
+        step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
+        if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
             check_host_room(model, plans, degree, self.cluster)
-            step = with_inputs_on_hosts(step, self.cluster.gpus_per_node)
+            step = with_host_memory(step, model, self.cluster.gpus_per_node)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

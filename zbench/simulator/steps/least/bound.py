@@ -28,6 +28,8 @@ def update_seconds(cost: Cost) -> float:
     """Returns the seconds of the optimizer where every parameter is updated once, the mean over GPUs. cost: of
     GPUs."""
     model, elements = cost.model, weight_elements(cost.model)
+    if model.optimizer_on_hosts:  # beside what GPUs compute
+        return 0.0
     total = model.num_layers * sum(elements[name] for name in weights_of_layers(model))
     total += sum(elements[name] for name in outer_weights(model.tied_embeddings))
     return OPTIMIZER_BYTES * total / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth

@@ -5,15 +5,11 @@ host memory while it computes, and the GPU has it until it has read it. A backwa
 while it computes, so that it is there when that one's begins; the head brings the last layer's.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.cluster import Cluster
-from zbench.describe.model import Model
-from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_table
@@ -22,37 +18,6 @@ from zbench.step.template import AT_HOME, Items, Step, Template
 Rows = list[list[int]]
 INPUT = "x"
 _LAYER_BEFORE = {"backward": -1, "head": -1}  # whose input a template brings, by its name
-
-
-def check_host(cluster: Cluster) -> None:
-    """Refuses inputs of layers in host memory that nothing says the size or the links of.
-
-    Raises:
-        ValueError: the cluster's yaml does not say how much there is, or how fast it is.
-    """
-    if cluster.host is None or cluster.host_memory is None:
-        lacks = "host_bandwidth" if cluster.host is None else "host_memory"
-        raise ValueError(f"cluster.{lacks} is not given; memory.offload is inputs, which takes it")
-
-
-def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster) -> None:
-    """Refuses inputs of layers that are more than a node's host memory. degree: GPUs of a plan's rank; cluster: of
-    GPUs.
-
-    Raises:
-        ValueError: they are.
-    """
-    assert cluster.host_memory is not None, "check_host has refused it"
-    node = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node
-    for plan in plans:
-        tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
-        need = tokens * model.num_layers * model.hidden * model.element_bytes
-        if need > cluster.host_memory:
-            raise ValueError(
-                f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload=inputs the inputs "
-                f"of {model.num_layers} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB: use more "
-                "nodes, fewer tokens, or memory.offload=none"
-            )
 
 
 def with_inputs_on_hosts(step: Step, gpus_per_node: int) -> Step:

@@ -1,0 +1,143 @@
+"""The recomputation of a batch's step, where a run leaves it open: the least with which it fits.
+
+Whether a step fits is what its memory account says (zbench.simulator.steps.account), before it is played. Where nothing
+need be recomputed, nothing is; else each level is tried with as few layers of every stage as will do, and of these the
+one whose recomputation takes the fewest seconds is taken. Where nothing fits, all layers are recomputed in full.
+Parameters are where they were whatever is recomputed, so steps that differ follow each other as others do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import ALL_LAYERS, WHOLE, Model
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.account import step_memory
+from zbench.simulator.steps.breakdown import recomputation_seconds
+from zbench.simulator.steps.program import StepParts
+from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.pipeline import stage_starts
+from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.recompute import SomeLayers
+
+NONE, FULL = "none", "full"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRecompute:
+    """The recomputation of a batch's step. layers: of every stage, how many are recomputed. of_layers: how many there
+    are. peak_bytes: of the fullest GPU, by the account."""
+
+    level: str
+    layers: tuple[int, ...]
+    of_layers: int
+    peak_bytes: int
+
+    @property
+    def part(self) -> str | SomeLayers:
+        """The recomputation that a step is built with."""
+        everywhere = sum(self.layers) in (0, self.of_layers)
+        return self.level if everywhere else SomeLayers(self.level, self.layers)
+
+    @property
+    def forwards_again(self) -> float:
+        """The share of layers whose whole forward runs again."""
+        return sum(self.layers) / self.of_layers if self.level == FULL else 0.0
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The fields of a record."""
+        layers = list(self.layers)
+        return {"level": self.level, "layers": layers, "of_layers": self.of_layers, "peak_bytes": self.peak_bytes}
+
+
+def recomputing(cost: Cost, level: str) -> Cost:
+    """Returns a cost model whose model recomputes by another level, in all layers."""
+    single = None if cost.single is None else recomputing(cost.single, level)
+    model = replace(cost.model, recompute=level, recompute_layers=ALL_LAYERS)  # type: ignore[arg-type]
+    return replace(cost, model=model, single=single)
+
+
+def forwards_again(model: Model) -> float:
+    """Returns the share of layers whose whole forward runs again."""
+    return model.recomputed_layers / model.num_layers if model.recompute == FULL else 0.0
+
+
+def chosen_recompute(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> ChosenRecompute:
+    """Returns the recomputation of a batch's step. steps: of the run; cost: of GPUs."""
+    of = _Accounts(steps, batch, plans, cost)
+    first = of.account(NONE, 0)
+    if first.peak_bytes <= of.room:
+        return first.chosen
+    found, everything = list[_Account](), first
+    for level in ("selective" if steps.model.mlp_chunk_tokens == WHOLE else "chunked", FULL):
+        everything = of.account(level, of.most)
+        if everything.peak_bytes <= of.room:
+            found.append(of.fewest(level, first, everything))
+    return min(found, key=lambda one: one.seconds, default=everything).chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """A step with some recomputation. count: layers of the longest stage that are recomputed; seconds: of
+    recomputation, on the GPU that has most."""
+
+    chosen: ChosenRecompute
+    count: int
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """The accounts of a batch's steps, which differ in what is recomputed."""
+
+    steps: ProvenSteps
+    batch: Batch
+    plans: Sequence[Plan]
+    cost: Cost
+
+    @property
+    def room(self) -> float:
+        """The bytes of a GPU."""
+        return self.cost.cluster.device.memory_bytes
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """How many layers every stage has; of plans with pipelines of their own all layers are one."""
+        count = self.steps.model.num_layers
+        starts = stage_starts(self.steps.model, self.steps.stages, 1)
+        return tuple(end - one for one, end in pairwise([*(start.layer for start in starts), count]))
+
+    @property
+    def most(self) -> int:
+        """The layers of the longest stage."""
+        return max(self.stages)
+
+    def account(self, level: str, count: int) -> _Account:
+        """Returns the account of a step with at most so many layers of every stage recomputed."""
+        layers = tuple(min(count, one) for one in self.stages)
+        chosen = ChosenRecompute(level, layers, sum(self.stages), 0)
+        step = self.steps.with_recompute(chosen.part).built(self.batch, self.plans)
+        parts = StepParts(step, plans_of_layouts(self.plans), self.cost)
+        peak = int(step_memory(parts).peak[: self.cost.cluster.num_ranks].max())
+        return _Account(replace(chosen, peak_bytes=peak), count, peak, recomputation_seconds(parts))
+
+    def fewest(self, level: str, none: _Account, every: _Account) -> _Account:
+        """Returns the account with the fewest layers with which the step fits, of those that have pipelines all.
+
+        none, every: with no layer, which does not fit, and with all, which do. What a layer saves is about the same, so
+        the next to be tried is where that says.
+        """
+        if self.plans[0].pipelines is not None:
+            return every
+        low, high = none, every
+        while high.count - low.count > 1:
+            saved = (low.peak_bytes - self.room) / max(low.peak_bytes - high.peak_bytes, 1)
+            guess = low.count + int(saved * (high.count - low.count)) + 1
+            tried = self.account(level, min(max(guess, low.count + 1), high.count - 1))
+            low, high = (low, tried) if tried.peak_bytes <= self.room else (tried, high)
+        return high

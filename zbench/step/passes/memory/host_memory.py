@@ -1,0 +1,70 @@
+"""Host memory that steps use, for inputs of layers, optimizer state, or both; and whether there is room for it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
+from zbench.step.passes.parameters.zero import MOMENT_BYTES
+from zbench.step.template import Step
+
+
+def check_host(model: Model, cluster: Cluster) -> None:
+    """Refuses what a model has in host memory where nothing says how much there is, its links, or how fast it is
+    updated, and optimizer state that is more. cluster: of GPUs.
+
+    Raises:
+        ValueError: the cluster's yaml does not say it, or there is too little.
+    """
+    adam = cluster.host_adam_bandwidth if model.optimizer_on_hosts else 1.0
+    given = {"host_bandwidth": cluster.host, "host_memory": cluster.host_memory, "host_adam_bandwidth": adam}
+    for lacks in (name for name, one in given.items() if one is None):
+        raise ValueError(f"cluster.{lacks} is not given; memory.offload is {model.offload}, which takes it")
+    need, room = _state_bytes(model, cluster), cluster.host_memory
+    if room is not None and need > room:
+        raise ValueError(
+            f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node's share of "
+            f"the parameters and the optimizer state of {model.name} is {need / 2**30:,.1f} GiB: use more nodes, or "
+            "memory.offload=none"
+        )
+
+
+def _state_bytes(model: Model, cluster: Cluster) -> int:
+    """Returns the bytes of optimizer state, and of parameters, in a node's host memory."""
+    each = model.element_bytes + max(MOMENT_BYTES, 3 * model.element_bytes)
+    return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
+
+
+def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster) -> None:
+    """Refuses inputs of layers for which a node's host memory has no room. degree: GPUs of a plan's rank; cluster: of
+    GPUs.
+
+    Raises:
+        ValueError: it has none.
+    """
+    assert cluster.host_memory is not None, "check_host has refused it"
+    node, state = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node, _state_bytes(model, cluster)
+    for plan in plans if model.inputs_on_hosts else ():
+        tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
+        need = tokens * model.num_layers * model.hidden * model.element_bytes
+        if need + state > cluster.host_memory:
+            beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
+            raise ValueError(
+                f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
+                f"the inputs of {model.num_layers} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB"
+                f"{beside}: use more nodes, fewer tokens, or memory.offload=none"
+            )
+
+
+def with_host_memory(step: Step, model: Model, gpus_per_node: int) -> Step:
+    """Returns a step with what its model has in host memory.
+
+    Raises:
+        ValueError: layers are in stages.
+    """
+    step = with_inputs_on_hosts(step, gpus_per_node) if model.inputs_on_hosts else step
+    return with_optimizer_on_hosts(step, gpus_per_node) if model.optimizer_on_hosts else step
