@@ -160,16 +160,20 @@ def test_groups_of_one_gpu_exchange_nothing() -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (("flux", 1, "ring"), "overlap.method is 'flux'; it takes none, sliced, async_tp or commfuse"),
+        (("flux", 1, "ring"), "overlap.method is 'flux'; it takes none, sliced, async_tp, commfuse or query_split"),
         (("commfuse", 1, "tree"), "overlap.transfers is 'tree'; it takes ring or direct"),
         (("sliced", 0, "ring"), "overlap.slices is 0; it takes a whole number from 1 to 64"),
         (("commfuse", 1.5, "ring"), "overlap.slices is 1.5; it takes a whole number from 1 to 64"),
         (("none", 2, "ring"), "overlap.slices is 2; overlap=none cuts no exchange, so it takes 1"),
         (("sliced", 2, "direct"), "overlap.transfers is direct; overlap=sliced takes ring"),
         (("async_tp", 1, "ring"), "overlap.transfers is ring; overlap=async_tp takes direct"),
+        (("none", "best"), "overlap.slices is best; overlap=none cuts no exchange, so it takes 1"),
+        (("sliced", "most"), "overlap.slices is 'most'; it takes a whole number from 1 to 64, or best"),
+        (("query_split", 1, "ring", "heads"), "overlap.balance is 'heads'; it takes tokens or area"),
+        (("commfuse", 1, "ring", "area"), "overlap.balance is area; overlap=commfuse takes tokens"),
     ],
 )
-def test_what_cannot_be(keys: tuple[str, int, str], told: str) -> None:
+def test_what_cannot_be(keys: tuple[str | int, ...], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         ExchangeOverlap(*keys)
 

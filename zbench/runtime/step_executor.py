@@ -39,7 +39,7 @@ from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
-from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulated.open_choices import chosen_steps
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
@@ -190,8 +190,8 @@ class TorchWholeStep:
             )
         if self._rounds is not None:
             return self._step_of_round(self._rounds, batch, plans, trace)
-        chosen = chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
-        of = self.steps.with_chunks(chosen.chunks)
+        chosen = chosen_steps(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
+        of = chosen.steps
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
@@ -204,7 +204,7 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = whole_step_result(batch, self.cost, reports, checked)
-        return replace(result, expert_chunks=chosen.told, expert_rows=of.expert_rows(batch, plans))
+        return replace(result, **chosen.told, expert_rows=of.expert_rows(batch, plans))
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

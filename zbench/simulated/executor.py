@@ -20,7 +20,7 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
-from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
+from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
@@ -122,11 +122,11 @@ class Simulated:
                 f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
                 "looks into one step of the whole cluster, takes sync=every_step"
             )
-        return self.steps.with_chunks(self.chosen(batch, plans).chunks).of(batch, plans)
+        return self.chosen(batch, plans).steps.of(batch, plans)
 
-    def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenChunks:
-        """Returns the chunks in which a batch's tokens go to experts."""
-        return chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
+    def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenSteps:
+        """Returns a batch's steps with what the strategy leaves open chosen."""
+        return chosen_steps(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
@@ -135,12 +135,12 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        step = self.steps.with_chunks(chosen.chunks).of(batch, plans)
+        step = chosen.steps.of(batch, plans)
         before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
         result = self.result(batch, plans, played, ceiling)
-        result = replace(result, expert_chunks=chosen.told, expert_rows=self.steps.expert_rows(batch, plans))
+        result = replace(result, **chosen.told, expert_rows=chosen.steps.expert_rows(batch, plans))
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

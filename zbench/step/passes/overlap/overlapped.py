@@ -44,7 +44,7 @@ def _apart(relation: Relation) -> Relation:
 def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: ExchangeOverlap) -> Template:
     """Returns a template with its segments as `overlap` says. lists: gets those of slices."""
     rows: list[Row] = template.operations.table.tolist()
-    finder = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.slices)
+    finder = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.count)
     runs = [(is_part, list(run)) for is_part, run in groupby(rows, finder.is_part)]
     found: list[list[Row]] = [[], *(run for _, run in runs)]  # so that there is something before each
     for at, (is_part, run) in enumerate(runs, start=1):

@@ -1,0 +1,46 @@
+"""What a run's strategy leaves open for every batch: slices of exchanges, and chunks in which tokens go to experts.
+
+Slices are chosen first, by playing a step with each number on the described cluster, its experts by one chunk where
+their number is open as well; then the chunks (zbench.simulated.expert_degrees), with the slices that were chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.exchanges import TRIED
+from zbench.describe.expert_schedule import ExpertSchedule
+from zbench.plans.plan import Plan
+from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulator.steps.play import play_step
+from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.proven import ProvenSteps
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSteps:
+    """The steps of a batch with nothing left open, and what a record has of the choices: fields of
+    zbench.interfaces.result.StepResult."""
+
+    steps: ProvenSteps
+    told: dict[str, dict[str, Any]]
+
+
+def chosen_steps(
+    schedule: ExpertSchedule, steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost
+) -> ChosenSteps:
+    """Returns the steps of a batch. schedule: of experts. steps: of the run; cost: of GPUs."""
+    exchange_slices: dict[str, Any] = {}
+    if steps.overlap.exchanges.is_open:
+        layouts = plans_of_layouts(plans)
+        seconds = {
+            count: play_step(steps.with_slices(count).built(batch, plans), layouts, cost).seconds for count in TRIED
+        }
+        best = min(TRIED, key=seconds.__getitem__)  # the first of those that are as fast
+        steps = steps.with_slices(best)
+        exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}
+    chosen = chosen_chunks(schedule, steps, batch, plans, cost)
+    told = {"exchange_slices": exchange_slices, "expert_chunks": chosen.told}
+    return ChosenSteps(steps.with_chunks(chosen.chunks), told)
