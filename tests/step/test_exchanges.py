@@ -1,5 +1,6 @@
 """Exchanges of tensor-parallel groups beside matmuls: proven, exact, with the bytes of collectives, in their order."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,9 +17,10 @@ from zbench.cost.groups import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import StepOverlap
+from zbench.passes.reverse import Mode
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
-from zbench.step.operations import COMPUTE, GATHER, QUEUES, REDUCE
+from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
@@ -150,6 +152,33 @@ def test_order_on_a_gpu(how: str) -> None:
     mine = [line for line in lines if any(name in line for name in names) and (" at 1" in line or " 1 ->" in line)]
     mine = [line.split(": ")[1].split(" at ")[0].split(" 1 ->")[0] for line in mine]
     assert " ".join(mine) == " ".join(FORWARD[how].split())
+
+
+SPLIT = {
+    ("tokens", 1): "o[0,1,*] a[0,1] a[0] o[1,1,*] a[1,1]",
+    ("area", 1): "o[0 3,1,*] a[0 3,1] a[0 3] o[1-2,1,*] a[1-2,1]",
+    ("tokens", 2): "o[0-1,1,0-1] o[0,1,2-3] a[0,1] a[0] o[1,1,2-3] a[1,1]",  # of a ring's steps the last one is cut
+}
+
+
+@pytest.mark.parametrize(("balance", "ranks"), SPLIT)
+def test_order_of_attention_on_a_gpu(balance: str, ranks: int) -> None:
+    """A GPU attends with the other one's queries, projects and sends, and then with its own."""
+    text = step_text(built([plan_of([16], ranks, 2)], ExchangeOverlap("query_split", balance=balance), 2))
+    forward = text[text.index("template forward") : text.index("template head")]
+    found = re.findall(r"compute ([oa]\[.*\]) at 1$|move (a\[.*\]) 1 ->", forward, re.MULTILINE)
+    assert " ".join(map("".join, found)) == SPLIT[balance, ranks]
+
+
+@pytest.mark.parametrize("mode", ["keep", "regather"])
+def test_what_attends_read_is_dropped_after_them(mode: Mode) -> None:
+    plans = [plan_of([9, 7, 23], 4, 2, mode)]
+    how = ExchangeOverlap("query_split", 2, "direct", "area")
+    step = built(plans, how, 2, "1", "full")
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 2, FOUR, slices=how.token_slices) < 1e-12
+    (backward,) = (one.operations for one in step.templates if one.name == "backward")
+    assert (backward.kind == DROP).any() == (mode == "regather")
 
 
 def test_groups_of_one_gpu_exchange_nothing() -> None:

@@ -36,9 +36,10 @@ class ExchangeOverlap:
         reductions as messages, each behind the matmul that reads or makes what it moves; commfuse, as messages, behind
         all matmuls in a row between a gather and a reduction; query_split, as commfuse, and attention of the same
         tokens beside its output projection.
-    slices: in which each GPU's own tokens are cut, or BEST: as many as make the batch's step fastest. transfers: of messages, ring (from neighbour to neighbour, where
-        sums are added to on the way) or direct (from each GPU straight to each other one). balance: what of each block
-        the GPUs of a group have about as much of: tokens, which follow one another, or area, the keys that they see.
+    slices: in which each GPU's own tokens are cut, or BEST: as many as make the batch's step fastest. transfers: of
+        messages, ring (from neighbour to neighbour, where sums are added to on the way) or direct (from each GPU
+        straight to each other one). balance: what of each block the GPUs of a group have about as much of: tokens,
+        which follow one another, or area, the keys that they see.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
