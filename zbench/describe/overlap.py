@@ -58,8 +58,8 @@ class StepOverlap:
     @property
     def token_slices(self) -> TokenSlices:
         """The slices of a GPU's own tokens of which slices of exchanges and chunks of experts are made."""
-        count = lcm(self.exchanges.count, self.experts.forward, self.experts.backward)
-        return self.exchanges.token_slices._replace(count=count)
+        number = lcm(self.exchanges.count, self.experts.forward, self.experts.backward)
+        return self.exchanges.token_slices._replace(number=number)
 
     @property
     def gathers_first(self) -> bool:

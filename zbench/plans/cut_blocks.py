@@ -20,5 +20,5 @@ def cut_blocks(blocks: Blocks, block: Ints, sizes: Ints) -> Blocks:
     piece = order[at]
     start = blocks.stop[piece] - (piece_ends[at] - begins)
     sort = np.lexsort((start, blocks.seq[piece]))
-    columns = (blocks.seq[piece], start, start + ends - begins, part)
-    return Blocks(*(np.asarray(one[sort], np.int64) for one in columns), blocks.home[block])
+    stop = start + ends - begins
+    return Blocks(blocks.seq[piece][sort], start[sort], stop[sort], part[sort], blocks.home[block])

@@ -55,7 +55,7 @@ class PlanParts:
         """The tokens at which parts end, besides those at which blocks and shares of them do."""
         every = (self.model.mlp_chunk_tokens, self.model.loss_chunk_tokens)
         chunks = tuple(one for one in every if not isinstance(one, str))
-        return TokenCuts(self.token_slices.count, chunks, self.token_slices.by_area)
+        return TokenCuts(self.token_slices.number, chunks, self.token_slices.by_area)
 
     def chunks(self, tokens: int) -> Ints:
         """Returns the chunk that each part of t is in, where a group computes at most so many tokens at a time."""
