@@ -18,7 +18,7 @@ def cut_blocks(blocks: Blocks, block: Ints, sizes: Ints) -> Blocks:
     begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     at, part = (np.searchsorted(every, begins, side="right") for every in (piece_ends, part_ends))
     piece = order[at]
-    start = blocks.stop[piece] - (piece_ends[at] - begins)
+    start = np.asarray(blocks.stop[piece] - piece_ends[at] + begins, np.int64)
     sort = np.lexsort((start, blocks.seq[piece]))
-    stop = start + ends - begins
+    stop = np.asarray(start + ends - begins, np.int64)
     return Blocks(blocks.seq[piece][sort], start[sort], stop[sort], part[sort], blocks.home[block])
