@@ -18,8 +18,8 @@ MOST_SLICES = 64  # more are smaller than the tiles of a matmul for every length
 
 
 class TokenSlices(NamedTuple):
-    """The cuts of a tensor-parallel group's tokens. number: of slices, of about as many tokens, of each GPU's own. by_area:
-    whether a GPU's own see about as many keys as another one's, in place of following one another."""
+    """The cuts of a tensor-parallel group's tokens. number: of slices of about as many tokens, of each GPU's own.
+    by_area: whether a GPU's own see about as many keys as another one's, in place of following one another."""
 
     number: int = 1
     by_area: bool = False
