@@ -1,4 +1,4 @@
-"""What a run's strategy leaves open for every batch: slices of exchanges, and chunks in which tokens go to experts.
+"""The choices that a run's strategy leaves open for every batch: slices of exchanges, and chunks of tokens for experts.
 
 Slices are chosen first, by playing a step with each number on the described cluster, its experts by one chunk where
 their number is open as well; then the chunks (zbench.simulated.expert_degrees), with the slices that were chosen.
