@@ -203,8 +203,7 @@ class TorchWholeStep:
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        result = whole_step_result(batch, self.cost, reports, checked)
-        return replace(result, **chosen.told, expert_rows=of.expert_rows(batch, plans))
+        return chosen.told(whole_step_result(batch, self.cost, reports, checked), batch, plans)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

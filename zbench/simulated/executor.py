@@ -139,8 +139,7 @@ class Simulated:
         before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = self.result(batch, plans, played, ceiling)
-        result = replace(result, **chosen.told, expert_rows=chosen.steps.expert_rows(batch, plans))
+        result = chosen.told(self.result(batch, plans, played, ceiling), batch, plans)
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

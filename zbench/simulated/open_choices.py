@@ -5,13 +5,14 @@ their number is open as well; then the chunks (zbench.simulated.expert_degrees),
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
+from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.simulator.steps.play import play_step
@@ -21,11 +22,21 @@ from zbench.step.passes.proven import ProvenSteps
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """The steps of a batch with nothing left open, and what a record has of the choices: fields of
-    zbench.interfaces.result.StepResult."""
+    """The steps of a batch with nothing left open, and what a record has of the choices, as
+    zbench.interfaces.result.StepResult has it."""
 
     steps: ProvenSteps
-    told: dict[str, dict[str, Any]]
+    exchange_slices: dict[str, Any]
+    expert_chunks: dict[str, Any]
+
+    def told(self, result: StepResult, batch: Batch, plans: Sequence[Plan]) -> StepResult:
+        """Returns the result of the batch's step with the choices, and what a capacity of experts came to."""
+        return replace(
+            result,
+            exchange_slices=self.exchange_slices,
+            expert_chunks=self.expert_chunks,
+            expert_rows=self.steps.expert_rows(batch, plans),
+        )
 
 
 def chosen_steps(
@@ -42,5 +53,4 @@ def chosen_steps(
         steps = steps.with_slices(best)
         exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}
     chosen = chosen_chunks(schedule, steps, batch, plans, cost)
-    told = {"exchange_slices": exchange_slices, "expert_chunks": chosen.told}
-    return ChosenSteps(steps.with_chunks(chosen.chunks), told)
+    return ChosenSteps(steps.with_chunks(chosen.chunks), exchange_slices, chosen.told)

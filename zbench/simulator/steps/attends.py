@@ -53,7 +53,7 @@ def _named(plan: Plan, items: list[Ints], block: Ints, tokens: Ints) -> Plan:
     """Returns a plan in which lists are of blocks, as far as the cost of attends looks at one: lists of queries, which
     may be some of a block's, of one that has their tokens. block, tokens: of every part."""
     queries, count = int(plan.forward.kv_blocks.min()), len(plan.blocks)
-    lists = [[count + at] for at in range(queries)] + [_ascending(block[row]) for row in items[queries:]]
+    lists = [np.array([count + at]) for at in range(queries)] + [_ascending(block[row]) for row in items[queries:]]
     sizes = np.concatenate([plan.blocks.tokens, [tokens[row].sum() for row in items[:queries]]]).astype(np.int64)
     blocks = Blocks(0 * sizes, 0 * sizes, sizes, np.arange(len(sizes)), 0 * sizes)
     return plan.with_(blocks=blocks, lists=Lists.of(lists))
