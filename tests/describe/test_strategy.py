@@ -320,6 +320,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "overlap": "none",
         "overlap.slices": 1,
         "overlap.transfers": "ring",
+        "overlap.balance": "tokens",
         "experts": "sequential",
         "experts.degree": 1,
         "experts.capacity": "dropless",

@@ -10,6 +10,7 @@ from zbench.correctness.steps.computing import Tokens
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.expert_schedule import TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.passes.reverse import Mode, reverse
@@ -84,21 +85,31 @@ def tokens_of(
     are divided where a slice of a GPU's tokens ends: its token number i of n is in the last slice s that begins, at
     n s // slices, no later. Of chunks of a group's tokens there are as many slices as it takes."""
     totals, before = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
-    for block, tokens in enumerate(plan.blocks.tokens.tolist()):
-        for share, one in enumerate(np.array_split(np.arange(tokens), degree)):
-            key = (int(plan.blocks.home[block]), share)
-            totals[key] = totals.get(key, 0) + len(one)
-    blocks, columns = plan.blocks, ([], [], [], [])
+    blocks, columns, runs = plan.blocks, ([], [], [], []), dict[int, list]()
     for block in range(len(blocks)):
-        seq, position = [], []
+        seq, position, seen = [], [], []
         for piece in np.flatnonzero(blocks.block == block):
             span = range(int(blocks.start[piece]), int(blocks.stop[piece]))
             seq += [int(plan.sequences[blocks.seq[piece]])] * len(span)
             position += span
-        shares = [(one, two) for one, two in zip(*(np.array_split(x, degree) for x in (seq, position)), strict=True)]
+            seen += [len(range(max(0, at + 1 - plan.mask.window) if plan.mask.window else 0, at + 1)) for at in span]
+        count = 2 * degree if cuts.by_area else degree
+        shares = [one.tolist() for one in np.array_split(np.arange(len(seq)), count)]
+        gpus = list(range(degree))
+        if cuts.by_area:  # the cheapest and the dearest run are the first GPU's, and so on
+            few = [at for at, one in enumerate(shares) if one]
+            rank = sorted(few, key=lambda at: (sum(seen[i] for i in shares[at]), at))
+            gpus = [min(place := rank.index(at), 2 * degree - 1 - place) if at in few else 0 for at in range(count)]
+        runs[block] = [
+            (gpu, [seq[i] for i in one], [position[i] for i in one]) for gpu, one in zip(gpus, shares, strict=True)
+        ]
+        for gpu, one, _ in runs[block]:
+            key = (int(blocks.home[block]), gpu)
+            totals[key] = totals.get(key, 0) + len(one)
+    for block in range(len(blocks)):
         pieces = []
-        for share, (one, two) in enumerate(shares):
-            key = (int(plan.blocks.home[block]), share)
+        for gpu, one, two in runs[block]:
+            key = (int(blocks.home[block]), gpu)
             first, total = before.get(key, 0), totals[key]
             before[key] = first + len(one)
             group = sum(many for (home, _), many in totals.items() if home == key[0])
@@ -157,10 +168,10 @@ def execute(
     degree: int,
     model: Model = MODEL,
     experts: ExpertParallel = TOGETHER,
-    slices: int = 1,
+    slices: TokenSlices = UNCUT,
 ) -> float:
     """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is.
-    slices: in which exchanges of groups cut a GPU's own tokens."""
+    slices: in which exchanges of groups cut tokens."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
     if plans[0].pipelines is None:
         parts = [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]

@@ -1,5 +1,6 @@
 """Exchanges of tensor-parallel groups beside matmuls: proven, exact, with the bytes of collectives, in their order."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,9 +17,10 @@ from zbench.cost.groups import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import StepOverlap
+from zbench.passes.reverse import Mode
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
-from zbench.step.operations import COMPUTE, GATHER, QUEUES, REDUCE
+from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
@@ -34,6 +36,9 @@ HOWS = {
     "commfuse": ExchangeOverlap("commfuse"),
     "commfuse 3": ExchangeOverlap("commfuse", 3),
     "commfuse direct": ExchangeOverlap("commfuse", 1, "direct"),
+    "query_split": ExchangeOverlap("query_split", balance="area"),
+    "query_split 3": ExchangeOverlap("query_split", 3),
+    "query_split direct": ExchangeOverlap("query_split", 1, "direct", "area"),
 }
 QUEUE = QUEUES.index("tensor_parallel")
 
@@ -56,13 +61,13 @@ def test_exact_and_as_many_bytes(how: str, tokens: int, recompute: str) -> None:
     plans = [plan_of([tokens], 1, 1)]
     step = built(plans, HOWS[how], recompute=recompute)
     assert (fault(step), unrolled_fault(step)) == ("", "")
-    assert execute(step, plans, 4, FOUR, slices=HOWS[how].slices) < 1e-12
+    assert execute(step, plans, 4, FOUR, slices=HOWS[how].token_slices) < 1e-12
     wanted, found = (stated_bytes(one) for one in (built(plans, WHOLE, recompute=recompute), step))
     for way in (0, 1):
         sums = {sum(one.get("tensor_parallel", (0, 0))[way] for one in every) for every in (wanted, found)}
         assert len(sums) == 1
-    passes_on = HOWS[how].method == "commfuse" and HOWS[how].transfers == "ring"  # others' tokens, too
-    if tokens == 64 or not passes_on:
+    passes_on = HOWS[how].transfers == "ring" and HOWS[how].method != "sliced"  # others' tokens, too
+    if tokens == 64 or not (passes_on or HOWS[how].balance == "area"):  # which gives the odd token to another GPU
         assert wanted == found
     sizes = step.layouts[0].lists.offsets
     for template in of_layers(step):
@@ -77,7 +82,7 @@ def test_exact_with_several_groups_micro_batches_and_stages(how: str, zero: str)
     plans = [plan_of([9, 7], 2, 2), plan_of([1], 2, 2, first=2)]
     step = built(plans, HOWS[how], 2, zero, "selective", 1 if zero in ("2", "3") else 2)
     assert (fault(step), unrolled_fault(step)) == ("", "")
-    assert execute(step, plans, 2, FOUR, slices=HOWS[how].slices) < 1e-12
+    assert execute(step, plans, 2, FOUR, slices=HOWS[how].token_slices) < 1e-12
 
 
 @pytest.mark.parametrize("variant", OWN, ids=str)
@@ -90,7 +95,7 @@ def test_plans_of_every_system(variant: Variant) -> None:
     how = list(HOWS.values())[OWN.index(variant) % len(HOWS)]
     step = built(plans, how, 2, "3")
     prove_step(step)
-    assert execute(step, plans, 2, FOUR, slices=how.slices) < 1e-12
+    assert execute(step, plans, 2, FOUR, slices=how.token_slices) < 1e-12
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -105,7 +110,7 @@ def test_mutants(how: str) -> None:
         told = fault(broken)
         assert bool(told) == bool(unrolled_fault(broken)), (KINDS[at % len(KINDS)], told)
         rejected += bool(told)
-        assert told or execute(broken, plans, 2, FOUR, slices=HOWS[how].slices) < 1e-12
+        assert told or execute(broken, plans, 2, FOUR, slices=HOWS[how].token_slices) < 1e-12
     assert rejected > 12
 
 
@@ -121,7 +126,7 @@ def test_what_stays_a_collective(how: str) -> None:
             np.isin(template.operations.kind, (GATHER, REDUCE)) & (template.operations.queue == QUEUE)
         ]
     ]
-    wanted = {"async_tp": [number["m"], number["n"]], "commfuse": []}.get(HOWS[how].method)
+    wanted = {"async_tp": [number["m"], number["n"]], "commfuse": [], "query_split": []}.get(HOWS[how].method)
     assert wanted is None or found == wanted
     if HOWS[how].method == "sliced":  # n, a, m, b forward; dx, dm, dy, dn backward; and whole m and n
         assert len(found) == 8 * HOWS[how].slices + 2
@@ -149,6 +154,33 @@ def test_order_on_a_gpu(how: str) -> None:
     assert " ".join(mine) == " ".join(FORWARD[how].split())
 
 
+SPLIT = {
+    ("tokens", 1): "o[0,1,*] a[0,1] a[0] o[1,1,*] a[1,1]",
+    ("area", 1): "o[0 3,1,*] a[0 3,1] a[0 3] o[1-2,1,*] a[1-2,1]",
+    ("tokens", 2): "o[0-1,1,0-1] o[0,1,2-3] a[0,1] a[0] o[1,1,2-3] a[1,1]",  # of a ring's steps the last one is cut
+}
+
+
+@pytest.mark.parametrize(("balance", "ranks"), SPLIT)
+def test_order_of_attention_on_a_gpu(balance: str, ranks: int) -> None:
+    """A GPU attends with the other one's queries, projects and sends, and then with its own."""
+    text = step_text(built([plan_of([16], ranks, 2)], ExchangeOverlap("query_split", balance=balance), 2))
+    forward = text[text.index("template forward") : text.index("template head")]
+    found = re.findall(r"compute ([oa]\[.*\]) at 1$|move (a\[.*\]) 1 ->", forward, re.MULTILINE)
+    assert " ".join(map("".join, found)) == SPLIT[balance, ranks]
+
+
+@pytest.mark.parametrize("mode", ["keep", "regather"])
+def test_what_attends_read_is_dropped_after_them(mode: Mode) -> None:
+    plans = [plan_of([9, 7, 23], 4, 2, mode)]
+    how = ExchangeOverlap("query_split", 2, "direct", "area")
+    step = built(plans, how, 2, "1", "full")
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 2, FOUR, slices=how.token_slices) < 1e-12
+    (backward,) = (one.operations for one in step.templates if one.name == "backward")
+    assert (backward.kind == DROP).any() == (mode == "regather")
+
+
 def test_groups_of_one_gpu_exchange_nothing() -> None:
     plans = [plan_of([9, 7], 4, 4)]
     assert step_text(built(plans, HOWS["commfuse"], 1)) == step_text(built(plans, WHOLE, 1))
@@ -157,16 +189,20 @@ def test_groups_of_one_gpu_exchange_nothing() -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (("flux", 1, "ring"), "overlap.method is 'flux'; it takes none, sliced, async_tp or commfuse"),
+        (("flux", 1, "ring"), "overlap.method is 'flux'; it takes none, sliced, async_tp, commfuse or query_split"),
         (("commfuse", 1, "tree"), "overlap.transfers is 'tree'; it takes ring or direct"),
         (("sliced", 0, "ring"), "overlap.slices is 0; it takes a whole number from 1 to 64"),
         (("commfuse", 1.5, "ring"), "overlap.slices is 1.5; it takes a whole number from 1 to 64"),
         (("none", 2, "ring"), "overlap.slices is 2; overlap=none cuts no exchange, so it takes 1"),
         (("sliced", 2, "direct"), "overlap.transfers is direct; overlap=sliced takes ring"),
         (("async_tp", 1, "ring"), "overlap.transfers is ring; overlap=async_tp takes direct"),
+        (("none", "best"), "overlap.slices is best; overlap=none cuts no exchange, so it takes 1"),
+        (("sliced", "most"), "overlap.slices is 'most'; it takes a whole number from 1 to 64, or best"),
+        (("query_split", 1, "ring", "heads"), "overlap.balance is 'heads'; it takes tokens or area"),
+        (("commfuse", 1, "ring", "area"), "overlap.balance is area; overlap=commfuse takes tokens"),
     ],
 )
-def test_what_cannot_be(keys: tuple[str, int, str], told: str) -> None:
+def test_what_cannot_be(keys: tuple[str | int, ...], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         ExchangeOverlap(*keys)
 
@@ -182,7 +218,7 @@ def test_attention_of_layers_with_experts(how: str) -> None:
             whole_step(model, plans, 2, "2", StepOverlap(exchanges=one), "full", experts) for one in (HOWS[how], WHOLE)
         )
         assert (fault(step), unrolled_fault(step)) == ("", "")
-        assert execute(step, plans, 2, model, experts, HOWS[how].slices) < 1e-12
+        assert execute(step, plans, 2, model, experts, HOWS[how].token_slices) < 1e-12
         sums = [
             [sum(gpu.get(name, (0, 0))[0] for gpu in stated_bytes(one)) for name in QUEUES] for one in (whole, step)
         ]

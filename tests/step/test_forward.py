@@ -8,7 +8,7 @@ from tests.helpers import dense_step
 from tests.helpers.steps import EXPERTS, MODEL, fault, plan_of, sequences_of, tokens_of
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.unrolled import unrolled_fault
-from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.exchanges import UNCUT, ExchangeOverlap, TokenSlices
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
@@ -20,7 +20,7 @@ from zbench.step.template import Step
 USUAL = StepOverlap(1)
 
 
-def loss_of(step: Step, plans: list[Plan], degree: int, model: Model, slices: int = 1) -> float:
+def loss_of(step: Step, plans: list[Plan], degree: int, model: Model, slices: TokenSlices = UNCUT) -> float:
     """The loss that a step comes to, at the one place that has it."""
     sequences = sequences_of(plans, model)
     parts = [PlanParts(plan, model, degree, token_slices=slices) for plan in plans]

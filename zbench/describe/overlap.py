@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from zbench.describe.checks import is_whole
-from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap, TokenSlices
 from zbench.describe.expert_schedule import BETWEEN, TOGETHER_AT_ONCE, ExpertChunks
 
 ALL = "all"  # of a window
@@ -61,9 +61,10 @@ class StepOverlap:
         return window if isinstance(window, StepOverlap) else StepOverlap(window)
 
     @property
-    def token_slices(self) -> int:
+    def token_slices(self) -> TokenSlices:
         """The slices of a GPU's own tokens of which slices of exchanges and chunks of experts are made."""
-        return lcm(self.exchanges.slices, self.experts.forward, self.experts.backward)
+        number = lcm(self.exchanges.count, self.experts.forward, self.experts.backward)
+        return self.exchanges.token_slices._replace(number=number)
 
     @property
     def gathers_first(self) -> bool:

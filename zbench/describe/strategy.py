@@ -15,7 +15,7 @@ from typing import Any
 
 from zbench.describe.checks import check_choice, check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
-from zbench.describe.exchanges import COMMFUSE, NONE, RING, ExchangeOverlap
+from zbench.describe.exchanges import COMMFUSE, NONE, QUERY_SPLIT, RING, TOKENS, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import (
@@ -276,6 +276,7 @@ class TrainingStrategy:
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
             ("memory.offload", self.memory.offload, NOWHERE),
+            ("overlap.slices", self.overlap.slices, self.overlap.count),
         ):
             if value != usual:
                 raise ValueError(f"{name} is {value}; with job=rlhf it takes {usual}")
@@ -307,7 +308,9 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)
     exchanges = config["overlap"]
     found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)
-    found["overlap.transfers"] = exchanges["transfers"] if exchanges["method"] == COMMFUSE else RING  # else no choice
+    free = exchanges["method"] in (COMMFUSE, QUERY_SPLIT)  # else no choice
+    found["overlap.transfers"] = exchanges["transfers"] if free else RING
+    found["overlap.balance"] = exchanges.get("balance", TOKENS)
     experts = config["experts"]
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     schedule |= {"experts.capacity": experts.get("capacity", DROPLESS), "experts.padded": experts.get("padded", False)}

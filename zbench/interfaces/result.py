@@ -51,6 +51,8 @@ class StepResult:
     recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
     expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
         (zbench.simulated.expert_degrees.ChosenChunks).
+    exchange_slices: {} or, where their number was open, the "slices" of each GPU's own tokens in which exchanges of
+        tensor-parallel groups went, and the "seconds" of the steps that were compared, by number.
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
         that are "padded"; what routers chose while the step ran where it was executed.
     rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
@@ -82,6 +84,7 @@ class StepResult:
     nic_series: dict[str, Any] = field(default_factory=dict)
     recompute: dict[str, Any] = field(default_factory=dict)
     expert_chunks: dict[str, Any] = field(default_factory=dict)
+    exchange_slices: dict[str, Any] = field(default_factory=dict)
     expert_rows: dict[str, float] = field(default_factory=dict)
     rollouts: dict[str, Any] = field(default_factory=dict)
     host_bytes: list[int] = field(default_factory=list)

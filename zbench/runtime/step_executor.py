@@ -39,8 +39,7 @@ from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
-from zbench.simulated.expert_degrees import chosen_chunks
-from zbench.simulated.recomputation import chosen_recompute
+from zbench.simulated.open_choices import chosen_steps
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
@@ -193,10 +192,8 @@ class TorchWholeStep:
             )
         if self._rounds is not None:
             return self._step_of_round(self._rounds, batch, plans, trace)
-        chosen = chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
-        of = self.steps.with_chunks(chosen.chunks)
-        again = chosen_recompute(of, batch, plans, self.cost.gpus) if self.adaptive_recompute else None
-        of = of if again is None else of.with_recompute(again.part)
+        chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
+        of = chosen.steps
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, step, tokens, False)
@@ -208,10 +205,8 @@ class TorchWholeStep:
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        result = whole_step_result(batch, self.cost, reports, checked)
-        told = {} if again is None else again.told
-        rows = of.expert_rows(batch, plans) | self._chosen_rows(batch, reports)
-        return replace(result, expert_chunks=chosen.told, expert_rows=rows, recompute=told)
+        result = chosen.told(whole_step_result(batch, self.cost, reports, checked), batch, plans)
+        return replace(result, expert_rows=result.expert_rows | self._chosen_rows(batch, reports))
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

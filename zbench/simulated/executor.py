@@ -21,8 +21,8 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
-from zbench.simulated.expert_degrees import ChosenChunks, chosen_chunks
-from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute, forwards_again, recomputing
+from zbench.simulated.open_choices import ChosenSteps, chosen_steps
+from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulator.steps.least.bound import step_bound_seconds
@@ -126,17 +126,11 @@ class Simulated:
                 f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
                 "looks into one step of the whole cluster, takes sync=every_step"
             )
-        chosen = self.steps.with_chunks(self.chosen(batch, plans).chunks)
-        again = self.chosen_recompute(chosen, batch, plans)
-        return (chosen if again is None else chosen.with_recompute(again.part)).of(batch, plans)
+        return self.chosen(batch, plans).steps.of(batch, plans)
 
-    def chosen_recompute(self, steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> ChosenRecompute | None:
-        """Returns what a batch's step recomputes; None where that is the model's. steps: of the run."""
-        return chosen_recompute(steps, batch, plans, self.cost.gpus) if self.adaptive_recompute else None
-
-    def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenChunks:
-        """Returns the chunks in which a batch's tokens go to experts."""
-        return chosen_chunks(self.experts.exchanges, self.steps, batch, plans, self.cost.gpus)
+    def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenSteps:
+        """Returns a batch's steps with what the strategy leaves open chosen."""
+        return chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
@@ -145,15 +139,12 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        steps = self.steps.with_chunks(chosen.chunks)
-        again = self.chosen_recompute(steps, batch, plans)
-        step = (steps if again is None else steps.with_recompute(again.part)).of(batch, plans)
+        step = chosen.steps.of(batch, plans)
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
         played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
-        result = self.result(batch, plans, played, ceiling, again)
-        result = replace(result, expert_chunks=chosen.told, expert_rows=self.steps.expert_rows(batch, plans))
+        result = chosen.told(self.result(batch, plans, played, ceiling, chosen.recompute), batch, plans)
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
@@ -223,7 +214,6 @@ class Simulated:
                 "optimizer": float(played.busy["optimizer"].max()),
             },
             seconds_for=self._seconds_for(plans, played),
-            recompute={} if again is None else again.told,
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 

@@ -33,7 +33,7 @@ def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none") -
     plans = [plan_of(lengths, 1, 1)]
     step = whole_step(FOUR, plans, 4, "1", StepOverlap(exchanges=how), recompute)
     prove_step(step)
-    return StepCase.of(step, FOUR, plans, 4, slices=how.slices)
+    return StepCase.of(step, FOUR, plans, 4, slices=how.token_slices)
 
 
 @pytest.mark.parametrize("lengths", [[1], [2], [5], [23], [50, 1, 13]], ids=str)

@@ -4,19 +4,21 @@ import numpy as np
 import pytest
 
 from tests.helpers.steps import MODEL, plan_of, sequences_of, tokens_of
+from zbench.describe.exchanges import TokenSlices
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.parts import PlanParts
 
 
+@pytest.mark.parametrize("by_area", [False, True])
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_parts_have_the_tokens_that_a_step_says(degree: int, slices: int) -> None:
+def test_parts_have_the_tokens_that_a_step_says(degree: int, slices: int, by_area: bool) -> None:
     plan = plan_of([13, 1, 4, 2], 3, 4, "carry", 1, 5)
-    parts = PlanParts(plan, MODEL, degree, token_slices=slices)
+    parts = PlanParts(plan, MODEL, degree, token_slices=TokenSlices(slices, by_area))
     found = TokenParts.of(parts)
     assert found.sizes.tolist() == parts.indices()[0].sizes.tolist()
-    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree, cuts=TokenCuts(slices))
+    wanted = tokens_of(plan, sequences_of([plan], MODEL), degree, cuts=TokenCuts(slices, by_area=by_area))
     assert len(found.sizes) == len(wanted.sequence)
     for part in range(len(found.sizes)):
         sequence, position = found.rows((part,))

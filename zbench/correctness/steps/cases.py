@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
@@ -33,10 +34,10 @@ class StepCase:
         degree: int,
         seed: int = 0,
         experts: ExpertParallel = TOGETHER,
-        slices: int = 1,
+        slices: TokenSlices = UNCUT,
     ) -> "StepCase":
         """Returns a step of plans for groups of `degree` GPUs, with words that are drawn. experts: as the step has
-        them; slices: in which exchanges cut a GPU's own tokens."""
+        them; slices: in which exchanges cut tokens."""
         rng = np.random.default_rng(seed)
         lengths = {
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)

@@ -155,7 +155,7 @@ class StepCombination:
         zero = DEGREES.get(self.zero, self.zero)
         step = whole_step(model, plans, degree, zero, overlap, self.recompute, experts, self.stages)
         step = in_two_levels(step, NODE) if self.levels > 1 else step
-        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.slices)
+        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices)
 
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""

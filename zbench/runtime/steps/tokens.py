@@ -12,6 +12,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.mask import Mask
 from zbench.plans.columns import Blocks, Lists, Ops
+from zbench.plans.cut_blocks import cut_blocks
 from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
@@ -50,23 +51,10 @@ class TokenParts:
         plan = parts.plan
         if plan.padding is not None:
             raise ValueError("plan.padding is given; steps that are executed have no words for padding, and take none")
-        blocks, rows, part, routing = plan.blocks, [], -1, parts.routing
-        for block in range(len(blocks)):
-            ends = np.cumsum(parts.sizes[parts.block == block])
-            pieces = blocks.pieces[block]
-            before = np.cumsum([0, *(blocks.stop - blocks.start)[pieces]])
-            for low, high in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-                part += 1
-                for piece, begin in zip(pieces.tolist(), before.tolist(), strict=False):
-                    start, stop = int(blocks.start[piece]), int(blocks.stop[piece])
-                    one, two = max(start, start + low - begin), min(stop, start + high - begin)
-                    if one < two:
-                        rows.append((int(blocks.seq[piece]), one, two, part))
-        table = np.array(sorted(rows), np.int64).reshape(-1, 4)
-        sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
-        one = np.ascontiguousarray(table.T)
+        one, routing = cut_blocks(plan.blocks, parts.block, parts.sizes), parts.routing
         drawn = (routing.chosen, routing.padding) if isinstance(routing, Routing) else (None, None)
-        return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask, *drawn)
+        where = (one.seq, one.start, one.stop, one.block)
+        return TokenParts(*where, plan.lengths, plan.sequences, parts.sizes, plan.mask, *drawn)
 
     @cached_property
     def _blocks(self) -> Blocks:

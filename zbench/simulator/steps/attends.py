@@ -5,7 +5,8 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.area import Work, work
-from zbench.plans.columns import ATTEND, Column, Lists, Ops
+from zbench.plans.columns import ATTEND, Blocks, Column, Lists, Ops
+from zbench.plans.cut_blocks import cut_blocks
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.sizes import Sizes
 
@@ -20,25 +21,42 @@ def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: 
     formula = layout.formulas[int(ops.what[mine[0]])]
     number, first, second = layout.bound.relation[int(ops.what[mine[0]])].tolist()
     relation = layout.relations[number]
+    block = relation.second_group  # of every part of t: keys are named by whole blocks
     columns = (ops.list0, ops.list1, ops.list2)
     heads = next(column for slot, column in zip(formula.slots, columns, strict=True) if slot == "h")
-    sides = (columns[first][mine], relation.first_group), (columns[second][mine], relation.second_group)
-    offsets, items, numbers = [0], [], []
-    for column, group in sides:
-        lists, at = np.unique(column, return_inverse=True)
-        numbers.append(len(offsets) - 1 + at.reshape(-1))
-        for which in lists.tolist():
-            row = group[layout.lists[which]]
-            items.append(row if (row[1:] > row[:-1]).all() else np.unique(row))
-            offsets.append(offsets[-1] + len(items[-1]))
+    lists, numbers = list[int](), []
+    for column in (columns[first][mine], columns[second][mine]):
+        distinct, at = np.unique(column, return_inverse=True)
+        numbers.append(len(lists) + at.reshape(-1))
+        lists += distinct.tolist()
+    items = [layout.lists[which] for which in lists]
     low, high = _heads(sizes, heads[mine], plan.num_heads)
     rank = ops.src[mine]
-    many = Lists(np.array(offsets, np.int64), np.concatenate(items).astype(np.int64))
     listed = Ops.attends(rank, (low, high), numbers[0], numbers[1])
     # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
-    own = plan.with_(lists=many, forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
-    attend, amount = np.arange(len(listed)), _counted(plan, many, (numbers[0], numbers[1]))
-    return cost.attend_seconds(own, listed, attend, amount or work(own, listed)[1], backward)
+    own = plan.with_(forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
+    if relation.first_group.max() == block.max():
+        own = own.with_(lists=Lists.of([_ascending(block[row]) for row in items]))
+        amount = _counted(plan, own.lists, (numbers[0], numbers[1])) or work(own, listed)[1]
+    else:
+        parts = cut_blocks(plan.blocks, block, layout.index["t"].sizes)
+        amount = work(own.with_(blocks=parts, lists=Lists.of(items)), listed)[1]
+        own = _named(own, items, block, parts.tokens)
+    return cost.attend_seconds(own, listed, np.arange(len(listed)), amount, backward)
+
+
+def _ascending(row: Ints) -> Ints:
+    return row if (row[1:] > row[:-1]).all() else np.unique(row)
+
+
+def _named(plan: Plan, items: list[Ints], block: Ints, tokens: Ints) -> Plan:
+    """Returns a plan in which lists are of blocks, as far as the cost of attends looks at one: lists of queries, which
+    may be some of a block's, of one that has their tokens. block, tokens: of every part."""
+    queries, count = int(plan.forward.kv_blocks.min()), len(plan.blocks)
+    lists = [np.array([count + at]) for at in range(queries)] + [_ascending(block[row]) for row in items[queries:]]
+    sizes = np.concatenate([plan.blocks.tokens, [tokens[row].sum() for row in items[:queries]]]).astype(np.int64)
+    blocks = Blocks(0 * sizes, 0 * sizes, sizes, np.arange(len(sizes)), 0 * sizes)
+    return plan.with_(blocks=blocks, lists=Lists.of(lists))
 
 
 def _counted(plan: Plan, lists: Lists, pairs: tuple[Ints, Ints]) -> Work | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.model import Model
 from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
@@ -18,7 +19,11 @@ def plans_of_layouts(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def parts_of_layouts(
-    plans: Sequence[Plan], model: Model, degree: int, experts: ExpertParallel = TOGETHER, slices: int = 1
+    plans: Sequence[Plan],
+    model: Model,
+    degree: int,
+    experts: ExpertParallel = TOGETHER,
+    slices: TokenSlices = UNCUT,
 ) -> list[PlanParts]:
     """Returns the parts of the plans of a step's layouts that have any. degree, experts, slices: of plans without
     pipelines of their own, as in PlanParts (slices: token_slices)."""

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
@@ -27,15 +28,15 @@ from zbench.step.passes.visible import visible_parts
 @dataclass(frozen=True)
 class PlanParts:
     """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
-    out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one. token_slices: of
-    about as many tokens each, in which a GPU's own go to its group."""
+    out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one. token_slices: how
+    exchanges cut tokens."""
 
     plan: Plan
     model: Model
     degree: int
     experts: ExpertParallel = TOGETHER
     finest: int = 0
-    token_slices: int = 1
+    token_slices: TokenSlices = UNCUT
 
     @property
     def slices(self) -> int:
@@ -55,7 +56,8 @@ class PlanParts:
     def token_cuts(self) -> TokenCuts:
         """The tokens at which parts end, besides those at which blocks and shares of them do."""
         every = (self.model.mlp_chunk_tokens, self.model.loss_chunk_tokens)
-        return TokenCuts(self.token_slices, tuple(one for one in every if not isinstance(one, str)))
+        chunks = tuple(one for one in every if not isinstance(one, str))
+        return TokenCuts(self.token_slices.number, chunks, self.token_slices.by_area)
 
     def chunks(self, tokens: int) -> Ints:
         """Returns the chunk that each part of t is in, where a group computes at most so many tokens at a time."""
@@ -64,9 +66,8 @@ class PlanParts:
 
     @cached_property
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
-        """The block, the share of it (0 to degree - 1) and the tokens of every part of t."""
-        blocks = self.plan.blocks
-        return parts_of_blocks(blocks.tokens, blocks.home, self.degree, self.token_cuts)
+        """The block, the GPU of its group (0 to degree - 1) and the tokens of every part of t."""
+        return parts_of_blocks(self.plan, self.degree, self.token_cuts)
 
     @cached_property
     def block(self) -> Ints:

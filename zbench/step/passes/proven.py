@@ -112,6 +112,10 @@ class ProvenSteps:
         """Returns the steps in which so much is recomputed."""
         return replace(self, recompute=recompute)
 
+    def with_slices(self, count: int) -> "ProvenSteps":
+        """Returns the steps in which exchanges cut a GPU's own tokens in so many slices."""
+        return replace(self, overlap=replace(self.overlap, exchanges=replace(self.overlap.exchanges, slices=count)))
+
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
 

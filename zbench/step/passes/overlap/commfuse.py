@@ -7,8 +7,10 @@ one. A slice goes through all matmuls of a segment. Messages of gathers go as so
 of sums, each of which waits for its slice's matmuls.
 """
 
+from collections.abc import Sequence
+
 from zbench.step.passes.overlap.messages import arriving, leaving, pieces_of_step, steps
-from zbench.step.passes.overlap.segments import ExchangeSegment, Row
+from zbench.step.passes.overlap.segments import ExchangeSegment, Row, SegmentFormula
 
 
 def commfuse(segment: ExchangeSegment, ring: bool) -> list[Row]:
@@ -16,22 +18,22 @@ def commfuse(segment: ExchangeSegment, ring: bool) -> list[Row]:
     members, found = range(len(segment.members)), list[Row]()
     for gathers in (segment.early, segment.late):
         found += [row for step in steps(segment) for one in gathers for row in arriving(segment, one, step, ring)]
-    found += _own(segment, summing=False)
+    first = [one for one in segment.by_tokens if segment.early and not segment.adds(one)]
+    found += _own(segment, first)
     for step in steps(segment):
         for piece in pieces_of_step(segment, step, ring):
             member, _, parts = piece
             found += [row for matmul in segment.by_tokens for row in segment.compute(matmul, member, parts)]
             found += leaving(segment, piece, ring)
-    found += _own(segment, summing=True)
+    found += _own(segment, [one for one in segment.by_tokens if one not in first])
     return found + [row for one in segment.over_tokens for member in members for row in segment.whole(one, member)]
 
 
-def _own(segment: ExchangeSegment, summing: bool) -> list[Row]:
-    """Returns the operations of members for their own tokens. summing: those that add to what is reduced, or others."""
+def _own(segment: ExchangeSegment, matmuls: Sequence[SegmentFormula]) -> list[Row]:
+    """Returns the operations of members for their own tokens."""
     return [
         row
         for member, _, parts in pieces_of_step(segment, 0, True)
-        for matmul in segment.by_tokens
-        if segment.adds(matmul) == summing
+        for matmul in matmuls
         for row in segment.compute(matmul, member, parts)
     ]

@@ -3,12 +3,14 @@
 from dataclasses import replace
 from itertools import groupby
 
-from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED, ExchangeOverlap
+from zbench.describe.exchanges import ASYNC_TP, NONE, QUERY_SPLIT, RING, SLICED, ExchangeOverlap
+from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import Operations
 from zbench.step.passes.overlap.async_tp import async_tp
 from zbench.step.passes.overlap.commfuse import commfuse
+from zbench.step.passes.overlap.query_split import queries_apart, with_attention
 from zbench.step.passes.overlap.segments import ExchangeSegment, Row, SegmentFinder, groups_of
 from zbench.step.passes.overlap.sliced import sliced
 from zbench.step.template import Step, Template
@@ -28,20 +30,30 @@ def with_exchanges(step: Step, overlap: ExchangeOverlap) -> Step:
         for layout in step.layouts
     ]
     templates = [_changed(one, step.layouts[one.layout], tables[one.layout], overlap) for one in step.templates]
-    layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
-    return replace(step, layouts=layouts, templates=tuple(templates))
+    layouts = [replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True)]
+    if overlap.method == QUERY_SPLIT:
+        layouts = [replace(one, relations=tuple(map(_apart, one.relations))) for one in layouts]
+    return replace(step, layouts=tuple(layouts), templates=tuple(templates))
+
+
+def _apart(relation: Relation) -> Relation:
+    """Returns a relation, that of queries and keys told of each part of queries."""
+    return queries_apart(relation) if relation.name == "visible" else relation
 
 
 def _changed(template: Template, layout: StepLayout, lists: ListTable, overlap: ExchangeOverlap) -> Template:
     """Returns a template with its segments as `overlap` says. lists: gets those of slices."""
     rows: list[Row] = template.operations.table.tolist()
-    segments = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.slices)
-    found: list[Row] = []
-    for is_part, run in groupby(rows, segments.is_part):
-        mine = list(run)
-        parts = segments.of_run(mine) if is_part else None
-        found += mine if parts is None else [row for one in parts for row in _operations(one, overlap)]
-    return replace(template, operations=Operations.of(found))
+    finder = SegmentFinder(layout, lists, groups_of(layout, rows), overlap.count)
+    runs = [(is_part, list(run)) for is_part, run in groupby(rows, finder.is_part)]
+    found: list[list[Row]] = [[], *(run for _, run in runs)]  # so that there is something before each
+    for at, (is_part, run) in enumerate(runs, start=1):
+        segments, after = finder.of_run(run) if is_part else None, list[Row]()
+        if segments is not None and overlap.method == QUERY_SPLIT:
+            segments, found[at - 1], after = with_attention(finder, segments, found[at - 1])
+        if segments is not None:
+            found[at] = [row for one in segments for row in _operations(one, overlap)] + after
+    return replace(template, operations=Operations.of([row for run in found for row in run]))
 
 
 def _operations(segment: ExchangeSegment, overlap: ExchangeOverlap) -> list[Row]:

@@ -36,8 +36,8 @@ class SegmentFormula:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether each token is computed by itself; else it is a sum over tokens."""
-        return all("t" in result.slots for result in self.formula.results)
+        """Whether each token, or query, is computed by itself; else it is a sum over tokens."""
+        return self.formula.relation is not None or all("t" in result.slots for result in self.formula.results)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,11 @@ class ExchangeSegment:
     # -- operations ----------------------------------------------------------------------------------
     def compute(self, matmul: SegmentFormula, member: int, parts: Ints) -> list[Row]:
         """Returns a formula's operation on a member for some tokens, none where there are none."""
-        if not len(parts):
+        row = list(matmul.rows.get(self.members[member], ()))
+        mine = parts[np.isin(parts, self.lists.rows[row[matmul.tokens]])] if row else parts[:0]
+        if not len(mine):
             return []
-        row = list(matmul.rows[self.members[member]])
-        row[matmul.tokens] = self.lists.number("t", parts)
+        row[matmul.tokens] = self.lists.number("t", mine)
         return [row]
 
     def whole(self, matmul: SegmentFormula, member: int) -> list[Row]:

@@ -5,14 +5,17 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.plans.cut_blocks import cut_blocks
+from zbench.plans.plan import Plan
 
 
 class TokenCuts(NamedTuple):
     """The cuts of a GPU's own tokens. slices: of about as many tokens each. chunks: of each kind of chunks, the tokens
-    that a group of GPUs computes at a time, at most."""
+    that a group of GPUs computes at a time, at most. by_area: whether GPUs have about as much attention of a block."""
 
     slices: int = 1
     chunks: tuple[int, ...] = ()
+    by_area: bool = False
 
 
 def tokens_in_slices(gpu: Ints, sizes: Ints, slices: int | Ints) -> Ints:
@@ -33,21 +36,42 @@ def slices_in_chunks(gpu: Ints, sizes: Ints, degree: int, chunk: int) -> Ints:
     return np.maximum(counts, 1)[group]
 
 
-def parts_of_blocks(tokens: Ints, home: Ints, degree: int, cuts: TokenCuts) -> tuple[Ints, Ints, Ints]:
-    """Returns (the block, the share of it, the tokens) of every part of blocks whose tokens are divided among `degree`
-    GPUs, and each GPU's by cuts; without those of no token. tokens, home: of every block, its tokens and its rank."""
-    share = np.arange(degree)
-    sizes = tokens[:, None] // degree + (share < tokens[:, None] % degree)
-    block, part = np.nonzero(sizes)
-    inside = sizes[block, part][:, None]
-    if cuts != TokenCuts():
-        gpu, own = home[block] * degree + part, inside[:, 0]
-        every: list[int | Ints] = [cuts.slices, *(slices_in_chunks(gpu, own, degree, one) for one in cuts.chunks)]
-        total = _totals(gpu, own)
-        ends = np.sort(np.concatenate([_ends(total, one) for one in every], axis=1), axis=1)
-        inside = _tokens_between(gpu, own, ends)
+def parts_of_blocks(plan: Plan, degree: int, cuts: TokenCuts) -> tuple[Ints, Ints, Ints]:
+    """Returns (the block, the GPU of its group, the tokens) of every part of blocks whose tokens are divided among
+    `degree` GPUs, and each GPU's by cuts; without those of no token."""
+    tokens, home = plan.blocks.tokens, plan.blocks.home
+    if cuts.by_area:
+        block, part, sizes = _by_area(plan, degree)
+    else:
+        share = np.arange(degree)
+        every = tokens[:, None] // degree + (share < tokens[:, None] % degree)
+        block, part = np.nonzero(every)
+        sizes = every[block, part]
+    inside = sizes[:, None]
+    if cuts.slices > 1 or cuts.chunks:
+        gpu = home[block] * degree + part
+        counts: list[int | Ints] = [cuts.slices, *(slices_in_chunks(gpu, sizes, degree, one) for one in cuts.chunks)]
+        total = _totals(gpu, sizes)
+        ends = np.sort(np.concatenate([_ends(total, one) for one in counts], axis=1), axis=1)
+        inside = _tokens_between(gpu, sizes, ends)
     which, piece = np.nonzero(inside)
     return block[which], part[which], inside[which, piece]
+
+
+def _by_area(plan: Plan, degree: int) -> tuple[Ints, Ints, Ints]:
+    """Returns parts of blocks, as parts_of_blocks, of which the GPUs of a group have as many tokens of each block and
+    about as much attention: a block's tokens are cut in two runs for each GPU, one has the runs of which queries see
+    the most keys and the fewest, another one the next two. Of one sequence that is zigzag."""
+    blocks, share = plan.blocks, np.arange(2 * degree)
+    every = blocks.tokens[:, None] // len(share) + (share < blocks.tokens[:, None] % len(share))
+    block, run = np.nonzero(every)
+    sizes = every[block, run]
+    runs = cut_blocks(blocks, block, sizes)
+    seen = plan.mask.between(runs.start, runs.stop, 0 * runs.start, plan.lengths[runs.seq])
+    area = np.bincount(runs.block, weights=seen, minlength=len(sizes))
+    rank = np.empty(len(sizes), np.int64)
+    rank[np.lexsort((-area, block))] = np.arange(len(sizes)) - np.searchsorted(block, block)
+    return block, np.minimum(rank, 2 * degree - 1 - rank), sizes
 
 
 def _totals(gpu: Ints, sizes: Ints) -> Ints:

@@ -1,0 +1,65 @@
+"""The choices that a run's strategy leaves open for every batch: slices of exchanges, chunks of tokens for experts, and
+what is recomputed.
+
+Slices are chosen first, by playing a step with each number on the described cluster, its experts by one chunk where
+their number is open as well; then the chunks (zbench.simulated.expert_degrees), with the slices that were chosen; then
+what is recomputed of such a step (zbench.simulated.recomputation).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.exchanges import TRIED
+from zbench.describe.expert_schedule import ExpertSchedule
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
+from zbench.simulator.steps.play import play_step
+from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.proven import ProvenSteps
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSteps:
+    """The steps of a batch with nothing left open, and what a record has of the choices, as
+    zbench.interfaces.result.StepResult has it."""
+
+    steps: ProvenSteps
+    exchange_slices: dict[str, Any]
+    expert_chunks: dict[str, Any]
+    recompute: ChosenRecompute | None
+
+    def told(self, result: StepResult, batch: Batch, plans: Sequence[Plan]) -> StepResult:
+        """Returns the result of the batch's step with the choices, and what a capacity of experts came to."""
+        return replace(
+            result,
+            exchange_slices=self.exchange_slices,
+            expert_chunks=self.expert_chunks,
+            expert_rows=self.steps.expert_rows(batch, plans),
+            recompute={} if self.recompute is None else self.recompute.told,
+        )
+
+
+def chosen_steps(
+    schedule: ExpertSchedule, adaptive: bool, steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost
+) -> ChosenSteps:
+    """Returns the steps of a batch. schedule: of experts. adaptive: whether what is recomputed is open. steps: of the
+    run; cost: of GPUs."""
+    exchange_slices: dict[str, Any] = {}
+    if steps.overlap.exchanges.is_open:
+        layouts = plans_of_layouts(plans)
+        seconds = {
+            count: play_step(steps.with_slices(count).built(batch, plans), layouts, cost).seconds for count in TRIED
+        }
+        best = min(TRIED, key=seconds.__getitem__)  # the first of those that are as fast
+        steps = steps.with_slices(best)
+        exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}
+    chosen = chosen_chunks(schedule, steps, batch, plans, cost)
+    steps = steps.with_chunks(chosen.chunks)
+    again = chosen_recompute(steps, batch, plans, cost) if adaptive else None
+    steps = steps if again is None else steps.with_recompute(again.part)
+    return ChosenSteps(steps, exchange_slices, chosen.told, again)
