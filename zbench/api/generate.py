@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
-from zbench.api.settings import command_settings, lengths_of_file, titled, yaml_value
-from zbench.console.command import Parser
+from zbench.api.settings import command_settings, lengths_of_file, lengths_parser, titled, yaml_value
 from zbench.console.console import say, show
 from zbench.console.sentence import not_among
 from zbench.console.sheet import Sheet
@@ -45,15 +44,11 @@ _COLUMNS = (
 
 def generate_words(words: Sequence[str]) -> int:
     """Plays generation by each engine on each layout and prints a table; returns the exit code."""
-    parser = Parser(prog="zbench generate", description="Plays generation of sequences on all GPUs of a cluster.")
-    lengths = "of every sequence, one length a line (.txt), or .npy, .npz, .jsonl, .parquet"
-    parser.add_argument("prompts", metavar="PROMPTS", help=f"prompts {lengths}")
-    parser.add_argument("responses", metavar="RESPONSES", help=f"responses {lengths}")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="tensor=1,2,4 or layouts=1-2,2-4 or all, engine=continuous,chunked,seesaw, memory_share=0.9, "
+    parser = lengths_parser(
+        "zbench generate",
+        "Plays generation of sequences on all GPUs of a cluster.",
+        {"PROMPTS": "prompts of every sequence", "RESPONSES": "responses of every sequence"},
+        "tensor=1,2,4 or layouts=1-2,2-4 or all, engine=continuous,chunked,seesaw, memory_share=0.9, "
         "pass_tokens=2048, chunk=512, host_kv='80 GiB', cluster=..., model=..., world=... (docs/rollouts.md)",
     )
     given = parser.parse_args(list(words))

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, model_named, told
 from zbench.api.played_layers import played_layers
-from zbench.api.settings import command_settings, lengths_of_file, titled, yaml_value
-from zbench.console.command import Parser
+from zbench.api.settings import command_settings, lengths_of_file, lengths_parser, titled, yaml_value
 from zbench.console.console import say, show
 from zbench.console.sheet import Sheet
 from zbench.cost.by_layer.decision_tree import AGAIN, SHARDED, TENSOR, LayerStrategy
@@ -35,14 +34,11 @@ PLAYED, SOME, ALIKE, EVEN, BALANCED = (
 
 def layers_words(words: Sequence[str]) -> int:
     """Searches for strategies for a batch and prints a table; returns the exit code."""
-    parser = Parser(prog="zbench layers", description="Searches for the strategy of every layer of a model.")
-    help_ = "of every sequence of a batch, one length a line (.txt), or .npy, .npz, .jsonl, .parquet"
-    parser.add_argument("lengths", metavar="LENGTHS", help=f"lengths {help_}")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="recompute=none,full, play=true, cluster=..., model=..., world=... (docs/layers.md)",
+    parser = lengths_parser(
+        "zbench layers",
+        "Searches for the strategy of every layer of a model.",
+        {"LENGTHS": "lengths of every sequence of a batch"},
+        "recompute=none,full, play=true, cluster=..., model=..., world=... (docs/layers.md)",
     )
     given = parser.parse_args(list(words))
     with told():

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, told, trained_named
-from zbench.api.settings import Keys, command_settings, lengths_of_file, titled, yaml_value
-from zbench.console.command import Parser
+from zbench.api.settings import Keys, command_settings, lengths_of_file, lengths_parser, titled, yaml_value
 from zbench.console.console import say, show
 from zbench.console.meter import Meter
 from zbench.console.sentence import not_among
@@ -35,15 +34,11 @@ Found = dict[tuple[int, str], ModelPlacement | None]  # by GPUs and placement
 
 def placement_words(words: Sequence[str]) -> int:
     """Searches for placements on each number of nodes and prints a table; returns the exit code."""
-    parser = Parser(prog="zbench placement", description="Searches for the sets of a job's models that share GPUs.")
-    lengths = "of every sequence, one length a line (.txt), or .npy, .npz, .jsonl, .parquet"
-    parser.add_argument("prompts", metavar="PROMPTS", help=f"prompts {lengths}")
-    parser.add_argument("responses", metavar="RESPONSES", help=f"responses {lengths}")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="algorithm=ppo, critic=MODEL, updates=8, nodes=1,2,4, cluster=..., model=... (docs/placement.md)",
+    parser = lengths_parser(
+        "zbench placement",
+        "Searches for the sets of a job's models that share GPUs.",
+        {"PROMPTS": "prompts of every sequence", "RESPONSES": "responses of every sequence"},
+        "algorithm=ppo, critic=MODEL, updates=8, nodes=1,2,4, cluster=..., model=... (docs/placement.md)",
     )
     given = parser.parse_args(list(words))
     with told():

@@ -1,11 +1,12 @@
 """Settings of the command's own words: KEY=VALUE, by group, and files of lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from zbench.api.functions import checked_lengths
+from zbench.console.command import Parser
 from zbench.describe.arrays import Ints
 from zbench.workloads.read_lengths import read_lengths
 
@@ -41,6 +42,17 @@ def command_settings(
 def yaml_value(word: str) -> Any:
     """Returns the value that a yaml would have of a word: a number, true, null, a list or text."""
     return OmegaConf.select(OmegaConf.from_dotlist([f"value={word}"]), "value")
+
+
+def lengths_parser(prog: str, description: str, files: Mapping[str, str], settings: str) -> Parser:
+    """Returns the parser of a command that takes files of lengths and settings KEY=VALUE. files: what each has lengths
+    of, by its metavar. settings: help."""
+    parser = Parser(prog=prog, description=description)
+    for metavar, what in files.items():
+        told = f"{what}, one length a line (.txt), or .npy, .npz, .jsonl, .parquet"
+        parser.add_argument(metavar.lower(), metavar=metavar, help=told)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
+    return parser
 
 
 def lengths_of_file(path: str, argument: str) -> Ints:

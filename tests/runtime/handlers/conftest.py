@@ -1,4 +1,4 @@
-"""Two processes that execute steps, for all tests of this folder."""
+"""Two and four processes that execute steps, for all tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,16 @@ from zbench.runtime.processes.launch import LocalFleet
 
 @pytest.fixture(scope="package")
 def fleet() -> Iterator[LocalFleet]:
+    yield from started(2)
+
+
+@pytest.fixture(scope="package")
+def ranks() -> Iterator[LocalFleet]:
+    yield from started(4)
+
+
+def started(count: int) -> Iterator[LocalFleet]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(2, RANK, "single", timeout=60) as ranks:
+        with LocalFleet(count, RANK, "single", timeout=60) as ranks:
             yield ranks

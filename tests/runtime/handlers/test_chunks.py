@@ -1,7 +1,6 @@
 """The feed-forward and the loss by chunks of tokens, on four processes: exact, and with as many bytes in memory as the
 account of the step says."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_exchanges import GROUP
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.describe.model import Model
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.simulator.steps.account import step_memory
@@ -21,14 +20,6 @@ from zbench.step.passes.build import whole_step
 
 FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
 WIDE = replace(FOUR, ffn_hidden=256)  # so that a layer's feed-forward is what is fullest
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 def case_of(model: Model, lengths: list[int], degree: int, level: str, zero: str = "1") -> tuple[StepCase, list[int]]:

@@ -1,6 +1,5 @@
 """Sharding by nested degrees on four processes: exact, with the bytes that the step says."""
 
-from collections.abc import Iterator
 
 import pytest
 
@@ -8,21 +7,13 @@ from tests.helpers.steps import plan_of
 from tests.step.test_degrees import NESTED
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL, StepCombination
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 
 FOUR = StepCombination(1, 4, 1, 1, 0, "even", 1, 1, "whole", "own", "3", "none", 2, "carry", "uneven")  # in words
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 @pytest.mark.parametrize("degrees", NESTED, ids=str)

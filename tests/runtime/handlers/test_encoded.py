@@ -1,6 +1,5 @@
 """Cells in fewer bits on processes: as one process emulates them, with the bytes of the step, alike every time."""
 
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.runtime.handlers.encoded import EncodedCells, check_runs, encoded_bytes
@@ -27,14 +26,6 @@ ONE = np.ones(2, np.int64)
 
 def shards(dtype: torch.dtype) -> Format:
     return Format((("jz", dtype),), ("j", "z"), (ONE, np.array([37, 5, 16])), {})
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Exchanges of tensor-parallel groups beside matmuls, on four processes: exact, with the bytes that the step says."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from tests.helpers.steps import plan_of
 from tests.step.test_exchanges import HOWS
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL, StepCombination
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
@@ -19,14 +18,6 @@ from zbench.step.proof.prove import prove_step
 
 FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
 GROUP = StepCombination(4, 1, 1, 1, 0, "even", 1, 1, "commfuse", "own", "1", "none", 1, "carry", "uneven")  # in words
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none") -> StepCase:

@@ -1,6 +1,5 @@
 """Experts by chunks of the tokens on four processes: exact, with the bytes that the step says, the same bits again."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tests.helpers.steps import plan_of
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import EXPERTS, StepCombination
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.describe.expert_schedule import ExpertChunks, GradientPieces
 from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
@@ -19,14 +18,6 @@ from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(1, 4, 1, 1, 4, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
 CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 def case_of(

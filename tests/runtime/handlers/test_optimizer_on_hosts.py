@@ -1,6 +1,5 @@
 """Optimizer state in host memory on four processes: exact, with the bytes that the step says."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,20 +8,12 @@ from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
-from zbench.correctness.steps.command import RANK, judged_step
+from zbench.correctness.steps.command import judged_step
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import with_host_memory
 from zbench.step.proof.prove import prove_step
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(4, RANK, "single", timeout=60) as fleet:
-            yield fleet
 
 
 @pytest.mark.parametrize(

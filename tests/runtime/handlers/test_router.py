@@ -1,7 +1,6 @@
 """Experts that routers choose while a step runs, on one to eight processes: one dense process that is told the choices
 comes to the same, chooses the same, and every process sends what the step says."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +22,6 @@ from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(1, 4, 1, 1, 4, "router", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
 TO_ONE = 27  # a seed of parameters and words by which the seven tokens of two sequences go to one expert
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[LocalFleet]:
-    with fleet_of(4) as fleet:
-        yield fleet
 
 
 def fleet_of(size: int) -> LocalFleet:
