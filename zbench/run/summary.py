@@ -56,7 +56,7 @@ def _without_pipelines(own: RunCase) -> list[str]:
 def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     """Says so where rows were to go to each node once, and no group of experts has several nodes."""
     config = own.start["config"]
-    if config["experts"]["dispatch"] != TWO_LEVEL:
+    if config["experts"].get("dispatch", FLAT) != TWO_LEVEL:
         return []
     degree, each = config["parallel"]["expert_parallel"], parts.cost.gpus.cluster.gpus_per_node
     if degree > each:
