@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
@@ -484,8 +485,9 @@ def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, 
 @pytest.mark.parametrize("group", STRATEGY)
 def test_a_group_of_the_strategy_takes_its_own_class_alone(group: str, tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", **{group: {"_target_": "zbench.track.Nothing"}})
+    own = get_class(STRATEGY[group]["_target_"])
     with pytest.raises(
-        ValueError, match=rf"^{group}: Nothing is no {STRATEGY[group]['_target_']}, whose keys are what"
+        ValueError, match=rf"^{group}: Nothing is no {own.__module__}\.{own.__name__}, whose keys are what"
     ):
         Parts.of(asked.config, asked.settings)
 
