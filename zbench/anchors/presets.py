@@ -2,6 +2,7 @@
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from zbench import CONF
 from zbench.describe.cluster import Cluster
@@ -28,9 +29,7 @@ def worlds() -> list[str]:
 
 def world(name: str) -> World:
     """Returns the world of the preset `name`."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(overrides=[f"+world={name}"])
-    found: World = instantiate(config.world, _convert_="all")
+    found: World = instantiate(OmegaConf.load(CONF / "world" / f"{name}.yaml"), _convert_="all")
     return found
 
 
