@@ -49,7 +49,7 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
         zbench.runtime.processes.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
     wiring = Wiring.of(cluster)
-    check_memory(cluster, SECONDS)
+    check_link_memory(cluster, SECONDS)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
     with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=wiring) as fleet:
         gauge, found = Gauge(fleet, SECONDS, tell), {}
@@ -61,7 +61,7 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     return found, gauge.others["links"]
 
 
-def check_memory(cluster: Cluster, seconds: float) -> None:
+def check_link_memory(cluster: Cluster, seconds: float) -> None:
     """Refuses links too fast for this machine's memory: every rank sends and receives a large message at once, all of
     them in it. seconds: of a link, that messages take."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,7 +12,7 @@ from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.subject import Subject
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.desk.links import TARGET, check_memory
+from zbench.desk.links import TARGET, check_link_memory
 from zbench.runtime.network.wiring import Wiring
 from zbench.runtime.processes.launch import LocalFleet
 
@@ -23,7 +23,7 @@ TIMES = 5  # of how many the median counts
 
 @dataclass(frozen=True, slots=True)
 class PortOrder:
-    """What a ring and an all-gather took, seconds of the slowest rank: each alone, and begun together."""
+    """Seconds of a ring and an all-gather, of the slowest rank: each alone, and begun together."""
 
     ring_alone: float
     gather_alone: float
@@ -38,7 +38,7 @@ class PortOrder:
 
     @property
     def halves(self) -> float:
-        """What `waited` would be if both had half of the NIC as long as both are there."""
+        """The share that `waited` would be if both had half of the NIC as long as both are there."""
         return self.ring_alone / self.gather_alone
 
 
@@ -54,7 +54,7 @@ def port_order(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> t
     if cluster.num_nodes == 1:
         raise ValueError("cluster.num_nodes is 1; who goes first at a NIC takes two nodes or more")
     wiring = Wiring.of(cluster)
-    check_memory(cluster, SECONDS)
+    check_link_memory(cluster, SECONDS)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
     # A ring's hop crosses a node's border once each way, and so does all but one share of a ring's gather.
     size = SECONDS * cluster.nic_bandwidth / (cluster.num_ranks - 1)
