@@ -32,7 +32,8 @@ class ExpertParallel:
     Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
     which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
     node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go to each GPU.
-    capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose it.
+    capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose
+    it.
     routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
     """
 
