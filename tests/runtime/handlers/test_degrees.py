@@ -1,6 +1,5 @@
 """Sharding by nested degrees on four processes: exact, with the bytes that the step says."""
 
-
 import pytest
 
 from tests.helpers.steps import plan_of

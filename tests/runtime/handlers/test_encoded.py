@@ -1,6 +1,5 @@
 """Cells in fewer bits on processes: as one process emulates them, with the bytes of the step, alike every time."""
 
-
 import numpy as np
 import pytest
 import torch
