@@ -71,6 +71,7 @@ def _header(shape: str, kind: str = "'<i8'") -> bytes:
 def _numpy(folder: Path) -> None:
     raw = {
         "garbage.npy": b"garbage",
+        "hundred_million.txt": b"100000000\n",
         "empty.npy": b"",
         "rows.npy": _header("(1000000000000,)"),
         "neg.npy": _header("(-5,)"),

@@ -80,7 +80,8 @@ def _anchors() -> int:
             told = "is of FlexSP's published steps, as whole steps, so it takes no"
             raise ValueError(f"--{name} is {value}; --operations {told} --{name} beside it")
     if arguments.window is not None and not arguments.operations:
-        raise ValueError(f"--window is {arguments.window}; it is of --operations, which is not there")
+        told = "it is of the operations of steps, so give --operations as well"
+        raise ValueError(f"--window is {arguments.window}; {told}")
     for name in ("world", "clock"):
         if arguments.rows and (value := getattr(arguments, name)):
             raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")

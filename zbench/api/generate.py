@@ -15,10 +15,12 @@ from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import MEMORY_SHARE, GenerationCost
 from zbench.rollouts.generation_engines import (
     CHUNK_TOKENS,
+    CHUNKED,
     CONTINUOUS,
     GENERATION_ENGINES,
     HOST_BYTES,
     PASS_TOKENS,
+    SEESAW,
     EngineLimits,
     EnginePlay,
     every_layout,
@@ -63,6 +65,9 @@ def generate_words(words: Sequence[str]) -> int:
         if wrong := [one for one in engines if one not in GENERATION_ENGINES]:
             raise ValueError(not_among("engine", wrong[0], GENERATION_ENGINES))
         limits = _limits(chosen)
+        for name, engine in (("chunk", CHUNKED), ("host_kv", SEESAW)):
+            if name in chosen and engine not in engines:
+                raise ValueError(f"{name} is {chosen[name]}; it is of engine={engine}, which is not among the engines")
         layouts = _layouts(chosen)
         share = yaml_value(chosen.get("memory_share", str(MEMORY_SHARE)))
         cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
@@ -78,7 +83,7 @@ def generate_words(words: Sequence[str]) -> int:
     if len(found) > 1:
         best = {one.engine: one for one in sorted(found, key=lambda one: -one.seconds)}
         say("Fastest: " + "; ".join(f"{one}, {one.seconds:.4g} s" for one in best.values()) + ".")
-    say("Layouts are p-t, stages of so many GPUs. Seconds are simulated, of the slowest replica.")
+    say("Layouts are p-t: p stages of t GPUs each. Seconds are simulated, of the slowest replica.")
     return 0
 
 

@@ -1,6 +1,7 @@
 """The command zbench placement: which models of a job with rollouts share GPUs, and how many each set of them has."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, told, trained_named
@@ -9,6 +10,7 @@ from zbench.console.console import say, show
 from zbench.console.meter import Meter
 from zbench.console.sentence import not_among
 from zbench.console.sheet import Sheet
+from zbench.cost.cost import Cost
 from zbench.describe.checks import check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
@@ -16,6 +18,9 @@ from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, set_partitions
 from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
+from zbench.rollouts.degrees import GenerateDegrees
+from zbench.rollouts.generate import MEMORY_SHARE
+from zbench.rollouts.generation_engines import layout_cost
 
 SEARCHED = "searched"
 _ROLES = ("critic", "reward", "cost", "reference")  # whose model may be another one than the actor's
@@ -118,9 +123,24 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
             raise ValueError(f"{role} is {chosen.get(role, keys[role])}; {algorithm} has no model of that name")
         if keys[role] and role not in chosen:
             raise ValueError(f"{role}.{next(iter(keys[role]))} is given without {role}=, the model whose key it is")
+    _check_room(cluster, actor, int((columns[0] + columns[1]).max()))
     models = {role: model_of(role, chosen[role]) if role in chosen else actor for role in stages.models}
     machine = machine_in(chosen.get("world"), cluster, actor, keys["world"])
     return PlacementPrices(stages, models, machine.cluster, PlacedWork(columns[0], columns[1], *numbers), shardings)
+
+
+def _check_room(cluster: Cluster, actor: Model, longest: int) -> None:
+    """Raises ValueError where no replica has room for keys and values of the longest sequence."""
+    rooms = list[int]()
+    for gpus in (number for number in range(1, cluster.num_ranks + 1) if cluster.num_ranks % number == 0):
+        with suppress(ValueError):  # slices that do not divide the model, or for which it is too large
+            replica = layout_cost(Cost(cluster=cluster, model=actor), GenerateDegrees(1, gpus), MEMORY_SHARE)
+            rooms.append(replica.batch_tokens)
+    if rooms and longest > max(rooms):
+        raise ValueError(
+            f"a sequence has {longest} tokens, and no replica of {actor.name} on {cluster.name} has room for more than "
+            f"{max(rooms)}: take shorter ones"
+        )
 
 
 def _nodes(word: str | None, cluster: Cluster) -> list[int]:

@@ -191,6 +191,12 @@ class Experts:
             )
         check_boolean("experts.padded", self.padded)
         check_choice("experts.dispatch", self.dispatch, DISPATCHES)
+        check_choice("experts.routing", self.routing, ROUTINGS)
+        if self.dispatch == TWO_LEVEL and self.routing != DRAWN:
+            raise ValueError(
+                f"experts.dispatch is {TWO_LEVEL}; with experts.routing={self.routing} experts have seats, which go to "
+                f"each GPU, so it takes {FLAT}"
+            )
         if self.dispatch == TWO_LEVEL and self.padded:
             raise ValueError(
                 f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
@@ -201,7 +207,6 @@ class Experts:
                 f"experts.padded is {self.padded}; with experts.capacity={DROPLESS} an expert has no number of rows "
                 "that could be filled, so it takes false, or a capacity as in experts.capacity=1.25 beside it"
             )
-        check_choice("experts.routing", self.routing, ROUTINGS)
         if self.routing != DRAWN:
             self._check_router()
         check_choice("experts.popularity", self.popularity, POPULARITIES)

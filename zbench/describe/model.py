@@ -3,7 +3,7 @@
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -165,6 +165,9 @@ class Model:
             return
         if self.num_experts == 1:
             raise ValueError(f"model.router is {COSINE}; model {self.name} has no experts, so it takes {LINEAR}")
+        if self.router_dim == self.router_temperature == 0:
+            told = "it takes model.router_dim and model.router_temperature beside it, as in 16 and 0.3"
+            raise ValueError(f"model.router is {COSINE}; {told}")
         check_whole_number("model.router_dim", self.router_dim, 1, MOST)
         if type(self.router_temperature) not in (int, float) or not 0 < self.router_temperature <= MOST_TEMPERATURE:
             told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
@@ -174,7 +177,10 @@ class Model:
         check_recompute_layers(self.recompute_layers)
         if self.recompute == NONE or self.offload in (INPUTS, BOTH):
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
-            raise ValueError(f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}")
+            raise ValueError(
+                f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}, and a number with "
+                "selective, chunked or full and inputs on GPUs"
+            )
 
     @property
     def recomputed_layers(self) -> int:
@@ -182,6 +188,11 @@ class Model:
         if self.recompute_layers == ALL_LAYERS:
             return self.num_layers if self.recompute != NONE else 0
         return min(int(self.recompute_layers) * self.pipeline_parallel, self.num_layers)
+
+    @property
+    def keeping_all(self) -> "Model":
+        """The model without recomputation."""
+        return replace(self, recompute="none", recompute_layers=ALL_LAYERS)
 
     @property
     def inputs_on_hosts(self) -> bool:

@@ -16,6 +16,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 from zbench.describe.model import CUT_BY_SLICES
+from zbench.describe.units import with_noun
 
 MEMORY_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 
@@ -69,7 +70,10 @@ class GenerationCost:
             if size % self.tensor:
                 raise ValueError(f"{self.tensor_key} is {self.tensor}; it has to divide {name}={size}")
         if model.num_layers % self.pipeline:
-            raise ValueError(f"a layout has {self.pipeline} stages; they have to divide num_layers={model.num_layers}")
+            gpus = with_noun(self.tensor, "GPU")
+            raise ValueError(
+                f"a layout has {self.pipeline} stages of {gpus}; stages have to divide num_layers={model.num_layers}"
+            )
         if not (isinstance(self.memory_share, float) or is_whole(self.memory_share)) or not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share!r}; it takes more than 0 and at most 1")
         if self.kv_tokens < self.pipeline:

@@ -1,9 +1,9 @@
-"""The choices that a run's strategy leaves open for every batch: slices of exchanges, chunks of tokens for experts, and
-what is recomputed.
+"""The choices that a run's strategy leaves open for every batch: what is recomputed, slices of exchanges,
+and chunks of tokens for experts.
 
-Slices are chosen first, by playing a step with each number on the described cluster, its experts by one chunk where
-their number is open as well; then the chunks (zbench.simulated.expert_degrees), with the slices that were chosen; then
-what is recomputed of such a step (zbench.simulated.recomputation).
+What is recomputed is chosen first (zbench.simulated.recomputation), with one slice and one chunk where their numbers
+are open as well. Then slices, by playing a step with each number on the described cluster, and then the chunks
+(zbench.simulated.expert_degrees), both with the recomputation that was chosen.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,11 @@ def chosen_steps(
 ) -> ChosenSteps:
     """Returns the steps of a batch. schedule: of experts. adaptive: whether what is recomputed is open. steps: of the
     run; cost: of GPUs."""
+    again = None
+    if adaptive:
+        first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
+        again = chosen_recompute(first, batch, plans, cost)
+        steps = steps.with_recompute(again.part)
     exchange_slices: dict[str, Any] = {}
     if steps.overlap.exchanges.is_open:
         layouts = plans_of_layouts(plans)
@@ -59,7 +64,4 @@ def chosen_steps(
         steps = steps.with_slices(best)
         exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}
     chosen = chosen_chunks(schedule, steps, batch, plans, cost)
-    steps = steps.with_chunks(chosen.chunks)
-    again = chosen_recompute(steps, batch, plans, cost) if adaptive else None
-    steps = steps if again is None else steps.with_recompute(again.part)
-    return ChosenSteps(steps, exchange_slices, chosen.told, again)
+    return ChosenSteps(steps.with_chunks(chosen.chunks), exchange_slices, chosen.told, again)

@@ -46,7 +46,7 @@ class PeerRank:
         dtype = COMPUTE[case.model.element_bytes]
         whole = network_weights(case.model, drawn_weights(case.model, case.seed))
         wanted = {name: value.to(dtype).double() for name, value in whole.items()}
-        network = Transformer(replace(case.model, recompute="none"), seed=0)
+        network = Transformer(case.model.keeping_all, seed=0)
         network.load_state_dict(wanted)
         trainer = open_trainer(case.peer, network)
         losses, gradients, sent = 0.0, 0.0, []

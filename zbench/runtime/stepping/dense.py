@@ -44,7 +44,7 @@ def dense_gradients(
         loss, gradients = expert_step(model, weights, sequences, routes, tell, logits)
         return DenseGradients(loss, gradients, router_logits=logits)
     num_tokens = sum(len(one) for one in sequences)
-    plain = replace(model, recompute="none", element_bytes=8)
+    plain = replace(model.keeping_all, element_bytes=8)
     loss, gradients = dense_loss(plain, network_weights(model, weights), sequences, tell=tell)
     summed = {name: value * num_tokens for name, value in gradients.items()}
     return DenseGradients(loss * num_tokens, by_step(model, summed))

@@ -9,7 +9,6 @@ It knows neither plans nor ranks and shares no code with attention.py; of the tr
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -42,7 +41,7 @@ def dense_loss(
     tell: is told of every length, as often as sequences of it run.
     Raises RuntimeError (torch's, naming them) where weights miss a parameter or have one too many.
     """
-    network = Transformer(replace(model, recompute="none"), seed=0, device="meta").to_empty(device=device)
+    network = Transformer(model.keeping_all, seed=0, device="meta").to_empty(device=device)
     network.load_state_dict(weights)
     num_tokens = sum(len(sequence) for sequence in sequences)
     loss = 0.0
