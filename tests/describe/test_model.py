@@ -132,3 +132,10 @@ def test_published_sizes(name: str, billions: float) -> None:
     """Parameter counts as their authors give them (arXiv 2302.13971; the Llama 3 model card)."""
     (path,) = [path for path in MODELS if path.stem == name]
     assert instantiate(OmegaConf.load(path)).total_params / 1e9 == pytest.approx(billions, abs=0.006)
+
+
+@given(models())
+def test_a_model_that_keeps_all_recomputes_no_layer(model: Model) -> None:
+    """What a dense process computes with, whatever is recomputed, some layers alone too."""
+    some = replace(model, recompute="full", recompute_layers=1, offload="none")
+    assert some.keeping_all == replace(model, recompute="none", recompute_layers="all", offload="none")
