@@ -7,6 +7,7 @@ import numpy as np
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.strategy import STRATEGY_GROUPS
+from zbench.describe.units import with_noun
 from zbench.record.interval import interval
 from zbench.record.record import Run
 from zbench.record.rows import GROUPS, label
@@ -43,7 +44,7 @@ def losses(runs: Sequence[Run], window: int) -> str:
         cells = [_cell(seeds, range(first, first + window)) for seeds in found.values()]
         if any(cell != "-" for cell in cells):
             lines.append(f"| {first + 1} to {first + window} | {' | '.join(cells)} |")
-    head = f"{alike}. Cells: mean loss of {window} steps, mean of seeds ± half of its 95 % interval."
+    head = f"{alike}. Cells: mean loss of {with_noun(window, 'step')}, mean of seeds ± half of its 95 % interval."
     return head + "\n\n" + "\n".join(lines)
 
 
@@ -61,7 +62,8 @@ def _titles(names: Sequence[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
     for words in (lambda text: text.split()[0], str):
         told = [[words(key[at]) for at in apart] for key in keys]
         some = [at for at in range(len(apart)) if len({one[at] for one in told}) > 1]
-        titles = [", ".join(one[at] for at in some) or "loss" for one in told]
+        groups = [f"{names[apart[at]]} " if len(some) > 1 else "" for at in some]
+        titles = [", ".join(g + one[at] for g, at in zip(groups, some, strict=True)).strip() or "loss" for one in told]
         if len(set(titles)) == len(titles):
             break
     return [alike, *titles]
