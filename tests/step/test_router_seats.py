@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, plan_of_blocks, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.batch import Batch
-from zbench.describe.exchanges import SLICED, ExchangeOverlap
+from zbench.describe.exchanges import SLICED, ExchangeOverlap, TokenSlices
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.step.byte_law import stated_bytes
@@ -55,7 +55,7 @@ def test_exact(number: int, routing: str, capacity: float, gate: str) -> None:
     step, plans, how = built(number, router(1, capacity, routing), gate)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     model = replace(EXPERTS, gate=gate, shared_experts=2 * (number == 2))
-    assert execute(step, plans, CASES[number][1], model, how, 2 if number == 2 else 1) < 1e-12
+    assert execute(step, plans, CASES[number][1], model, how, TokenSlices(2 if number == 2 else 1)) < 1e-12
 
 
 @pytest.mark.parametrize("per_token", [1, 4, 8])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
+from zbench.simulator.steps.lower import all_queues
 from zbench.simulator.steps.play import with_fewer_layers
 from zbench.simulator.steps.program import StepParts, program
 from zbench.step.passes.build import whole_step
@@ -41,7 +42,7 @@ def test_instances_of_one_template_share_the_queues_in_which_members_meet() -> N
     parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
     short, order, _ = with_fewer_layers(parts.step, 4)
     made = program(parts, order, short)
-    every = made.gpu_queues * cost.cluster.num_ranks
+    every = all_queues(cost.cluster)  # of GPUs, and of nodes' CPUs
     queues: dict[str, set[int]] = {}
     for number, one in enumerate(made.instances):
         mine = made.hops.rows.queue_a[made.rows_of(number)]
