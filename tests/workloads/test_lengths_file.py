@@ -214,7 +214,7 @@ def test_missing_paths_and_kinds_of_file(tmp_path: Path) -> None:
         LengthsFile(seed=0, tokens=10)
     with pytest.raises(ValueError, match=r"workload\.path is '.*none\.txt', which does not exist; it must be a file"):
         make(tmp_path / "none.txt")
-    with pytest.raises(ValueError, match=r"which is a folder; it must be a file of lengths, \.txt, \.npy, \.npz, \.jsonl or"):
+    with pytest.raises(ValueError, match=r"which is a folder; it must be a file of lengths"):
         make(tmp_path)
     (tmp_path / "a.csv").write_text("5\n")
     with pytest.raises(ValueError, match=r"a\.csv'; it must be a file that ends in"):
