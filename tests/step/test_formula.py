@@ -2,9 +2,17 @@
 
 import pytest
 
-from zbench.describe.model import SOFTMAX
 from zbench.step.formula import FormulaError, parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, expert_layer, head, update
+from zbench.step.layers import (
+    DENSE,
+    DERIVATIVES,
+    EMBEDDING,
+    EMBEDDING_BACKWARD,
+    USUAL_ROUTER,
+    expert_layer,
+    head,
+    update,
+)
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
@@ -18,8 +26,8 @@ def test_what_a_formula_says() -> None:
     assert parse_formula("x'[t] = y[t] + d[t]").results[0].after
 
 
-EXPERTS = expert_layer(False, False, SOFTMAX)
-TWO_LEVEL = expert_layer(True, True, SOFTMAX)
+EXPERTS = expert_layer(False, False, USUAL_ROUTER)
+TWO_LEVEL = expert_layer(True, True, USUAL_ROUTER)
 
 
 @pytest.mark.parametrize(
