@@ -136,6 +136,6 @@ def test_published_sizes(name: str, billions: float) -> None:
 
 @given(models())
 def test_a_model_that_keeps_all_recomputes_no_layer(model: Model) -> None:
-    """What a dense process computes with, whatever is recomputed, some layers alone too."""
+    """A dense process computes with it whatever is recomputed, of all layers or some."""
     some = replace(model, recompute="full", recompute_layers=1, offload="none")
     assert some.keeping_all == replace(model, recompute="none", recompute_layers="all", offload="none")

@@ -12,7 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.describe.units import check_unit, parse, with_noun
 from zbench.rollouts.degrees import GenerateDegrees
-from zbench.rollouts.generate import MEMORY_SHARE, GenerationCost
+from zbench.rollouts.generate import MEMORY_SHARE
 from zbench.rollouts.generation_engines import (
     CHUNK_TOKENS,
     CHUNKED,
@@ -75,7 +75,7 @@ def generate_words(words: Sequence[str]) -> int:
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
     cost = Cost(cluster=machine.cluster, model=machine.model)
     longest = int((prompts + responses).max())
-    costs = _costs(cost, layouts, share) if layouts else every_layout(cost, share, longest)
+    costs = [layout_cost(cost, one, share) for one in layouts] or every_layout(cost, share, longest)
     found = played_engines(prompts, responses, costs, engines, limits)
     rows = tuple(_row(played) for played in found)
     names = f"{titled(model.name, keys['model'])} on {titled(cluster.name, keys['cluster'])}"
@@ -111,10 +111,6 @@ def _layouts(chosen: Mapping[str, str]) -> list[GenerateDegrees]:
     if wrong := [one for one in degrees if not is_whole(one) or one < 1]:
         raise ValueError(f"tensor is {wrong[0]!r}; it takes degrees of at least 1, as in 1,2,4")
     return [GenerateDegrees(1, one) for one in degrees]
-
-
-def _costs(cost: Cost, layouts: Sequence[GenerateDegrees], share: float) -> list[GenerationCost]:
-    return [layout_cost(cost, one, share) for one in layouts]
 
 
 def _row(one: EnginePlay) -> tuple[str, ...]:

@@ -97,11 +97,7 @@ def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
     heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
     rows = max(1, tokens * m.experts_per_token // m.num_experts)
     expert = [(rows, m.hidden, 2 * m.ffn_hidden), (rows, m.ffn_hidden, m.hidden)]
-    widths = [
-        m.hidden,
-        *([m.router_dim] if m.router_dim else []),
-        m.num_experts,
-    ]  # of a router, whole or by projections
+    widths = [m.hidden, *([m.router_dim] if m.router_dim else []), m.num_experts]  # of a router's matmuls, in a row
     router = [(tokens, *pair) for pair in pairwise(widths)] if m.num_experts > 1 else []
     shared = [(tokens, m.hidden, 2 * m.common_ffn), (tokens, m.common_ffn, m.hidden)] if m.shared_experts else []
     attention = [(tokens, m.hidden, heads + 2 * kv_heads), (tokens, heads, m.hidden)]

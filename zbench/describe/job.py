@@ -15,10 +15,8 @@ NO_ROLLOUTS, SYNCHRONOUS, STREAMED, ONE_STEP_OFF = "none", "synchronous", "strea
 SCHEDULES = (SYNCHRONOUS, STREAMED, ONE_STEP_OFF)
 AUTO_ENGINE = "auto"
 JOB_ENGINES = (AUTO_ENGINE, "ds_chat", "hybridflow_v", "hybridflow")  # zbench.rollouts.engines has them
-ACTOR, GREEDY = (
-    "actor",
-    "_of_greedy",
-)  # the model that generates; what is behind a model that also reads greedy responses
+ACTOR = "actor"  # the model that generates
+GREEDY = "_of_greedy"  # behind the name of a model, of its score of greedy responses
 PLACEMENTS = COLOCATE, SPLIT, STANDALONE = ("colocate", "split", "standalone")
 OTHER_MODELS = ("reference", "reward", "cost", "critic")  # whose model may be another one than the actor's
 _WITH_ACTOR = (ACTOR, "reference")  # of a split placement

@@ -40,7 +40,7 @@ def parts_of(routing: str, capacity: float) -> tuple[BatchParts, SeatParts]:
 
 
 def told_of(parts: BatchParts, routing: str, seed: int) -> tuple[Told, dict[int, np.ndarray]]:
-    """What processes tell of one layer, and all logits by sequence."""
+    """Returns choices of one layer as processes tell them, and all logits by sequence."""
     rng, told, every = np.random.default_rng(seed), {}, parts.seats
     assert every is not None
     logits = {number: rng.standard_normal((1, length, 4)) for number, length in enumerate(LENGTHS)}

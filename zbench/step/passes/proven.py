@@ -90,7 +90,7 @@ class ProvenSteps:
 
     @property
     def _of_model(self) -> str | SomeLayers:
-        """What the model says is recomputed."""
+        """The recomputation that the model has."""
         model, layers = self.model, self.model.recompute_layers
         everywhere = model.recomputed_layers in (0, model.num_layers)
         if layers == ALL_LAYERS or everywhere:
