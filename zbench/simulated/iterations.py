@@ -37,8 +37,8 @@ from zbench.simulated.placed_models import PlacedModels, Planner, PlayedModels
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
-    """The seconds of an iteration's generation. seconds: of each replica, float64 [replicas]. ends: when all has ended, and is scored where
-    it is meanwhile. scored: seconds in which each replica scores meanwhile, float64 [replicas]."""
+    """The seconds of an iteration's generation. seconds: of each replica, float64 [replicas]. ends: when all has ended,
+    and is scored where it is meanwhile. scored: seconds in which each replica scores meanwhile, float64 [replicas]."""
 
     seconds: Floats
     ends: float
