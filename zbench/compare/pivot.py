@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zbench.describe.worlds import NOMINAL
+from zbench.record.iterations import STAGES
 from zbench.record.metrics import PURPOSES
 from zbench.record.words import PARTS, simulated_words, told_settings, typed
 
@@ -30,6 +31,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
     "bubble": ("share of time in which other stages keep a GPU waiting", "{:.1%}".format),
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
+    **{f"{name}_seconds": (f"{name}, a stage of an iteration by itself", "{:.4g} s".format) for name in STAGES},
+    "generation_imbalance": ("generation of the slowest replica over the mean", "{:.2f}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
 _OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zbench.describe.cluster import Cluster
+from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
@@ -22,8 +22,12 @@ def check_host(model: Model, cluster: Cluster) -> None:
     """
     adam = cluster.host_adam_bandwidth if model.optimizer_on_hosts else 1.0
     given = {"host_bandwidth": cluster.host, "host_memory": cluster.host_memory, "host_adam_bandwidth": adam}
-    for lacks in (name for name, one in given.items() if one is None):
-        raise ValueError(f"cluster.{lacks} is not given; memory.offload is {model.offload}, which takes it")
+    if lacks := [name for name, one in given.items() if one is None]:
+        link = f" ({', '.join(HOST_LINK)} together)" if lacks[0] == "host_bandwidth" else ""
+        others = "".join(f", and cluster.{name}" for name in lacks[1:])
+        raise ValueError(
+            f"cluster.{lacks[0]} is not given; memory.offload is {model.offload}, which takes it{link}{others}"
+        )
     need, room = _state_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
         raise ValueError(
