@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +51,34 @@ def raising(error: BaseException) -> int:
 def test_errors_are_sentences(error: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(lambda: raising(error), "all is kept") == code
     assert capsys.readouterr().err.startswith(f"zbench: {told}")
+
+
+class Interrupted:
+    """An object that gets a signal while Python lets go of it, where exceptions are ignored."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_comes_where_exceptions_are_ignored_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        Interrupted()
+        time.sleep(20)
+        return 0
+
+    assert ran(work, "all is kept") == 143
+    assert capsys.readouterr().err == "zbench: stopped; all is kept\n"
+
+
+def test_what_fails_as_a_callback_was_stopped_is_the_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        Interrupted()
+        raise RuntimeError("no compiled object yet")
+
+    assert ran(work, "all is kept") == 143
+    assert capsys.readouterr().err == "zbench: stopped; all is kept\n"
+    with pytest.raises(RuntimeError):  # by itself it is none
+        ran(lambda: raising(RuntimeError("no compiled object yet")), "")
 
 
 @pytest.mark.parametrize("bug", [AssertionError("no"), TypeError("no"), KeyError("no"), ZeroDivisionError("no")])

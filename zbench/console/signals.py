@@ -7,11 +7,14 @@ are imported, and after its work, there is nothing to end: the process leaves at
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN = 0.05  # seconds after which a signal comes again whose exception nobody got
+_lost: list[KeyboardInterrupt] = []  # of signals that came where Python ignores exceptions
 
 
 class Ended(KeyboardInterrupt):
@@ -32,21 +35,42 @@ def leave_at_once() -> None:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Raises Ended, or KeyboardInterrupt for Ctrl-C, where a signal comes inside; then all is as it was before."""
-    before = _handle(_raise)
+    """Raises Ended, or KeyboardInterrupt for Ctrl-C, where a signal comes inside; then all is as it was before.
+
+    A signal may come where Python ignores exceptions: in a `__del__`, or in a callback of compiled code, as while numba
+    compiles. It comes once more then, so that it is not lost.
+    """
+    before, hook, coming = _handle(_raise), sys.unraisablehook, list[threading.Timer]()
+    _lost.clear()
+
+    def ignored(what: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            hook(what)
+            return
+        _lost.append(what.exc_value)
+        number = exit_code(what.exc_value) - 128
+        coming.append(threading.Timer(AGAIN, os.kill, (os.getpid(), number)))
+        coming[-1].daemon = True
+        coming[-1].start()
+
+    sys.unraisablehook = ignored
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        for one in coming:
+            one.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def stop_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Returns the Ctrl-C or other signal that `error` is, or that it came of: compiled code makes a SystemError of
-    it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error
+    """Returns the Ctrl-C or other signal that `error` is, or that it came of: compiled code makes a SystemError of it,
+    and what a callback did not do because of it may fail elsewhere."""
+    stop = error
+    while stop is not None and not isinstance(stop, KeyboardInterrupt):
+        stop = stop.__cause__ or stop.__context__
+    return stop if stop is not None or error is None or not _lost else _lost[-1]
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
