@@ -39,8 +39,8 @@ def command(out: Path, *words: str, seconds: float = 240) -> subprocess.Complete
 
 
 def steps(out: Path) -> list[dict[str, Any]]:
-    """The steps that a record holds so far."""
+    """The steps that a record holds so far; its last line may be under way."""
     if not out.exists():
         return []
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = [json.loads(line) for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [line for line in lines if line["kind"] == "step"]

@@ -163,7 +163,8 @@ def test_chunks_are_as_whole_prompts_where_they_take_all() -> None:
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
 def test_every_sequence_ends_and_no_room_is_overdrawn(pipeline: int, chunked: bool) -> None:
     rng = np.random.default_rng(pipeline)
-    prompts, responses = rng.integers(1, 9, 60), rng.integers(1, 12, 60)
+    prompts, responses = rng.integers(0, 9, 60), rng.integers(1, 12, 60)  # the rest of a cut one has no prompt
+    assert not prompts.all()
     of = with_room(30 * pipeline, pipeline=pipeline)
     found = generate(prompts, responses, of, 1, Batching(7, chunked))
     assert (found.ends > 0).all()

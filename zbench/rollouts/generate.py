@@ -46,9 +46,10 @@ WHOLE_PROMPTS = Batching()
 def generate(
     prompts: Ints, responses: Ints, of: GenerationCost, replicas: int, batching: Batching = WHOLE_PROMPTS
 ) -> Generation:
-    """Plays generation. prompts, responses: int64 [sequences], tokens of each, at least 1; replicas have even shares of
-    them, in their order. A sequence begins when a micro-batch has room for all that it will have, in order; the pass
-    that reads the end of its prompt makes its first word.
+    """Plays generation. prompts, responses: int64 [sequences], tokens of each; a response has at least 1, and a prompt
+    without any is the rest of a sequence that a batch has cut. Replicas have even shares of them, in their order. A
+    sequence begins when a micro-batch has room for all that it will have, in order; the pass that reads the end of its
+    prompt makes its first word.
 
     Raises:
         ValueError: a sequence is longer than a micro-batch ever has room for.
@@ -157,7 +158,7 @@ class _Replica:
             self.next += 1
             self.begun += 1
         self.most = max(self.most, self.begun)
-        return [part for part in parts if part[2] > part[1]]
+        return [part for part in parts if part[2] > part[1] or not self._tokens[part[0]][0]]
 
     def _read(self, one: _Reading, parts: list[tuple[int, int, int]], clock: StageClock) -> None:
         """Runs a pass that reads parts of prompts; sequences decode beside them where prefill is chunked."""
