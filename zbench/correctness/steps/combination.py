@@ -200,14 +200,15 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     ).T[order]
     sizes = [len(choices[name]) for name in names]
     pairs = list(combinations(range(len(names)), 2))
-    numbers = np.stack([(table[:, a] * sizes[b] + table[:, b]).astype(np.int32) for a, b in pairs], axis=1)
-    missing = np.zeros((len(pairs), int(numbers.max()) + 1), bool)
-    for at in range(len(pairs)):
-        missing[at, numbers[:, at]] = True
+    numbers = np.stack([(table[:, a] * sizes[b] + table[:, b]).astype(np.int32) for a, b in pairs])
+    missing = np.ones((len(pairs), int(numbers.max()) + 1), bool)
+    gain = np.full(len(every), len(pairs), np.int32)  # of pairs that are missing
     chosen: list[T] = []
-    while missing.any():
-        gain = missing[np.arange(len(pairs)), numbers].sum(axis=1)
+    while gain.any():
         best = int(gain.argmax())
-        missing[np.arange(len(pairs)), numbers[best]] = False
+        for column, pair, lacking in zip(numbers, numbers[:, best].tolist(), missing, strict=True):
+            if lacking[pair]:
+                lacking[pair] = False
+                gain -= column == pair
         chosen.append(every[int(order[best])])
     return chosen

@@ -23,43 +23,46 @@ class Lacking(RuntimeError):
 
 
 class Slab:
-    """Cells in one piece. make: gives the fields when they are first read. is_there: whether they have been. carried:
+    """Cells in one piece. make: gives the fields when they are first read. there: the fields, None until then. carried:
     what they have arrived in where it was encoded, so that it can be sent on as it is."""
 
-    __slots__ = ("_joins", "_make", "carried", "first", "format", "is_there", "second")
+    __slots__ = ("_joins", "_make", "carried", "first", "format", "second", "there")
 
     def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
         self.format, self.first, self.second, self._make = of, first, second, make
         self._joins: list[tuple[Slab, Merge]] = []
-        self.is_there = False
+        self.there: Fields | None = None
         self.carried: Any = None
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
         """Returns a slab of fields that are there."""
         found = Slab(given, first, second, lambda: fields)
-        found.is_there = True
+        found.there = fields
         return found
 
     def join(self, other: "Slab", merge: Merge) -> None:
         """Joins contributions to a sum, of the same cells: when it is read, as one of them may be on its way here, or
         at once, so that those of many chunks of tokens are not there together."""
-        here = self.is_there and other.is_there
+        mine = self.there
+        if mine is not None:
+            self._make = lambda: mine
         self._joins.append((other, merge))
-        self.is_there = False
-        if here:
+        self.there = None
+        if mine is not None and other.there is not None:
             _ = self.fields
 
     @property
     def fields(self) -> Fields:
         """The fields, complete."""
-        found = self._make()
-        for other, merge in self._joins:
-            found = merge(found, other.fields)
-        self._joins = []
-        self._make = lambda: found
-        self.is_there = True
-        return found
+        if self.there is None:
+            found = self._make()
+            for other, merge in self._joins:
+                found = merge(found, other.fields)
+            self._joins = []
+            self._make = lambda: found
+            self.there = found
+        return self.there
 
     def settle(self) -> None:
         """Waits for what is on its way here: a message whose memory is gone before it arrives is never received."""
