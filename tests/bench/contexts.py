@@ -1,10 +1,10 @@
 """The longest sequence that a job has room for: docs/memory.md's table of contexts.
 
-python -m tests.bench.contexts [MODEL [CLUSTER [GPUS ...]]]   # llama3_8b h100_4x8 1 2 4 8 16 32: minutes of a core
+python -m tests.bench.contexts [MODEL [CLUSTER [GPUS ...]]] [system=NAME]   # llama3_8b h100_4x8 1 2 4 8 16 32: minutes
 
-One sequence on all GPUs of a ring that carries keys and values on in the backward, ZeRO-3; simulated. Steps are built,
-proven and accounted for (zbench.simulator.steps.account) until a length that fits and one that does not are 1,024
-tokens a GPU, or a hundredth, apart.
+One sequence on all GPUs, ZeRO-3, by default of a ring that carries keys and values on in the backward; simulated.
+Steps are built, proven and accounted for (zbench.simulator.steps.account) until a length that fits and one that does
+not are 1,024 tokens a GPU, or a hundredth, apart.
 """
 
 import sys
@@ -16,12 +16,12 @@ from hydra import compose, initialize_config_dir
 
 from zbench import CONF
 from zbench.describe.batch import Batch
-from zbench.run.parts import Parts, Settings
+from zbench.interfaces.protocols import System
+from zbench.run.parts import Parts, Settings, make_system
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.program import StepParts
 from zbench.step.passes.own_plans import plans_of_layouts
-from zbench.systems.ring import Ring
 
 OPTIMIZER = "chunks memory.offload=optimizer"
 CHOICES = (
@@ -29,21 +29,9 @@ CHOICES = (
     ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"),
     ("none", "zero_offload"), ("full", "zero_offload"), ("full", OPTIMIZER), ("full", "alst"),
 )  # fmt: skip
-GPUS = (1, 2, 4, 8, 16, 32)
+GPUS, SYSTEM = (1, 2, 4, 8, 16, 32), "system=ring"
 MUCH = 2**62
 ROUND, FIRST = 1024, 16  # tokens a GPU, of which lengths are multiples; how many of them are tried first
-
-
-def executor_of(model: str, cluster: str, gpus: int, recompute: str, memory: str) -> Simulated:
-    """Returns the executor of a choice on so many GPUs."""
-    nodes = [f"cluster.num_nodes={max(gpus // 8, 1)}", f"cluster.gpus_per_node={min(gpus, 8)}"]
-    nics = [f"cluster.nics_per_node={min(gpus, 8)}"]
-    words = f"model={model} cluster={cluster} recompute={recompute} memory={memory} system=ring"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [*words.split(), *nodes, *nics])
-    parts = Parts.of(config, Settings.of(config))
-    assert isinstance(parts.executor, Simulated)
-    return parts.executor
 
 
 @dataclass(slots=True)
@@ -51,7 +39,19 @@ class Contexts:
     """One sequence on all GPUs of an executor, and what the fullest GPU has with it."""
 
     executor: Simulated
+    system: System
     found: dict[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(words: str, gpus: int) -> "Contexts":
+        """Returns those of a configuration's words on so many GPUs."""
+        nodes = [f"cluster.num_nodes={max(gpus // 8, 1)}", f"cluster.gpus_per_node={min(gpus, 8)}"]
+        nics = [f"cluster.nics_per_node={min(gpus, 8)}"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [*words.split(), *nodes, *nics])
+        parts = Parts.of(config, Settings.of(config))
+        assert isinstance(parts.executor, Simulated)
+        return Contexts(parts.executor, make_system(config, parts.cost))
 
     def held(self, tokens: int) -> int:
         """Returns the bytes of the fullest GPU with one sequence; MUCH where host memory has no room."""
@@ -61,7 +61,7 @@ class Contexts:
 
     def _account(self, tokens: int) -> int:
         batch, cost = Batch(np.array([tokens]), 0, 0), self.executor.cost
-        plans = tuple(Ring(cost).plan(batch))
+        plans = self.system.plan(batch)
         try:
             step = self.executor.built(batch, plans)
         except ValueError as error:
@@ -97,11 +97,12 @@ class Contexts:
         return least * one, self.held(most * one) == MUCH
 
 
-def rows(model: str, cluster: str, counts: Sequence[int]) -> Iterator[str]:
+def rows(job: str, counts: Sequence[int]) -> Iterator[str]:
     """Yields the rows of all choices."""
     for recompute, memory in CHOICES:
-        found = [Contexts(executor_of(model, cluster, gpus, recompute, memory)).longest() for gpus in counts]
-        yield f"| {model} | {cluster} | {recompute} | {memory} | {' | '.join(map(thousands, found))} |"
+        words = f"{job} recompute={recompute} memory={memory}"
+        found = [Contexts.of(words, gpus).longest() for gpus in counts]
+        yield f"| {recompute} | {memory} | {' | '.join(map(thousands, found))} |"
 
 
 def thousands(found: tuple[int, bool]) -> str:
@@ -112,11 +113,13 @@ def thousands(found: tuple[int, bool]) -> str:
 
 def main(words: list[str]) -> None:
     """Prints the table."""
-    model, cluster = (*words[:2], "llama3_8b", "h100_4x8")[:2] if len(words) != 1 else (words[0], "h100_4x8")
-    counts = [int(one) for one in words[2:]] or list(GPUS)
-    print(f"| model | cluster | recompute | memory | {' | '.join(f'{one} GPUs' for one in counts)} |")
-    print("|---" * (4 + len(counts)) + "|")
-    for row in rows(model, cluster, counts):
+    system = next((one for one in words if one.startswith("system=")), SYSTEM)
+    names = [one for one in words if not one.startswith("system=")]
+    model, cluster = [*names[:2], *("llama3_8b", "h100_4x8")[len(names) :]]
+    counts = [int(one) for one in names[2:]] or list(GPUS)
+    print(f"{model} on {cluster}, {system}:\n\n| recompute | memory | {' | '.join(f'{one} GPUs' for one in counts)} |")
+    print("|---" * (2 + len(counts)) + "|")
+    for row in rows(f"model={model} cluster={cluster} {system}", counts):
         print(row, flush=True)
 
 

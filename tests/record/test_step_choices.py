@@ -28,7 +28,7 @@ def test_what_all_steps_chose_is_told_once() -> None:
     assert choice_words([chosen(again=ChosenRecompute("full", (4, 4), 8, 1))]).endswith(", recompute full")
     assert choice_words([chosen(again=ChosenRecompute("none", (0, 0), 8, 1))]).endswith(", recompute none")
     assert choice_words([step(recompute={"level": "linear", "predicted_bytes": 1})]) == "recompute linear"
-    pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(2, 6, 8))
+    pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=8, inside=2, beside=6))
     assert ", chunks 4 gradients last 2 inside 6 beside of 8 pieces," in choice_words([chosen(chunks=pieces)])
 
 

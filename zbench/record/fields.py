@@ -177,7 +177,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         **dict.fromkeys(("phases", "checks", "expert_rows"), _object(NUMBER).optional),
         **dict.fromkeys(("expert_chunks", "exchange_slices", "recompute"), OBJECT.optional),
         **{f"expert_chunks.{name}": COUNT.optional for name in ("forward", "backward")},
-        "expert_chunks.gradients": _object(WHOLE, "inside", "beside", "count").optional,
+        "expert_chunks.gradients": _object(ANY, "inside", "beside", "count").optional,
         "exchange_slices.slices": COUNT.optional,
         "recompute.level": TEXT.optional,
         "recompute.layers": _list(WHOLE).optional,
