@@ -17,11 +17,12 @@ from zbench.figures.style import BLACK, BLUE, GREY, ORANGE, VERMILLION, WIDTH
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("memory_curve",)
-PANELS = (1, 1)
-SIZE = (WIDTH, 4.6)
+PANELS = (1, 3)
+SIZE = (WIDTH, 3.2)
 COLOURS = {"zeppelin": BLUE, "ring": ORANGE, "local_packing": VERMILLION}
 LEVELS = {"full": "v", "selective": "s", "none": "o"}  # of recomputation, and their markers
 OWN = 80e9 / 2**30  # GiB of the cluster's own GPUs
+TICKS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +50,27 @@ def table(records: Records) -> list[MemoryPoint]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[MemoryPoint]) -> None:
-    """Draws a line for each system, with a marker for what is recomputed."""
-    (panel,) = axes
-    handles = []
-    for system in dict.fromkeys(one.system for one in table):
+    """Draws a panel for each system, with a marker for what is recomputed."""
+    systems = dict.fromkeys(one.system for one in table)
+    ends = min(one.gib for one in table) / 1.15, max(one.gib for one in table) * 1.15
+    for panel, system in zip(axes, systems, strict=False):
         mine, colour = [one for one in table if one.system == system], COLOURS[system]
         panel.plot([one.gib for one in mine], [one.seconds for one in mine], color=colour, lw=1.6)
         for one in mine:
-            panel.plot(one.gib, one.seconds, LEVELS[one.level], color=colour, ms=6)
-        handles.append(Line2D([], [], color=colour, lw=1.6, label=system))
-    handles += [
+            panel.plot(one.gib, one.seconds, LEVELS[one.level], color=colour, ms=5)
+        panel.axvline(OWN, color=GREY, lw=1, ls=(0, (2, 1)))
+        panel.set_xscale("log")
+        panel.set_xlim(ends)
+        panel.set_xticks(TICKS, [f"{tick}" for tick in TICKS])
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_ylim(0, 1.1 * max(one.seconds for one in mine))
+        panel.set_title(system)
+        panel.set_xlabel("memory of a GPU, GiB")
+        panel.grid()
+    axes[0].set_ylabel("step, s")
+    handles = [
         Line2D([], [], color=BLACK, ls="", marker=marker, ms=5, label=f"recompute {level}")
         for level, marker in LEVELS.items()
     ]
-    panel.axvline(OWN, color=GREY, lw=1, ls=(0, (2, 1)))
-    ticks = sorted({one.gib for one in table})
-    panel.set_xscale("log")
-    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.set_ylim(bottom=0)
-    panel.set_xlabel("memory of a GPU, GiB (dashed: as these have it)")
-    panel.set_ylabel("step, s")
-    panel.grid()
-    panel.legend(handles=handles, ncols=2, fontsize=7.5)
+    handles.append(Line2D([], [], color=GREY, lw=1, ls=(0, (2, 1)), label="as these GPUs have it"))
+    axes[0].figure.legend(handles=handles, loc="outside upper left", ncols=4, handlelength=1.2)
