@@ -22,7 +22,7 @@ SIZE = (WIDTH, 3.2)
 COLOURS = {"zeppelin": BLUE, "ring": ORANGE, "local_packing": VERMILLION}
 LEVELS = {"full": "v", "selective": "s", "none": "o"}  # of recomputation, and their markers
 OWN = 80e9 / 2**30  # GiB of the cluster's own GPUs
-TICKS = (16, 32, 64, 128, 256)
+TICKS = (16, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +72,5 @@ def draw(axes: Sequence[Axes], table: Sequence[MemoryPoint]) -> None:
         Line2D([], [], color=BLACK, ls="", marker=marker, ms=5, label=f"recompute {level}")
         for level, marker in LEVELS.items()
     ]
-    handles.append(Line2D([], [], color=GREY, lw=1, ls=(0, (2, 1)), label="as these GPUs have it"))
+    handles.append(Line2D([], [], color=GREY, lw=1, ls=(0, (2, 1)), label="80 GB"))
     axes[0].figure.legend(handles=handles, loc="outside upper left", ncols=4, handlelength=1.2)
