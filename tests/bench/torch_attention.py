@@ -163,6 +163,8 @@ def compared(seconds: dict[str, list[float]], ways: tuple[str, ...]) -> str:
 
 def main() -> None:
     rounds, ranks = int([*sys.argv[1:], "40"][0]), sys.argv[2:] or ["1", "4"]
+    if rounds < 2:
+        sys.exit(f"rounds is {rounds}; quartiles take at least 2")
     print(f"{os.cpu_count()} cores, {MODEL.num_heads} heads of {MODEL.head_dim}, {MODEL.num_kv_heads} of kv, float32")
     alone = {
         name: zbench.plan(lengths, cluster=cluster(1), model=MODEL, system="ring") for name, lengths in BATCHES.items()

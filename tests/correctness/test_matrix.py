@@ -1,5 +1,6 @@
 """python -m zbench.correctness matrix: that it finds what is wrong, and tells it; and the cover of all pairs."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from zbench.correctness import __main__, matrix
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.combinations import Combination, Combinations, CombinationVerdict
 from zbench.correctness.cover import pairwise_cover
+from zbench.correctness.memory_choices import MemoryChoice, choice_cover
 from zbench.correctness.step_check import check_step, same_plan, step_faults
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -53,6 +55,41 @@ def test_a_cover_has_every_pair_and_where_it_can_one_that_can_be(data: st.DataOb
 def test_a_cover_of_what_can_all_be_is_near_the_fewest() -> None:
     names = [[f"{group}{i}" for i in range(12)] for group in "smc"]
     assert 144 <= len(pairwise_cover(*names, lambda model, cluster: True)) < 1.5 * 144
+
+
+def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None:
+    """Of few combinations as of many; what can have one pair alone has it, what can have none has none."""
+    every = [MemoryChoice(again, held) for again in "abc" for held in "xyz"]
+    cover = [Combination(system, "m", cluster) for system in ("s", "t") for cluster in "123456"]
+    able = {"1": every[8:], "2": [], "3": every[:2], **dict.fromkeys("456", every[:8])}
+    for seed in range(20):
+        found = choice_cover(cover, lambda one: able[one.cluster], seed)
+        assert found == choice_cover(cover, lambda one: able[one.cluster], seed)
+        assert set(cover) - set(found) == {one for one in cover if one.cluster == "2"}
+        for system in ("s", "t"):
+            mine = {one.cluster: choice for one, choice in found.items() if one.system == system}
+            assert all(choice in able[cluster] for cluster, choice in mine.items())
+            assert {one.recompute for one in mine.values()} == set("abc")
+            assert {one.memory for one in mine.values()} == set("xyz")
+
+
+def test_choices_of_conf_are_those_that_a_job_can_have() -> None:
+    """Chunks go with no experts, hosts' memory with clusters that have a link to it, and with no stages."""
+    names = ["ring"], ["tiny", "moe_8x550m", "llama_7b_pp4"], ["h100_4x8", "h200_4x8"]
+    combinations = Combinations(64, 0, names)
+    memory, costs = combinations.memory, combinations.costs
+
+    def held(model: str, cluster: str) -> set[str]:
+        cost = costs[model, cluster]
+        assert isinstance(cost, Cost)
+        return {str(one) for one in memory.possible(cost, combinations.strategies[model])}
+
+    offloads = {f"recompute={again} memory=zero_offload" for again in ("none", "selective", "full", "adaptive")}
+    offloads |= {"recompute=full memory=offload", "recompute=full memory=alst"}
+    assert held("tiny", "h100_4x8") - held("tiny", "h200_4x8") == offloads
+    assert held("llama_7b_pp4", "h100_4x8") == held("tiny", "h200_4x8") > held("moe_8x550m", "h200_4x8")
+    assert not any("chunk" in one for one in held("moe_8x550m", "h100_4x8"))
+    assert {one.mlp_chunk_tokens for one in memory.memory.values()} == {"whole", 32}
 
 
 # -- the batches ------------------------------------------------------------------------------------
@@ -194,13 +231,13 @@ def test_failures_are_told_and_end_with_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        Combinations, "check", lambda self, one, kinds: CombinationVerdict(one, 1, 2, failures=("batch one: no",))
+        Combinations, "check", lambda self, one, kinds, choice: CombinationVerdict(one, 1, 2, "", "", ("no",), choice)
     )
     assert matrix.main(["--systems", "ring", *SMALL]) == 1
     told = capsys.readouterr()
     assert "2 + 4, 2 FAILED" in told.out
-    assert "FAILED ring-tiny-one_gpu: batch one: no\n" in told.out
-    assert "matrix: ring-tiny-one_gpu: batch one: no\n" in told.err
+    assert re.search(r"^FAILED ring-tiny-one_gpu, recompute=\w+ memory=\w+: no$", told.out, re.MULTILINE)
+    assert re.search(r"^matrix: ring-tiny-one_gpu, recompute=\w+ memory=\w+: no$", told.err, re.MULTILINE)
 
 
 def test_what_was_finished_is_told_when_the_user_stops(
@@ -208,7 +245,7 @@ def test_what_was_finished_is_told_when_the_user_stops(
 ) -> None:
     done = count()
 
-    def check(self: Combinations, one: Combination, kinds: tuple[str, ...]) -> CombinationVerdict:
+    def check(self: Combinations, one: Combination, kinds: tuple[str, ...], choice: object) -> CombinationVerdict:
         if next(done) == 3:
             raise KeyboardInterrupt
         return CombinationVerdict(one, 1)

@@ -22,16 +22,16 @@ from zbench.figures import (
     flexsp,
     headroom,
     lengths,
+    memory,
     nics,
     planning,
     scaling,
-    seesaw,
     throughput,
     timeline,
 )
 from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
-from zbench.figures.rollouts import placement, resharding, rlhf
+from zbench.figures.rollouts import placement, resharding, rlhf, seesaw
 from zbench.figures.stamp import stamp
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
@@ -165,6 +165,16 @@ def test_seesaw_is_beside_engines_of_one_layout_and_over_lengths() -> None:
     (last,) = [one for one in found.points if (one.layouts, one.response) == ("8-1 to 2-4", 900)]
     assert len(found.points) == 5 * len(seesaw.RESPONSES)  # of one cluster
     assert 0 < last.per_second < found.points[4].per_second
+
+
+def test_memory_has_steps_that_fit_the_smallest_gpus_first() -> None:
+    found = samples()["memory"]
+    found.runs[0].steps[1]["recompute"] = {"level": "selective"}
+    assert memory.table(found) == [
+        memory.MemoryPoint("zeppelin", 16.0, 3.0, "full"),
+        memory.MemoryPoint("zeppelin", 48.0, 2.0, "selective"),
+        memory.MemoryPoint("local_packing", 48.0, 6.0, "selective"),
+    ]
 
 
 def test_headroom_sorts_and_puts_systems_without_memory_last() -> None:

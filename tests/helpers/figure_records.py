@@ -9,8 +9,9 @@ from omegaconf import OmegaConf
 from tests.record.test_iterations import FIRST
 from tests.record.test_record import end_line, start_line, step_line
 from zbench.describe.strategy import STRATEGY_GROUPS
-from zbench.figures import ablation, flexsp, seesaw
+from zbench.figures import ablation, flexsp
 from zbench.figures.records import Records
+from zbench.figures.rollouts import seesaw
 from zbench.record.record import Run
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -149,6 +150,17 @@ def system_samples() -> dict[str, list[Run]]:
             run_of("headroom", "zeppelin", "arxiv", out_of_memory=True),
             run_of("headroom", "nodewise", seconds=1.25),
             run_of("headroom", "nodewise", "arxiv", seconds=1.25),
+        ],
+        "memory": [
+            run_of(
+                "memory_curve", system, seconds=seconds, capacity_bytes=gib * 2**30, out_of_memory=full, recompute=level
+            )
+            for system, gib, seconds, full, level in (
+                ("zeppelin", 48, 2.0, False, {"level": "none"}),
+                ("zeppelin", 16, 3.0, False, {"level": "full"}),
+                ("local_packing", 16, 9.0, True, {"level": "full"}),
+                ("local_packing", 48, 6.0, False, {"level": "selective"}),
+            )
         ],
     }
 

@@ -330,6 +330,10 @@ SAMPLED = step_line(
     octaves={"tokens": [1]},
     trace={"file": "f", "digest": "d"},
     checks={"exact": 1e-13},
+    expert_chunks={"forward": 2, "backward": 4, "gradients": {"inside": 1, "beside": 2, "count": 8, "apart": True}},
+    exchange_slices={"slices": 8},
+    recompute={"level": "full", "layers": [1], "of_layers": 2},
+    host_bytes=[1],
 )
 
 

@@ -122,16 +122,14 @@ def test_some_layers_of_a_run() -> None:
     """Memory, planners' and the step's, lies between that of no layer and that of all; so do seconds."""
     batch, plans = planned(600, 300)
     for level in ("selective", "full"):
-        counts = (0, 3, 6, "all")
-        found = [Simulated(cost_of(ROOM, recompute=level, recompute_layers=one)).step(batch, plans) for one in counts]
-        (none,) = [Simulated(cost_of(ROOM, recompute="none")).step(batch, plans)]
-        assert found[0] == none
+        choices: list[dict[str, Any]] = [{"recompute": level, "recompute_layers": one} for one in (3, 6, "all")]
+        choices.insert(0, {"recompute": "none"})
+        found = [Simulated(cost_of(ROOM, **one)).step(batch, plans) for one in choices]
         assert [one.seconds for one in found] == sorted({one.seconds for one in found})
         peaks = [max(one.peak_bytes) for one in found]
         assert peaks == sorted(set(peaks), reverse=True)
-        planned_for = [activation_bytes(replace(MODEL, recompute=level, recompute_layers=one)) for one in counts]
+        planned_for = [activation_bytes(replace(MODEL, **one)) for one in choices]
         assert planned_for == sorted(set(planned_for), reverse=True)
-        assert planned_for[0] == activation_bytes(replace(MODEL, recompute="none"))
         three = Simulated(cost_of(ROOM), adaptive_recompute=True).steps.with_recompute(SomeLayers(level, (3,)))
         account = step_memory(StepParts(three.built(batch, plans), plans, cost_of(ROOM)))
         assert account.peak.max() == peaks[1]
@@ -140,10 +138,11 @@ def test_some_layers_of_a_run() -> None:
 def test_numbers_of_layers_that_cannot_be_are_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^recompute.layers is 9; a stage of eight has 8 layers, so it takes a whole"):
         Simulated(cost_of(ROOM, recompute_layers=9))
-    with pytest.raises(
-        ValueError, match=r"^recompute.layers is -1; it takes a whole number from 0 to 16777216, or all$"
-    ):
+    told = "it takes a whole number from 1 to 16777216, or all"
+    with pytest.raises(ValueError, match=rf"^recompute.layers is -1; {told}$"):
         Recompute("full", -1)
+    with pytest.raises(ValueError, match=rf"^recompute.layers is 0; {told} \(recompute=none recomputes in none\)$"):
+        Recompute("full", 0)
     with pytest.raises(ValueError, match=r"^recompute.layers is 2; recompute.granularity=adaptive chooses as many"):
         Recompute("adaptive", 2)
     for fields, told in (({"recompute": "none"}, "recompute.granularity none"), ({"offload": "inputs"}, "memory.off")):

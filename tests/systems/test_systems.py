@@ -18,6 +18,7 @@ from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
 from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combination, Combinations, choices
 from zbench.correctness.cover import pairwise_cover
+from zbench.correctness.memory_choices import MemoryChoice
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
 from zbench.correctness.step_check import same_plan, step_faults
@@ -165,23 +166,30 @@ def test_the_suite_found_the_systems() -> None:
 
 
 @cache
-def conf() -> tuple[Combinations, list[Combination]]:
-    """What conf/ has, and combinations of it that have every pair of a system, a model and a cluster.
+def conf() -> tuple[Combinations, list[Combination], dict[Combination, MemoryChoice]]:
+    """What conf/ has, combinations of it that have every pair of a system, a model and a cluster, and the choices of
+    recompute= and memory= that they are tried with.
 
     Clusters have at most four nodes here: the command has them whole.
     """
     combinations = Combinations(tokens_per_gpu=1024, most_nodes=4)
     systems, models, clusters = map(choices, GROUPS)
-    return combinations, pairwise_cover(systems, models, clusters, combinations.can_be)
+    cover = pairwise_cover(systems, models, clusters, combinations.can_be)
+    return combinations, cover, combinations.choices(cover)
 
 
 @pytest.mark.parametrize("name", choices("system"))
 def test_every_model_and_every_cluster_of_conf(name: str) -> None:
-    """A quarter of the kinds of batches with one combination, another with the next: the command takes all."""
-    combinations, cover = conf()
+    """One kind of batches with one combination, another with the next: the command takes all. So with choices of
+    recompute= and memory=, of which every system has each."""
+    combinations, cover, chosen = conf()
     mine = [one for one in cover if one.system == name]
-    found = [combinations.check(one, KINDS[number % 4 :: 4]) for number, one in enumerate(mine)]
+    kinds = [KINDS[number % len(KINDS)] for number in range(len(mine))]
+    found = [combinations.check(one, [kind], chosen.get(one)) for one, kind in zip(mine, kinds, strict=True)]
     if all(one.skipped for one in found):
         pytest.skip(f"{name} needs {found[0].skipped}, of the extra `peers`")
-    assert {str(one.combination): one.failures for one in found if one.failures} == {}
+    assert {f"{one.combination}, {one.choice}": one.failures for one in found if one.failures} == {}
+    had = [one.choice for one in found if one.choice]
+    assert {one.recompute for one in had} == set(choices("recompute"))
+    assert {one.memory for one in had} == set(choices("memory"))
     assert sum(one.fitting for one in found) > 0

@@ -152,6 +152,8 @@ FIGURES = (
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
     TableColumn("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
+    TableColumn("host memory, GiB", "fullest node", 15, _number("host_bytes", "{:.1f}", 2.0**-30), "host, GiB"),
+    TableColumn("chosen", "for each batch, by the run", 16, lambda row: row["chosen"] or "-", in_parts=True),
     TableColumn("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
     TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"), "ceiling"),
     TableColumn("speed-up", "over the baseline", 1, _speedup),

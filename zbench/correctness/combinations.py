@@ -13,21 +13,25 @@ from zbench import CONF
 from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.cover import Combination
+from zbench.correctness.memory_choices import MemoryChoice, MemoryChoices, choice_cover
 from zbench.correctness.step_check import check_step
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
+from zbench.describe.strategy import TrainingStrategy
 from zbench.run.choices import choices, missing_package
 from zbench.run.parts import make_system
-from zbench.run.target import make_model
+from zbench.run.target import make_model, make_strategy
 
 GROUPS = ("system", "model", "cluster")
+CHUNKS_A_GPU = 2  # of a batch, where chunks are cut: at least, where no GPU has fewer tokens than others
 _SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]+[;,] [^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """The verdict on a combination that was checked. fitting, too_large: how many batches were as they should be, and
+    """The verdict on a combination that was checked. choice: of recompute= and memory=, None as the
+    model has them. fitting, too_large: how many batches were as they should be, and
     fitted the described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if
     it can. skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by
     batch."""
@@ -38,6 +42,7 @@ class CombinationVerdict:
     refused: str = ""
     skipped: str = ""
     failures: tuple[str, ...] = ()
+    choice: MemoryChoice | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +57,9 @@ class Combinations:
     most_nodes: int | None = None
     systems: Mapping[str, DictConfig] = field(init=False)
     costs: Mapping[tuple[str, str], Cost | str] = field(init=False)
+    strategies: Mapping[str, TrainingStrategy] = field(init=False)
+    memory: MemoryChoices = field(init=False)
+    _possible: dict[tuple[str, str], list[MemoryChoice]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         found: dict[str, dict[str, DictConfig]] = {group: {} for group in GROUPS}
@@ -65,17 +73,39 @@ class Combinations:
                     found[group][name] = config
         self.systems = found["system"]
         pairs = product(found["model"].items(), found["cluster"].items())
+        self.memory = MemoryChoices.of(max(self.tokens_per_gpu // CHUNKS_A_GPU, 1))
+        self.strategies = {model: make_strategy(config) for model, config in found["model"].items()}
         self.costs = {(model, cluster): _cost(a, b) for (model, a), (cluster, b) in pairs}
 
     def can_be(self, model: str, cluster: str) -> bool:
         """Returns whether there is a cost model of this model on this cluster."""
         return isinstance(self.costs[model, cluster], Cost)
 
-    def check(self, combination: Combination, kinds: Sequence[str] = KINDS) -> CombinationVerdict:
-        """Tries a batch of each of `kinds` on a combination, and returns the verdict."""
+    def choices(self, combinations: Sequence[Combination]) -> dict[Combination, MemoryChoice]:
+        """Returns which recomputation and memory each combination is tried with, all of them for every system; none
+        for one that cannot be."""
+        return choice_cover(combinations, self._choices_of, self.seed)
+
+    def _choices_of(self, combination: Combination) -> list[MemoryChoice]:
+        pair = combination.model, combination.cluster
+        if pair not in self._possible:
+            cost = self.costs[pair]
+            strategy = self.strategies[combination.model]
+            self._possible[pair] = [] if isinstance(cost, str) else self.memory.possible(cost, strategy)
+        return self._possible[pair]
+
+    def check(
+        self, combination: Combination, kinds: Sequence[str] = KINDS, choice: MemoryChoice | None = None
+    ) -> CombinationVerdict:
+        """Tries a batch of each of `kinds` on a combination, and returns the verdict. choice: one that it can have;
+        None: as the model's yaml has it."""
         cost = self.costs[combination.model, combination.cluster]
         if isinstance(cost, str):
             return _refused(combination, cost)
+        adaptive = False
+        if choice is not None:
+            cost = self.memory.cost(cost, self.strategies[combination.model], choice)
+            adaptive = self.memory.is_adaptive(choice)
         if package := missing_package(combination.system):
             return CombinationVerdict(combination, skipped=package)
         config = self.systems[combination.system]
@@ -88,7 +118,7 @@ class Combinations:
         batches = adversarial_batches(cost, self.tokens_per_gpu, self.seed)
         for kind in kinds:
             try:
-                checked = check_step(lambda: make_system(config, cost), cost, batches[kind])
+                checked = check_step(lambda: make_system(config, cost), cost, batches[kind], adaptive)
             except Exception as error:  # whatever a system raises on a batch is what is looked for
                 if stop_in(error):
                     raise KeyboardInterrupt from error
@@ -97,7 +127,7 @@ class Combinations:
             failures += [f"batch {kind}: {fault}" for fault in checked.faults]
             fitting += not checked.faults and not checked.memory
             too_large += not checked.faults and bool(checked.memory)
-        return CombinationVerdict(combination, fitting, too_large, failures=tuple(failures))
+        return CombinationVerdict(combination, fitting, too_large, failures=tuple(failures), choice=choice)
 
 
 def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:

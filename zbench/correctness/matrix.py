@@ -63,16 +63,21 @@ def _checked(
     combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]
 ) -> Iterator[CombinationVerdict]:
     """Checks one after the other and tells of them on stderr now and then, and of every failure at once."""
-    spoke, failed = monotonic(), 0
+    spoke, failed, chosen = monotonic(), 0, combinations.choices(every)
     for number, combination in enumerate(every, 1):
-        verdict = combinations.check(combination, kinds)
+        verdict = combinations.check(combination, kinds, chosen.get(combination))
         failed += bool(verdict.failures)
         for failure in verdict.failures:
-            _tell(f"{combination}: {failure}")
+            _tell(f"{_named(verdict)}: {failure}")
         if monotonic() - spoke >= SECONDS_BETWEEN_LINES or number == len(every):
             spoke = monotonic()
             _tell(f"{number} of {len(every)} combinations, {failed} of them failed; at {combination}")
         yield verdict
+
+
+def _named(verdict: CombinationVerdict) -> str:
+    """Names what was tried."""
+    return f"{verdict.combination}, {verdict.choice}" if verdict.choice else str(verdict.combination)
 
 
 def _tell(line: str) -> None:
@@ -102,7 +107,7 @@ def print_matrix(found: Sequence[CombinationVerdict], models: Sequence[str], mar
         print(line)
     for one in found:
         for failure in one.failures:
-            print(f"FAILED {one.combination}: {failure}")
+            print(f"FAILED {_named(one)}: {failure}")
     print(_counts(found))
 
 

@@ -31,8 +31,9 @@ class StepCheck:
     faults: tuple[str, ...]
 
 
-def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepCheck:
+def check_step(make: Callable[[], System], cost: Cost, batch: Batch, adaptive_recompute: bool = False) -> StepCheck:
     """Plans, verifies and simulates the batch by both clocks, and plans it again with another system that `make` makes.
+    adaptive_recompute: of the whole step's executor.
 
     Raises:
         zbench.proof.verify.PlanError: the plan is wrong.
@@ -58,11 +59,13 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     faults += step_faults(result, cost)
     if result.out_of_memory != bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")
-    faults += whole_step_faults(batch, plans, cost)
+    faults += whole_step_faults(batch, plans, cost, adaptive_recompute)
     return StepCheck(memory, tuple(faults))
 
 
-def whole_step_faults(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> Iterator[str]:
+def whole_step_faults(
+    batch: Batch, plans: tuple[Plan, ...], cost: Cost, adaptive_recompute: bool = False
+) -> Iterator[str]:
     """Yields a sentence for everything that cannot be so in the whole step of a batch's plans; nothing where there are
     no whole steps of such plans.
 
@@ -76,7 +79,7 @@ def whole_step_faults(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> Iter
         return
     if cost.model.tied_embeddings and cost.pp > 1:  # whose table would be on two stages
         return
-    for fault in step_faults(Simulated(cost).step(batch, plans), cost):
+    for fault in step_faults(Simulated(cost, adaptive_recompute=adaptive_recompute).step(batch, plans), cost):
         yield f"as a whole step: {fault}"
 
 
@@ -118,7 +121,7 @@ def _is_plain(value: object) -> bool:
         value = list(value.values())
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)
-    return value is None or (type(value) in (int, float, bool) and math.isfinite(value))  # type: ignore[arg-type]
+    return value is None or type(value) is str or (type(value) in (int, float, bool) and math.isfinite(value))  # type: ignore[arg-type]
 
 
 def same_plan(one: Plan, other: Plan) -> bool:

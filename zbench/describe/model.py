@@ -301,8 +301,11 @@ class Model:
 
 def check_recompute_layers(layers: int | str) -> None:
     """Raises ValueError unless `layers` is a number of layers that may be recomputed, or all."""
-    if layers != ALL_LAYERS and not (is_whole(layers) and 0 <= layers <= MOST):
-        raise ValueError(f"recompute.layers is {layers!r}; it takes a whole number from 0 to {MOST}, or {ALL_LAYERS}")
+    if layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
+        none = " (recompute=none recomputes in none)" if layers == 0 else ""
+        raise ValueError(
+            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, or {ALL_LAYERS}{none}"
+        )
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ NAMES = (
     "planning",
     "flexsp",
     "headroom",
+    "memory",
     "seesaw",
     "desk_systems",
     "desk_nics",
@@ -34,7 +35,7 @@ NAMES = (
     "resharding",
     "placement",
 )
-ROLLOUTS = ("rlhf", "resharding", "placement")  # that are in zbench.figures.rollouts
+ROLLOUTS = ("seesaw", "rlhf", "resharding", "placement")  # that are in zbench.figures.rollouts
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")
 ASKED = ("desk_systems", "desk_parts")  # made for those only who name them: they take a right and 20 minutes

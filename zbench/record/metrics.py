@@ -143,6 +143,7 @@ class Figures:
     off_policy: float | None = None
     policy_age: float | None = None
     given_up: float | None = None
+    host_bytes: float | None = None
 
 
 PURPOSES = (*(name for name in QUEUES if name not in ("compute", "host")), SWITCH)  # what a NIC sends for
@@ -158,11 +159,11 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         return Figures(invalid_steps=invalid)
     planning = median(step["plan_seconds"] for step in steps)  # the first step may compile: a mean would tell of that
     peak = max(max(step["peak_bytes"]) for step in steps)
+    host = max((size for step in steps for size in step.get("host_bytes", [])), default=None)
     capacity = min(step["capacity_bytes"] for step in steps)
     if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
-        return Figures(
-            plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True, invalid_steps=invalid
-        )
+        memory = {"peak_bytes": peak, "capacity_bytes": capacity, "host_bytes": host}
+        return Figures(plan_seconds=planning, out_of_memory=True, invalid_steps=invalid, **memory)
     seconds = sum(step["seconds"] for step in steps)
     nics = nic_utilization(facts, steps)
     carried = nic_bytes_per_step(steps)
@@ -187,6 +188,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         nic_idle=nic_idle(facts, steps),
         bubble=bubble(steps),
         invalid_steps=invalid,
+        host_bytes=host,
         ceiling_ratio=ceiling_ratio(steps),
         **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
         **{f"time_{name}": share for name, share in step_time_shares(steps).items()},  # type: ignore[arg-type]

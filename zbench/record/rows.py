@@ -14,6 +14,7 @@ from zbench.describe.worlds import NOMINAL
 from zbench.record.metrics import Facts, figures, memory_verdict
 from zbench.record.record import Line, Run
 from zbench.record.speedup import speedup, speedup_interval
+from zbench.record.step_choices import choice_figures, choice_words
 from zbench.record.words import typed
 
 GROUPS = ("system", "workload", "cluster", "model", "executor", "world")
@@ -157,6 +158,8 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "message": "" if run.end is None else str(run.end.get("message", "")),
         **asdict(derived),
         "micro_batches": mean(counts) if counts else None,
+        **choice_figures(run.steps),
+        "chosen": choice_words(run.steps),
         "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
         "verdict": memory_verdict(derived),
         **gain,

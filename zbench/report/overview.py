@@ -15,6 +15,7 @@ import numpy as np
 from zbench.record.metrics import Facts, counted, figures, nic_curves
 from zbench.record.record import Line, Run
 from zbench.record.rows import SAME, rows
+from zbench.record.step_choices import choice_words
 from zbench.record.words import PARTS, cluster_words
 
 # Where a rank's time goes, in the order it is stacked: of steps without an account that closes, then of those with one.
@@ -121,6 +122,8 @@ def step_overview(facts: Facts, step: Line) -> Table:
         "nic_rx_bytes": step["nic_rx_bytes"],
         "peak_bytes": step["peak_bytes"],
         "capacity_bytes": step["capacity_bytes"],
+        "host_bytes": step.get("host_bytes", []),
+        "chosen": choice_words([step]),
         "notes": step.get("plan_notes", []),
         "valid": step.get("valid", True),
         "curves": _curves(facts, step),

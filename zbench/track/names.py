@@ -9,6 +9,7 @@ from zbench.interfaces.protocols import Tracked
 from zbench.record.metrics import Facts, Figures, figures
 from zbench.record.record import Line
 from zbench.record.rows import GROUPS, label, told_keys
+from zbench.record.step_choices import CHOICES, choice_figures
 from zbench.record.words import told_settings
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
@@ -38,7 +39,7 @@ def _group(start: Line) -> str:
 def step_figures(facts: Facts, line: Line) -> dict[str, float]:
     """Returns a step's figures and raw counts; what it has not is left out."""
     derived = figures(facts, [line])
-    found = {**asdict(derived), **{name: line.get(name) for name in RAW}}
+    found = {**asdict(derived), **choice_figures([line]), **{name: line.get(name) for name in RAW}}
     nics = {} if derived.nic_utilization is None else nic_utilisation(facts, line)
     return {**{name: float(value) for name, value in found.items() if value is not None}, **nics}
 
@@ -57,5 +58,5 @@ def nic_utilisation(facts: Facts, line: Line) -> dict[str, float]:
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the figures of a whole run: a row of zbench.record.rows."""
     gain = ("speedup", "speedup_low", "speedup_high")
-    names = (*Figures.__dataclass_fields__, *gain, "micro_batches", "steps", "steps_out_of_memory")
+    names = (*Figures.__dataclass_fields__, *CHOICES, *gain, "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

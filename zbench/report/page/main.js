@@ -1,7 +1,7 @@
 // Puts the page together.
 
 at("about").textContent = `${plural(data.runs.length, "run")} of ${data.files.join(", ")}, ${data.runs.length && HIDDEN.size ?
-  [...HIDDEN].filter((key) => !["loss", "nic_idle"].includes(key) && data.runs[0][key] !== USUAL[key]).map((key) => `${key.replaceAll("_", " ")} ${data.runs[0][key]}`).join(", ") + ". " : ""}Written ${data.written}.`;
+  [...HIDDEN].filter((key) => !ABSENT.has(key) && data.runs[0][key] !== USUAL[key]).map((key) => `${key.replaceAll("_", " ")} ${data.runs[0][key]}`).join(", ") + ". " : ""}Written ${data.written}.`;
 at("convention").textContent = data.convention;
 at("origin").textContent = `${data.command} — figures are derived from the raw record (docs/metrics.md); nothing in this page needs a network.`;
 

@@ -53,6 +53,8 @@ function facts(run, of) {
   add("longest", `${whole(of.max_length)} tokens`);
   add("micro-batches", whole(of.num_micro_batches));
   add("memory of the fullest GPU", `${gib(Math.max(...of.peak_bytes))} of ${gib(of.capacity_bytes)} GiB`);
+  if (of.host_bytes.length) add("host memory of the fullest node", `${gib(Math.max(...of.host_bytes))} GiB`);
+  if (of.chosen) add("chosen", of.chosen);
   add("inside nodes", bytes(of.nvlink_bytes));
   for (const [index, notes] of of.notes.entries()) {
     const words = Object.entries(notes).map(([name, value]) => `${name} ${typeof value === "number" ? plain(value) : value}`);

@@ -1,0 +1,55 @@
+"""What a run chose for each of its batches, in words and as figures."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tests.record.test_metrics import TINY, step
+from zbench.describe.expert_schedule import AFTER_CHUNKS, ExpertChunks, GradientPieces
+from zbench.record.metrics import figures
+from zbench.record.step_choices import CHOICES, choice_figures, choice_words
+from zbench.simulated.expert_degrees import ChosenChunks
+from zbench.simulated.recomputation import ChosenRecompute
+
+
+def chosen(slices: int = 8, chunks: ExpertChunks | None = None, again: ChosenRecompute | None = None) -> dict[str, Any]:
+    return step(
+        exchange_slices={"slices": slices, "seconds": {}},
+        expert_chunks=ChosenChunks(chunks or ExpertChunks(4, 2), {}).told,
+        recompute=(again or ChosenRecompute("selective", (3, 4), 8, 1)).told,
+    )
+
+
+def test_what_all_steps_chose_is_told_once() -> None:
+    assert (
+        choice_words([chosen(), chosen()]) == "slices 8, chunks 4 forward 2 backward, recompute selective 7 of 8 layers"
+    )
+    assert choice_words([chosen(again=ChosenRecompute("full", (4, 4), 8, 1))]).endswith(", recompute full")
+    assert choice_words([chosen(again=ChosenRecompute("none", (0, 0), 8, 1))]).endswith(", recompute none")
+    assert choice_words([step(recompute={"level": "linear", "predicted_bytes": 1})]) == "recompute linear"
+    pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=8, inside=2, beside=6))
+    assert ", chunks 4 gradients last 2 inside 6 beside of 8 pieces," in choice_words([chosen(chunks=pieces)])
+
+
+def test_choices_that_differ_are_counted_the_most_frequent_first() -> None:
+    found = choice_words([chosen(2), chosen(8), chosen(8), chosen(1), chosen(4), step()])
+    assert found.startswith(
+        "slices 8 in 2 steps, slices 2 in 1 step, slices 1 in 1 step, slices others in 1 step, chunks"
+    )
+    assert found.endswith("recompute selective 7 of 8 layers in 5 steps")
+
+
+def test_figures_are_means_of_steps_that_all_have_them() -> None:
+    found = choice_figures([chosen(2), chosen(8, ExpertChunks(2, 8))])
+    assert found == {"exchange_slices": 5.0, "forward_chunks": 3.0, "backward_chunks": 5.0, "recomputed_layers": 7.0}
+    assert choice_figures([chosen(), step()]) == choice_figures([]) == dict.fromkeys(CHOICES)
+    assert choice_words([step()]) == choice_words([]) == ""
+    assert choice_figures([step(recompute={"level": "linear"})])["recomputed_layers"] is None
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_the_fullest_node_s_host_memory_is_a_figure(dead: bool) -> None:
+    steps = [step(host_bytes=[3, 5], out_of_memory=dead), step(host_bytes=[4, 1])]
+    assert asdict(figures(TINY, steps))["host_bytes"] == 5
+    assert figures(TINY, [step()]).host_bytes is None
