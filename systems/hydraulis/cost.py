@@ -98,8 +98,8 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
     token = (large - small) / (1024 * tp)
     fixed = small - token * 1024 * tp
     nic = np.array([stage.nic_seconds() for stage in stages])
-    free, kept, working, logits = (np.array(column) for column in zip(*map(_bytes, stages), strict=True))
-    last, first = kept + working + logits, kept * pp + working
+    free, kept, working, loss = (np.array(column) for column in zip(*map(_bytes, stages), strict=True))
+    last, first = kept + np.maximum(working, loss), kept * pp + working
     alone, capacity = ((free / most).astype(np.int64) // tp * tp for most in (last, np.maximum(first, last)))
     rooms = (np.maximum(capacity, 1), np.maximum(alone, 1), free / kept, working / kept)
     found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, *rooms)

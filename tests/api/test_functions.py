@@ -175,7 +175,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
         (
             {"strategy": {"sharding": "zero4"}},
-            "sharding is 'zero4'; it takes one of ddp, deepspeed_zero3, fsdp2, fsdp2_reshard, hpz, hsdp",
+            "sharding is 'zero4'; it takes one of ddp, deepspeed_zero3, fsdp2, fsdp2_reshard, fsdp_in_order, hpz, hsdp",
         ),
         (
             {"strategy": {"sharding": 3}},

@@ -17,7 +17,8 @@ from zbench.cost.loss import (
     moved_bytes,
     token_and_chunk_bytes,
 )
-from zbench.cost.memory import activation_bytes, stage_bytes
+from zbench.cost.memory import activation_bytes
+from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.model import AUTO, Model
 from zbench.describe.model import WHOLE as ALL
 
@@ -60,9 +61,11 @@ def test_logits_of_a_compute_are_of_all_its_tokens_or_of_a_chunk() -> None:
 
 
 def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:
+    """Logits are shared by the ranks; the norm's output and its gradient, which CHUNKED's own have, are not."""
+    hidden, sums = WHOLE.element_bytes * WHOLE.hidden, 2 * WHOLE.lse_bytes
     assert [stage_bytes(replace(uneven, model=one), 2, 1)[2] for one in (WHOLE, CHUNKED)] == [
-        held_bytes(WHOLE) / 2,
-        held_bytes(CHUNKED) / 2,
+        held_bytes(WHOLE) / 2 + 2.5 * hidden + sums,
+        held_bytes(CHUNKED) / 2 + 1.5 * hidden + sums,
     ]
 
 

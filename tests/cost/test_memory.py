@@ -14,14 +14,13 @@ from zbench.cost.memory import (
     activation_bytes,
     check_memory,
     kept_bytes,
-    layer_activation_bytes,
     least_bytes,
     moment_bytes,
     peak_bytes,
-    stage_bytes,
     static_bytes,
 )
-from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes
+from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
+from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
@@ -129,8 +128,13 @@ def test_a_chunk_of_the_feed_forward_is_there_however_many_tokens_there_are(unev
     again = again_activation_bytes(cost.model) if recompute in ("chunked", "full") else 0
     assert activation_bytes(whole.model) - activation_bytes(cost.model) == again
     assert static_bytes(cost) - static_bytes(whole) == 100 * again
-    less = [sum(stage_bytes(one, 2, 1)[:2]) for one in (whole, cost)]
-    assert less[0] - less[1] == again / 2
+    (kept, working, _), (same, less, _) = (stage_bytes(one, 2, 1) for one in (whole, cost))
+    assert kept == same
+    hidden, ffn = (cost.model.element_bytes * size / 2 for size in (cost.model.hidden, cost.model.active_ffn))
+    gathered = {"none": 0, "full": 2}.get(recompute, 1)
+    product, halves = (gathered + 2) * hidden + ffn, (gathered + 1) * hidden + 2 * ffn
+    norm = (max(gathered, 1) + 3) * hidden
+    assert working - less == again / 2 + max(product, halves, norm - ffn) - norm  # gradients are of a chunk, too
     grouped = replace(cost.model, tensor_parallel=2)  # in which what the norm makes is gathered whole
     assert again - chunk_activation_bytes(grouped) == (cost.model.element_bytes * cost.model.hidden if again else 0)
 

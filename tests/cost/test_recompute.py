@@ -7,8 +7,13 @@ import pytest
 
 from tests.helpers.oracles import small
 from zbench.cost.cost import LAYER_KERNELS, Cost
-from zbench.cost.memory import layer_activation_bytes
-from zbench.cost.recompute import AGAIN_KERNELS, again_activation_bytes, again_elementwise_bytes, again_flops
+from zbench.cost.recompute import (
+    AGAIN_KERNELS,
+    again_activation_bytes,
+    again_elementwise_bytes,
+    again_flops,
+    layer_activation_bytes,
+)
 from zbench.describe.batch import Batch
 from zbench.describe.curve import Curve
 from zbench.simulated.executor import Simulated

@@ -16,8 +16,16 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
-from zbench.cost.memory import activation_bytes, peak_bytes, stage_bytes, static_bytes, step_bytes, token_bytes
+from zbench.cost.memory import (
+    activation_bytes,
+    peak_bytes,
+    pipeline_static_bytes,
+    static_bytes,
+    step_bytes,
+    token_bytes,
+)
 from zbench.cost.stacks import stacked
+from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV
 from zbench.interfaces.dealt import Dealt, dealt
@@ -172,8 +180,11 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
     other = SimulatedAttention(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
     shown = [step.seconds - step.phases["gradients"] for step in (one, other)]
     assert shown[0] == pytest.approx(shown[1], rel=1e-9)
-    for name in ("attention_seconds", "linear_seconds", "peak_bytes"):
+    for name in ("attention_seconds", "linear_seconds"):
         assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
+    for step, static in ((one, static_bytes(stage)), (other, pipeline_static_bytes(cost, 1, 4))):
+        held = np.array(step.peak_bytes) - static
+        assert held == pytest.approx(np.array(one.peak_bytes) - static_bytes(stage), abs=2)
     assert one.phases["forward"] == pytest.approx(other.phases["forward"])
 
 
@@ -261,10 +272,11 @@ def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cos
 def test_a_stage_holds_as_many_micro_batches_as_are_under_way() -> None:
     cost = job(4, 1, 4)
     batch, plans = laid(cost, [[(length, [0])] for length in (1000, 5000, 2000, 3000, 100, 100)])
-    kept, _, logits = stage_bytes(cost, 1, 4)
+    kept, working, loss = stage_bytes(cost, 1, 4)
     most = [5000 + 2000 + 3000 + 1000, 5000 + 2000 + 3000, 5000 + 2000, 5000]
-    expected = [static_bytes(cost) + kept * tokens for tokens in most]
-    expected[3] += logits * 5000
+    expected = [static_bytes(cost) + kept * tokens + working * 5000 for tokens in most]
+    expected[3] += (loss - working) * 5000
+    assert loss > working
     assert peak_bytes(plans, cost) == pytest.approx(expected, abs=2)
     verify_step(batch, plans, cost)
     tight = replace(

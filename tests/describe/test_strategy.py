@@ -14,7 +14,7 @@ from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
 from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
-from zbench.describe.overlap import USUAL
+from zbench.describe.overlap import BACKWARD, USUAL
 from zbench.describe.strategy import (
     ADAPTIVE,
     MODEL_FIELDS,
@@ -56,6 +56,7 @@ USUAL_TRANSFERS = {ASYNC_TP: DIRECT}  # of exchanges, where they are not by ring
 OVERLAPS = {
     "ddp": ("none", 1, "layer"),
     "fsdp2": ("zero3", 1, "layer"),
+    "fsdp_in_order": ("zero3", BACKWARD, LAYER),
     "deepspeed_zero3": ("zero3", 1, 500_000_000),
     "megatron_zero1": ("zero1", "all", "end"),
     "megatron_zero1_overlap": ("zero1", 1, "layer"),
@@ -185,7 +186,10 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             "memory.offload is 'all'; it takes none, inputs, optimizer or",
         ),
         (lambda: TrainingMemory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
-        (lambda: Sharding("zero3", "far"), "sharding.window is 'far'; it takes a whole number of at least 0, or all"),
+        (
+            lambda: Sharding("zero3", "far"),
+            "sharding.window is 'far'; it takes a whole number of at least 0, all or",
+        ),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),

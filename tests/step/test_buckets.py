@@ -10,7 +10,7 @@ from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
-from zbench.describe.overlap import ALL, END, StepOverlap
+from zbench.describe.overlap import ALL, BACKWARD, END, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, REDUCE
@@ -35,6 +35,7 @@ CASES = (
     (FIVE, 2, 1, 1, "none", 1, END, 1, ([5, 3], [1])), (FIVE, 1, 1, 1, "3", 1, 4, 1, ([5],)),
     (ROUTED, 4, 1, 4, "2", ALL, 2, 1, ([1], [6, 2])), (ROUTED, 4, 1, 2, "3", 1, END, 1, ([1], [3])),
     (ROUTED, 2, 2, 4, "none", 1, 2, 1, ([5, 4], [2])), (FIVE, 2, 1, 1, "2", 1, 2, 3, ([7, 3], [1])),
+    (FIVE, 2, 1, 1, "3", BACKWARD, 2, 1, ([5, 3], [1])), (FIVE, 2, 1, 1, "1", BACKWARD, 2, 2, ([5, 3], [1])),
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ with loading(__name__):
     from zbench.console.meter import Meter
     from zbench.cost.matmul import check_shapes
     from zbench.describe.cluster import Cluster
+    from zbench.describe.overlap import BACKWARD
     from zbench.describe.units import with_noun
     from zbench.describe.worlds import NOMINAL
     from zbench.simulated.clocks import CLOCKS, SIMULATED
@@ -125,7 +126,10 @@ def _asked() -> argparse.Namespace:
         help="instead, what the seconds of FlexSP's published steps go to, as whole steps and by its own constants",
     )
     parser.add_argument(
-        "--window", type=int, metavar="N", help=f"of --operations: layers whose parameters are gathered ahead ({AHEAD})"
+        "--window",
+        type=lambda word: int(word) if word.lstrip("-").isdigit() else word,
+        metavar="N",
+        help=f"of --operations: layers whose parameters are gathered ahead ({AHEAD}), or {BACKWARD}: one, there alone",
     )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
@@ -143,7 +147,7 @@ def _published(world: str, clock: str, group: attention.Group | None, as_json: b
     _print_json([{key: row[key] for key in keys} for row in rows])
 
 
-def _operations(world: str, window: int | None, as_json: bool) -> None:
+def _operations(world: str, window: int | str | None, as_json: bool) -> None:
     found = step_operations(_clusters(world, True), workload, AHEAD if window is None else window)
     if as_json:
         _print_json([one.as_row() for one in found])

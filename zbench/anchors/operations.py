@@ -52,13 +52,13 @@ class StepOperations:
 
 
 def step_operations(
-    get_cluster: GetCluster, get_workload: GetWorkload, window: int = AHEAD, batches: int = BATCHES
+    get_cluster: GetCluster, get_workload: GetWorkload, window: int | str = AHEAD, batches: int = BATCHES
 ) -> list[StepOperations]:
     """Returns FlexSP's published steps by operation, in the published order. window: layers whose parameters are
-    gathered ahead.
+    gathered ahead, or a name (zbench.describe.overlap).
 
     Raises:
-        ValueError: window is below 0.
+        ValueError: window cannot be.
     """
     cost = published_cost(get_cluster)
     executor, systems, wikipedia = Simulated(cost, window), flexsp_systems(cost), get_workload("wikipedia")

@@ -12,7 +12,14 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.loss import token_and_chunk_bytes
-from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, chunk_bytes, is_selective
+from zbench.cost.recompute import (
+    again_activation_bytes,
+    chunk_activation_bytes,
+    chunk_bytes,
+    is_selective,
+    layer_activation_bytes,
+)
+from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees, degrees_of
 from zbench.describe.model import KV, Model, Q, message_size
@@ -34,7 +41,7 @@ def static_bytes(cost: Cost) -> int:
     if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
         share = model.element_bytes + (GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
-    return pipeline_static_bytes(cost, 1, cost.pp)
+    return _stage_state_bytes(cost, 1, cost.pp)
 
 
 def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
@@ -51,13 +58,23 @@ def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
-    """Returns the bytes of parameters, gradients and optimizer state on every rank of a pipeline, all tensors evenly on
-    its ranks, for the whole step also with ZeRO-2 and 3: other pipelines have other numbers of micro-batches, so none
-    could gather from all ranks for one of its own."""
+    """Returns the bytes of parameters, gradients and optimizer state on the fullest rank of a pipeline's fullest stage,
+    for the whole step also with ZeRO-2 and 3: other pipelines have other numbers of micro-batches, so none could gather
+    from all ranks for one of its own. Tensors are evenly on a stage's ranks but for norms' gains, which every rank has,
+    and their optimizer state, which one has."""
     model = cost.model
-    held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
-    state = _adam_bytes(model) / (tp * pp if degrees_of(model.sharding).optimizer == 1 else cost.whole.num_ranks)
-    return int((held + state) * model.total_params + _chunks(model) / tp)
+    gains = model.hidden * (2 * model.num_layers // pp + 1)
+    return _stage_state_bytes(cost, tp, pp) + int(gains * ((model.element_bytes + GRADIENT_BYTES) + _adam_bytes(model)))
+
+
+def _stage_state_bytes(cost: Cost, tp: int, pp: int) -> int:
+    """Returns the bytes of parameters, gradients and optimizer state on every rank of the fullest stage, which is one
+    with the embeddings or the head."""
+    model = cost.model
+    params = model.total_params if pp == 1 else model.num_layers // pp * model.layer_params + model.head_params
+    whole = degrees_of(model.sharding).optimizer == 1
+    state = _adam_bytes(model) * (1 / tp if whole else pp / cost.whole.num_ranks)  # else of all that have the stage
+    return int(params * ((model.element_bytes + GRADIENT_BYTES) / tp + state) + _chunks(model) / tp)
 
 
 def _adam_bytes(model: Model) -> int:
@@ -68,17 +85,6 @@ def _adam_bytes(model: Model) -> int:
 def _chunks(model: Model) -> int:
     """Returns the bytes of a chunk of the feed-forward and of a chunk of the loss."""
     return chunk_bytes(model) + token_and_chunk_bytes(model)[1]
-
-
-def layer_activation_bytes(model: Model) -> int:
-    """Returns the bytes per token that one layer keeps for its backward, without recomputation.
-
-    Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
-    inputs shared), gate, up and their product of every active expert, log-sum-exp.
-    """
-    e = model.element_bytes
-    attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
-    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn
 
 
 def input_layers(model: Model) -> int:
@@ -111,8 +117,8 @@ def token_bytes(cost: Cost) -> int:
     this one, as it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
     if cost.pp == 1:
         return activation_bytes(cost.model)
-    kept, working, logits = stage_bytes(cost, 1, cost.pp)
-    return int(np.ceil(max(cost.pp * kept, kept + logits) + working))
+    kept, working, loss = stage_bytes(cost, 1, cost.pp)
+    return int(np.ceil(max(cost.pp * kept + working, kept + loss)))
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
@@ -155,22 +161,6 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     return peak + static_bytes(cost)
 
 
-def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
-    """Returns the bytes of activations on each rank of a stage, a token of all its ranks: kept for every micro-batch
-    under way; while the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are
-    counted."""
-    model = cost.model
-    copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
-    layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
-    logits, by_chunk = token_and_chunk_bytes(model)[0] / tp, chunk_activation_bytes(model) / tp
-    rest = model.num_layers - model.recomputed_layers  # none or all of a model with one number of layers for all
-    if model.recompute == "full":
-        inputs = model.recomputed_layers * model.element_bytes * model.hidden / tp
-        return (inputs + rest * layer) / pp, layer - by_chunk, logits
-    again = again_activation_bytes(model) / tp if is_selective(model) else 0.0
-    return (rest * layer + model.recomputed_layers * (layer - again)) / pp, again - by_chunk, logits
-
-
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     """Returns the bytes of every rank, int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches
     that follow one another."""
@@ -181,10 +171,10 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
         mine = tokens[tokens[:, lead] > 0, lead]
         rows = (-(-mine // tp) * tp).astype(np.float64)  # what a rank has at most, times the ranks
-        kept, working, logits = stage_bytes(cost, tp, pp)
+        kept, working, loss = stage_bytes(cost, tp, pp)
         static = pipeline_static_bytes(cost, tp, pp)
         for s in range(pp):
-            most = rows.max(initial=0.0) * (working + (logits if s == pp - 1 else 0.0))
+            most = rows.max(initial=0.0) * (max(working, loss) if s == pp - 1 else working)
             first = lead + s * tp
             peak[first : first + tp] = static + int(np.ceil(kept * _window(rows, pp - s) + most))
     return peak
@@ -193,7 +183,7 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
     """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
     activations of its layers and kv that it received and keeps. copies: of every plan."""
-    kept, working, logits = stage_bytes(cost, 1, cost.pp)
+    kept, working, loss = stage_bytes(cost, 1, cost.pp)
     full = cost.model.recompute == "full" and cost.model.recomputed_layers == cost.model.num_layers
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
     each = 1 if full else _keeping_layers(cost.model) / cost.pp
@@ -208,7 +198,7 @@ def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
     at_work = working * tokens + moment + (received if full else 0)
     peak = []
     for s in range(cost.pp):
-        most = (at_work + (logits * tokens if s == cost.pp - 1 else 0)).max(axis=0)
+        most = (np.maximum(at_work, loss * tokens) if s == cost.pp - 1 else at_work).max(axis=0)
         peak.append([_window(rows, cost.pp - s) for rows in lasting.T] + most)
     return np.asarray(np.ceil(np.concatenate(peak)), np.int64) + static_bytes(cost)
 

@@ -1,5 +1,5 @@
 """Counts what selective recomputation runs again in a layer's backward, and what its forward need not keep for that;
-what of it, and of what all layers do, there is for a chunk of tokens alone.
+what of it, and of what all layers do, there is for a chunk of tokens alone; and what a layer keeps without it.
 
 It is the feed-forward up to its activation, as zbench.step.passes.recompute makes it again: the norm before it, gate
 and up, and their product. The way down is not run again, as nothing reads what it makes. Of experts it is those that a
@@ -9,6 +9,17 @@ token has, shared ones among them; where they are, and what was exchanged for th
 from zbench.describe.model import WHOLE, Model
 
 AGAIN_KERNELS = 6  # of the 20 of a layer's forward: two each for norm, gate and up, activation (a count)
+
+
+def layer_activation_bytes(model: Model) -> int:
+    """Returns the bytes per token that one layer keeps for its backward, without recomputation.
+
+    Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
+    inputs shared), gate, up and their product of every active expert, log-sum-exp.
+    """
+    e = model.element_bytes
+    attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
+    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn
 
 
 def is_selective(model: Model) -> bool:

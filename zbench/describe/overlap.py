@@ -12,7 +12,7 @@ from zbench.describe.checks import is_whole
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap, TokenSlices
 from zbench.describe.expert_schedule import BETWEEN, TOGETHER_AT_ONCE, ExpertChunks
 
-ALL = "all"  # of a window
+ALL, BACKWARD = "all", "backward"  # of a window
 LAYER, END = "layer", "end"  # of buckets
 
 
@@ -21,8 +21,9 @@ class StepOverlap:
     """The layers whose parameters are gathered ahead, those whose gradients are reduced together, and how exchanges of
     tensor-parallel groups and of experts go beside matmuls.
 
-    window: layers whose parameters are gathered ahead of the one under way, or ALL: every layer's are gathered before
-        a step's first forward begins, and nothing is computed meanwhile.
+    window: layers whose parameters are gathered ahead of the one under way; or ALL: every layer's are gathered before
+        a step's first forward begins, and nothing is computed meanwhile; or BACKWARD: one in a backward, in a forward
+        none.
     gradient_bucket: LAYER, a layer's gradients are reduced when its backward has made them; a number of a GPU's
         parameters, those of as many layers as it has room for are reduced when the last of these are made; or END, all
         of a stage's are reduced after its last backward, and nothing is computed meanwhile.
@@ -40,8 +41,10 @@ class StepOverlap:
 
     def __post_init__(self) -> None:
         window = self.window
-        if window != ALL and not (is_whole(window) and window >= 0):
-            raise ValueError(f"sharding.window is {window!r}; it takes a whole number of at least 0, or {ALL}")
+        if window not in (ALL, BACKWARD) and not (is_whole(window) and window >= 0):
+            raise ValueError(
+                f"sharding.window is {window!r}; it takes a whole number of at least 0, {ALL} or {BACKWARD}"
+            )
         size = self.gradient_bucket
         whole = is_whole(size) or (isinstance(size, float) and size.is_integer())
         if size not in (LAYER, END) and not (whole and size >= 1):  # type: ignore[operator]
@@ -73,7 +76,12 @@ class StepOverlap:
 
     @property
     def layers_ahead(self) -> int:
-        """The layers that are gathered ahead while another one is under way."""
+        """The layers that are gathered ahead while another one is under way, in a backward."""
+        return int(self.window == BACKWARD) if isinstance(self.window, str) else self.window
+
+    @property
+    def forward_ahead(self) -> int:
+        """The layers that are gathered ahead while another one is under way, in a forward."""
         return 0 if isinstance(self.window, str) else self.window
 
 

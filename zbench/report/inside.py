@@ -57,7 +57,7 @@ def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -
     """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
     LAYERS."""
     cost = executor.cost
-    ahead = StepOverlap(executor.window).layers_ahead
+    ahead = StepOverlap(executor.window).layers_ahead  # a forward has no more
     layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, ahead), cost.model.num_layers)
     titles = track_titles(cost.gpus.cluster)
     columns = Columns()

@@ -11,6 +11,7 @@ from zbench.cost.collective import GRADIENT_BYTES, Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
+from zbench.describe.overlap import BACKWARD, StepOverlap
 from zbench.planned.step import StepPlans
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import SimulatedAttention, playable, programs
@@ -111,22 +112,37 @@ def test_parameters_that_stay_are_gathered_in_the_first_forward_no_further_ahead
     assert play_step(step, plans, cost).seconds == pytest.approx(timeline.done.max(), rel=2e-3)
 
 
-def test_without_a_window_no_parameter_is_gathered_before_the_layer_before_has_used_its_own() -> None:
-    """ZeRO-3, forward: each layer's gathers after the last use in the layer before, so the step is slower."""
+@pytest.mark.parametrize("window", [0, BACKWARD])
+def test_without_a_window_no_parameter_is_gathered_before_the_layer_before_has_used_its_own(window: int | str) -> None:
+    """ZeRO-3, forward: each layer's gathers after the last use in the layer before, so the step is slower; backward
+    likewise, if the window is not its own."""
     found, cost = planned("ring")
-    step = whole_step(found.model, found.plans, 1, "3", 0)
+    step = whole_step(found.model, found.plans, 1, "3", StepOverlap(window))
     prove_step(step)
     program, timeline = play_layers(step, found.plans, cost)
-    ended = 0.0
+    ended, early = {"forward": 0.0, "backward": 0.0}, 0
     for number, one in enumerate(program.instances):
-        if one.variant.of.template.name != "forward.0":
+        if (name := one.variant.of.template.name) not in ended:
             continue
         mine = np.arange(program.begin[number], program.begin[number + 1])
-        gathers = mine[(program.kinds[mine] == GATHER) & (program.table[CLASS, mine] >= 0)]
-        assert one.layer == 0 or timeline.start[gathers].min() >= ended - 1e-12
-        ended = timeline.done[mine[program.kinds[mine] == COMPUTE]].max()
-    ahead = play_step(whole_step(found.model, found.plans, 1, "3", 1), found.plans, cost).seconds
-    assert play_step(step, found.plans, cost).seconds > ahead
+        begun = timeline.start[mine[(program.kinds[mine] == GATHER) & (program.table[CLASS, mine] >= 0)]]
+        computed = mine[program.kinds[mine] == COMPUTE]
+        if name == "forward":  # b reads the last parameter of a layer
+            made = one.variant.ops[program.table[OP, computed], 1]
+            computed = computed[made == one.variant.of.layout.labels.index("b")]
+        if name == "forward" or window == 0:
+            assert begun.min(initial=np.inf) >= ended[name] - 1e-12
+        elif len(begun):  # of the layer that is next, while this one is computed
+            early += begun.min() < timeline.done[computed].max()
+        ended[name] = timeline.done[computed].max()
+    assert min(ended.values()) > 0
+    assert early == (0 if window == 0 else found.model.num_layers - 1)
+    seconds = [
+        play_step(whole_step(found.model, found.plans, 1, "3", StepOverlap(one)), found.plans, cost).seconds
+        for one in (1, BACKWARD, 0)
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[1] < seconds[2]
 
 
 @pytest.mark.parametrize("system", ["zeppelin", "ring"])

@@ -18,8 +18,13 @@ from zbench.cost.by_layer.programme import LayerTable
 from zbench.cost.collective import GRADIENT_BYTES, run_seconds
 from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
 from zbench.cost.loss import token_and_chunk_bytes
-from zbench.cost.memory import ADAM_BYTES, layer_activation_bytes
-from zbench.cost.recompute import again_activation_bytes, again_elementwise_bytes, again_flops
+from zbench.cost.memory import ADAM_BYTES
+from zbench.cost.recompute import (
+    again_activation_bytes,
+    again_elementwise_bytes,
+    again_flops,
+    layer_activation_bytes,
+)
 from zbench.describe.arrays import Floats, Ints
 
 _COLUMNS = ("passes", "once", "states", "kept", "working")

@@ -194,7 +194,7 @@ class BatchTemplates:
 
     def _embedding(self) -> Template:
         rows = self.parameters
-        ahead = self._ahead(range(rows.of.window), True)
+        ahead = self._ahead(range(rows.of.forward_window), True)
         gathers, before, after = self._around_layers(TABLE)
         ops: Tables = [gathers, *(self._gathered(rows.of.of_layers, layer) for layer in ahead)]
         needs, leaves = (
@@ -206,8 +206,8 @@ class BatchTemplates:
     def fetch(self, name: str, forward: bool) -> Template:
         """Returns the template in which a stage gathers the parameters of its first layers ahead, of those that a
         forward or a backward begins with."""
-        window = self.parameters.of.window
-        ahead = self._ahead(range(window) if forward else range(1 - window, 1), forward)
+        of = self.parameters.of
+        ahead = self._ahead(range(of.forward_window) if forward else range(1 - of.window, 1), forward)
         degree = self._before if forward else self.parameters.of.degrees.secondary
         rows = self.parameters
         ops: Tables = [rows.gathers(rows.of.of_layers, degree, layer, not forward) for layer in ahead]
@@ -233,7 +233,7 @@ class BatchTemplates:
         of = self.parameters.of
         if not (of.gathered or (self._gathers_layers and forward)):
             return self._weights((0,), (), back=not forward), self._weights((0,), (), back=not forward)
-        offsets = [layer if forward else -layer for layer in range(of.window + 1)]
+        offsets = [*range(of.forward_window + 1)] if forward else [-layer for layer in range(of.window + 1)]
         before, after = self._before, of.degrees.secondary
         if not forward:
             before, after = after, of.degrees.weights
@@ -245,7 +245,7 @@ class BatchTemplates:
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
-        gathers = self._gathered(rows.of.of_layers, rows.of.window) if self._gathers_layers else []
+        gathers = self._gathered(rows.of.of_layers, rows.of.forward_window) if self._gathers_layers else []
         needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved(section)
         ops: Tables = [gathers, *self._computed("forward")]

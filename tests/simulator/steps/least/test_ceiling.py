@@ -17,7 +17,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
-from zbench.describe.overlap import ALL, END, LAYER, USUAL, StepOverlap
+from zbench.describe.overlap import ALL, BACKWARD, END, LAYER, USUAL, StepOverlap
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
@@ -115,7 +115,7 @@ def nested_degrees(draw: st.DrawFn, ranks: int, node: int) -> ShardDegrees | str
 @st.composite
 def overlaps(draw: st.DrawFn, model: Model) -> dict[str, Any]:
     """Windows and buckets of every kind."""
-    window: Any = draw(st.sampled_from((0, 1, 2)))
+    window: Any = draw(st.sampled_from((0, 1, 2, BACKWARD)))
     if model.sharding in ("zero1", "zero2") and draw(st.booleans()):
         window = ALL
     layer = 4 * 16 * 1000  # more than a layer has

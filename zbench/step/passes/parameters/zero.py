@@ -172,8 +172,13 @@ class ShardedParameters:
 
     @property
     def window(self) -> int:
-        """The layers that are gathered ahead while another one is under way."""
+        """The layers that are gathered ahead while another one is under way, in a backward."""
         return self.overlap.layers_ahead
+
+    @property
+    def forward_window(self) -> int:
+        """The layers that are gathered ahead while another one is under way, in a forward."""
+        return self.overlap.forward_ahead
 
     @property
     def layer_elements(self) -> int:

@@ -1,0 +1,58 @@
+"""Planners' memory of pipelines beside the live ranges of the steps that they become."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.oracles import small
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.memory import peak_bytes
+from zbench.cost.stage_memory import stage_bytes
+from zbench.describe.batch import Batch
+from zbench.simulated.executor import Simulated
+from zbench.systems.hydraulis.planner import Hydraulis
+
+
+def pipelines_of(**model: object) -> Cost:
+    one = small(2, 4)
+    cost = make_cost(one.cluster, replace(one.model, num_layers=8, **model), pipelines=True)  # type: ignore[arg-type]
+    return replace(cost, even_slices=True)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("pair", [(2, 1), (8, 1), (4, 2), (2, 4)])
+def test_what_a_planner_reckons_is_what_is_there_at_the_fullest_moment(pair: tuple[int, int], recompute: str) -> None:
+    """Never less, and hardly more, where micro-batches follow one another, so that gradients are there, too."""
+    cost = pipelines_of(recompute=recompute)
+    batch = Batch(np.full(6 * 8 // (pair[0] * pair[1]) * pair[1], 4096), 0, 0)
+    plans = Hydraulis(cost, tp_pp_pairs=[pair], batching="first_fit", pack_tokens=4096).plan(batch)
+    assert len(plans) >= 6
+    found, reckoned = np.array(Simulated(cost).step(batch, plans).peak_bytes), peak_bytes(plans, cost)
+    assert (found <= reckoned).all()
+    assert found.max() >= 0.99 * reckoned.max()
+
+
+def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:
+    """On as many ranks a token's share is smaller, and what is gathered is not."""
+    cost = pipelines_of()
+    hidden = cost.model.element_bytes * cost.model.hidden
+    for tp in (2, 4, 8):
+        kept, working, loss = stage_bytes(cost, tp, 1)
+        alone = stage_bytes(cost, 1, 1)
+        assert kept == alone[0] / tp
+        assert working > hidden
+        assert loss - alone[2] / tp == pytest.approx((2 * hidden + 2 * cost.model.lse_bytes) * (1 - 1 / tp))
+
+
+def test_plans_with_little_room_fit() -> None:
+    """Where a GPU has room for one more hidden state than the longest sequence keeps, and for less than what it had."""
+    cost = pipelines_of()
+    roomy = Hydraulis(cost, tp_pp_pairs=[[8, 1]], batching="first_fit")
+    batch = Batch(np.array([16000] + [4000] * 12), 0, 0)
+    memory = int(np.max(Simulated(cost).step(batch, roomy.plan(batch)).peak_bytes))
+    device = replace(cost.cluster.device, memory_bytes=float(memory - 2**26))
+    tight = replace(cost, cluster=replace(cost.cluster, device=device))
+    result = Simulated(tight).step(batch, Hydraulis(tight, tp_pp_pairs=[[8, 1]]).plan(batch))
+    assert max(result.peak_bytes) <= device.memory_bytes
