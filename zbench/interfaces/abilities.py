@@ -67,6 +67,18 @@ class Chooses(Protocol):
 
 
 @runtime_checkable
+class Compares(Protocol):
+    """An executor that tells of a step before it is played whether it fits, and how long it takes at least, so that of
+    candidates for a run those are not played that cannot be chosen."""
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step."""
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no step of a batch's plans can beat, of plans without pipelines of their own."""
+
+
+@runtime_checkable
 class HasLimits(Protocol):
     """A system whose yaml leaves a limit open that its users set once, before a run (zbench.run.fastest).
 

@@ -188,13 +188,14 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured the one that plays attention. Models beside the actor have the same
-    mesh whatever is chosen for the actor."""
+    """Returns the run's clock; of what is measured the one that plays attention. Steps of candidates are not proven, as
+    those of the run are, whatever is chosen. Models beside the actor have the same mesh whatever is chosen for the
+    actor."""
     executor = parts.executor
     if isinstance(executor, SimulatedIterations):
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
-        return lambda cost: replace(executor, cost=cost)
+        return lambda cost: replace(executor, cost=cost, compares=True)
     return SimulatedAttention
 
 

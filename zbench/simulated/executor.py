@@ -25,9 +25,11 @@ from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
+from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
+from zbench.simulator.steps.program import StepParts
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -53,7 +55,7 @@ class Simulated:
     that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
     exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
     in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in
-    full then.
+    full then. compares: whether its steps are those of candidates for a run, of which none is run: they are not proven.
     """
 
     cost: Cost
@@ -64,6 +66,7 @@ class Simulated:
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
+    compares: bool = False
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -139,7 +142,7 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        step = chosen.steps.of(batch, plans)
+        step = (chosen.steps.built if self.compares else chosen.steps.of)(batch, plans)
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
@@ -207,7 +210,7 @@ class Simulated:
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
-            host_bytes=self._host_bytes(played),
+            host_bytes=self._host_bytes(played.memory),
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
@@ -217,14 +220,24 @@ class Simulated:
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 
-    def _host_bytes(self, played: PlayedStep) -> list[int]:
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step, as its memory account says before it is played; workers' steps are
+        played."""
+        if self._rounds is not None:
+            return not self.step(batch, plans).out_of_memory
+        step, cluster = self.chosen(batch, plans).steps.built(batch, plans), self.cost.gpus.cluster
+        memory = step_memory(StepParts(step, plans_of_layouts(plans), self.cost.gpus))
+        self._host_bytes(memory)  # refuses what nodes have no room for
+        return int(memory.peak[: cluster.num_ranks].max()) <= int(cluster.device.memory_bytes)
+
+    def _host_bytes(self, memory: StepMemory) -> list[int]:
         """Returns the most bytes in every node's host memory.
 
         Raises:
             ValueError: they are more than it has.
         """
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        found, room = played.memory.peak[cluster.num_ranks :], cluster.host_memory
+        found, room = memory.peak[cluster.num_ranks :], cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
                 f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "
@@ -239,9 +252,21 @@ class Simulated:
     def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
         exchanges of groups may be beside any matmul, or nothing is proven."""
-        if plans[0].pipelines is not None or self.exchanges != WHOLE:
+        return None if plans[0].pipelines is not None else self._ceiling(batch)
+
+    def _ceiling(self, batch: Batch) -> float | None:
+        """Returns the ceiling of plans without pipelines of their own, if there is one."""
+        if self.exchanges != WHOLE:
             return None
         return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters)
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no plans of a batch without pipelines of their own can beat; of a round's step
+        nothing is known, as it may end before the slowest worker's last one."""
+        if self._rounds is not None:
+            return 0.0
+        ceiling = self._ceiling(batch)
+        return self.bound_seconds(batch) if ceiling is None else ceiling
 
     @property
     def _least_cost(self) -> Cost:
