@@ -9,7 +9,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
-from zbench.run.fastest import FREE
+from zbench.run.fastest import FREE, compared_seconds
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 
@@ -45,8 +45,7 @@ class Candidate:
     def _step(self, batch: Batch, clock: Clock) -> float:
         key = clock, batch.digest
         if key not in self.played:
-            result = clock(self.mesh.cost).step(batch, self.mesh.plan(batch))
-            self.played[key] = inf if result.out_of_memory else result.seconds
+            self.played[key] = compared_seconds(clock(self.mesh.cost), batch, self.mesh.plan(batch))
         return self.played[key]
 
     def fits(self, batch: Batch, clock: Clock) -> bool:

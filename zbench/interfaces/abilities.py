@@ -68,11 +68,15 @@ class Chooses(Protocol):
 
 @runtime_checkable
 class Compares(Protocol):
-    """An executor that tells of a step before it is played whether it fits, and how long it takes at least, so that of
-    candidates for a run those are not played that cannot be chosen."""
+    """An executor that tells of a candidate's step whether it fits, how long it takes at least, and how long it takes,
+    with nothing done that only a run needs."""
 
     def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
         """Returns whether GPUs have room for a step."""
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where there is no room for it; it need not be proven, as it is not
+        run."""
 
     def least_seconds(self, batch: Batch) -> float:
         """Returns the seconds that no step of a batch's plans can beat, of plans without pipelines of their own."""

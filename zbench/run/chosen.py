@@ -33,6 +33,7 @@ from zbench.run.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
+from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulated.iterations import SimulatedIterations
 from zbench.simulator.simulate import SimulatedAttention
@@ -188,14 +189,13 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured the one that plays attention. Steps of candidates are not proven, as
-    those of the run are, whatever is chosen. Models beside the actor have the same mesh whatever is chosen for the
-    actor."""
+    """Returns the run's clock; of what is measured the one that plays attention. Models beside the actor have the same
+    mesh whatever is chosen for the actor."""
     executor = parts.executor
     if isinstance(executor, SimulatedIterations):
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
-        return lambda cost: replace(executor, cost=cost, compares=True)
+        return lambda cost: ComparedSteps(replace(executor, cost=cost))
     return SimulatedAttention
 
 

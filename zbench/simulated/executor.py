@@ -25,11 +25,10 @@ from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
-from zbench.simulator.steps.account import StepMemory, step_memory
+from zbench.simulator.steps.account import StepMemory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
-from zbench.simulator.steps.program import StepParts
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -55,7 +54,7 @@ class Simulated:
     that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
     exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
     in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in
-    full then. compares: whether its steps are those of candidates for a run, of which none is run: they are not proven.
+    full then.
     """
 
     cost: Cost
@@ -66,7 +65,6 @@ class Simulated:
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
-    compares: bool = False
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -88,6 +86,11 @@ class Simulated:
         return ProvenSteps(
             "simulated", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
+
+    @property
+    def plays_steps_alone(self) -> bool:
+        """Whether a step's seconds are its own, whatever was played before it or is beside it."""
+        return not self.sync.in_rounds
 
     @property
     def operation_bytes(self) -> int:
@@ -139,10 +142,10 @@ class Simulated:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
         if self._rounds is not None:
             return self._rounds.step(batch, plans)
-        ceiling = self.ceiling_seconds(batch, plans)
+        ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        step = (chosen.steps.built if self.compares else chosen.steps.of)(batch, plans)
+        step = chosen.steps.of(batch, plans)
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
@@ -210,7 +213,7 @@ class Simulated:
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
-            host_bytes=self._host_bytes(played.memory),
+            host_bytes=self.host_bytes(played.memory),
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
@@ -220,17 +223,7 @@ class Simulated:
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 
-    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
-        """Returns whether GPUs have room for a step, as its memory account says before it is played; workers' steps are
-        played."""
-        if self._rounds is not None:
-            return not self.step(batch, plans).out_of_memory
-        step, cluster = self.chosen(batch, plans).steps.built(batch, plans), self.cost.gpus.cluster
-        memory = step_memory(StepParts(step, plans_of_layouts(plans), self.cost.gpus))
-        self._host_bytes(memory)  # refuses what nodes have no room for
-        return int(memory.peak[: cluster.num_ranks].max()) <= int(cluster.device.memory_bytes)
-
-    def _host_bytes(self, memory: StepMemory) -> list[int]:
+    def host_bytes(self, memory: StepMemory) -> list[int]:
         """Returns the most bytes in every node's host memory.
 
         Raises:
@@ -249,24 +242,12 @@ class Simulated:
         """Returns the seconds of a step that no plan of a batch can beat."""
         return step_bound_seconds(batch, self._least_cost)
 
-    def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
-        """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
-        exchanges of groups may be beside any matmul, or nothing is proven."""
-        return None if plans[0].pipelines is not None else self._ceiling(batch)
-
-    def _ceiling(self, batch: Batch) -> float | None:
-        """Returns the ceiling of plans without pipelines of their own, if there is one."""
-        if self.exchanges != WHOLE:
+    def ceiling_seconds(self, batch: Batch, pipelined: bool) -> float | None:
+        """Returns the seconds that no plan can beat with this strategy; None where exchanges of groups may be beside
+        any matmul, or nothing is proven. pipelined: whether plans have pipelines of their own, of which nothing is."""
+        if pipelined or self.exchanges != WHOLE:
             return None
         return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters)
-
-    def least_seconds(self, batch: Batch) -> float:
-        """Returns the seconds that no plans of a batch without pipelines of their own can beat; of a round's step
-        nothing is known, as it may end before the slowest worker's last one."""
-        if self._rounds is not None:
-            return 0.0
-        ceiling = self._ceiling(batch)
-        return self.bound_seconds(batch) if ceiling is None else ceiling
 
     @property
     def _least_cost(self) -> Cost:

@@ -89,6 +89,11 @@ class SimulatedIterations(Simulated):
         job_engine(self.job, gpus)  # refuses one that does not go with the sharding
 
     @property
+    def plays_steps_alone(self) -> bool:
+        """Whether a step's seconds are its own, which an iteration's are not."""
+        return False
+
+    @property
     def kv_tokens(self) -> int:
         """The tokens that a replica has room for, of which no sequence may have more."""
         assert self._generation is not None
