@@ -7,45 +7,62 @@ from math import inf
 from zbench.cost.bound import bound_seconds
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
-from zbench.run.fastest import FREE
+from zbench.run.fastest import FREE, compared_seconds
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
+_ROUNDING = 1e-9  # relative: a step that is played may be shorter by it than its ceiling
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """The mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
-    were played, by clock and batch, so that no step is played twice."""
+    were played, by clock and batch, so that no step is played twice. room: whether steps that were not played fit."""
 
     model: Model
     mesh: Mesh
     played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    room: dict[tuple[Clock, str], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, batches: Sequence[Batch], clock: Clock = SimulatedAttention, limit: float = inf) -> float:
         """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory, or
-        where the mean is more than `limit` whatever the remaining steps take."""
-        left = list(self.least(batches)) if clock is SimulatedAttention and limit < inf else [0.0] * len(batches)
-        total = 0.0
-        for number, batch in enumerate(batches):
-            total += self._step(batch, clock)
-            if total == inf or total + sum(left[number + 1 :]) > limit * len(batches):
+        where the mean is more than `limit` whatever the remaining steps take.
+
+        Those that take longest at least come first: of long sequences bounds say little, so these may decide soon.
+        """
+        count = len(batches)
+        found = self.least(batches, clock) if limit < inf else [0.0] * count
+        for number in sorted(range(count), key=list(found).__getitem__, reverse=True):
+            found[number] = self._step(batches[number], clock)
+            if found[number] == inf or sum(found) > limit * count:
                 return inf
-        return total / len(batches)
+        return sum(found) / count
 
     def _step(self, batch: Batch, clock: Clock) -> float:
         key = clock, batch.digest
         if key not in self.played:
-            result = clock(self.mesh.cost).step(batch, self.mesh.plan(batch))
-            self.played[key] = inf if result.out_of_memory else result.seconds
+            self.played[key] = compared_seconds(clock(self.mesh.cost), batch, self.mesh.plan(batch))
         return self.played[key]
 
-    def least(self, batches: Sequence[Batch]) -> list[float]:
-        """Returns the seconds of each batch's step that no plan can beat (zbench.cost.bound)."""
-        return [bound_seconds(batch, self.mesh.cost) for batch in batches]
+    def fits(self, batch: Batch, clock: Clock) -> bool:
+        """Returns whether the step of a batch has room, which is played only where a clock cannot tell before."""
+        key, executor = (clock, batch.digest), clock(self.mesh.cost)
+        if key not in self.room and key not in self.played and isinstance(executor, Compares):
+            self.room[key] = executor.fits(batch, self.mesh.plan(batch))
+        return self.room[key] if key in self.room else self._step(batch, clock) < inf
+
+    def least(self, batches: Sequence[Batch], clock: Clock) -> list[float]:
+        """Returns the seconds of each batch's step that no plan can beat, a little less for rounding; 0 where a clock
+        does not tell."""
+        if clock is SimulatedAttention:
+            return [bound_seconds(batch, self.mesh.cost) for batch in batches]
+        executor = clock(self.mesh.cost)
+        tells = isinstance(executor, Compares)
+        return [executor.least_seconds(batch) * (1 - _ROUNDING) if tells else 0.0 for batch in batches]
 
     def choice(self, num_gpus: int) -> Choice:
         """Returns the keys of the model and of the mesh that this candidate sets, and both in words."""

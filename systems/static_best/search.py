@@ -46,7 +46,7 @@ class Race:
 
     def fits(self, candidate: Candidate) -> bool:
         """Returns whether a candidate has room for the hard batch."""
-        return candidate.seconds([self.hard], self.clock) < inf
+        return candidate.fits(self.hard, self.clock)
 
     def limit(self, timed: Iterable[Timed]) -> float:
         """Returns the seconds from which on a candidate is far behind the fastest of those that fit."""
@@ -77,7 +77,7 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     timed = filled(timed, race)
     study.tell("playing the better ones")
     near = ranked(timed, race.limit(timed) if race.judges else inf)
-    timed = [(one.seconds(then, study.clock), one) for one in islice(filter(race.fits, near), better)]
+    timed = raced(islice(filter(race.fits, near), better), then, study.clock, best)
     sizes = [list(sized(one, race)) for one in ranked(timed)[:best]]
     if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
         sizes = [ranked(raced(some, last, study.clock))[:1] for some in sizes]
@@ -187,11 +187,13 @@ def sized(candidate: Candidate, race: Race) -> Iterator[Candidate]:
                 yield smaller
 
 
-def raced(candidates: Sequence[Candidate], batches: Sequence[Batch], clock: Clock) -> list[Timed]:
-    """Returns candidates with their seconds on `batches`, infinite of those that cannot be the fastest any more."""
+def raced(candidates: Iterable[Candidate], batches: Sequence[Batch], clock: Clock, best: int = 1) -> list[Timed]:
+    """Returns candidates with their seconds on `batches`, infinite of those that cannot be among the `best` fastest any
+    more."""
     timed: list[Timed] = []
     for one in candidates:
-        timed.append((one.seconds(batches, clock, min((seconds for seconds, _ in timed), default=inf)), one))
+        limit = ([*sorted(seconds for seconds, _ in timed), *[inf] * best])[best - 1]
+        timed.append((one.seconds(batches, clock, limit), one))
     return timed
 
 

@@ -27,12 +27,22 @@ from zbench.record.rows import rows
 from zbench.run.chosen import SEED, kept, settled
 from zbench.run.parts import Parts, Settings
 from zbench.run.replay import Replay
+from zbench.simulated.compared import ComparedSteps
+from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.candidate import Candidate
 from zbench.systems.static_best.planner import StaticBest
-from zbench.systems.static_best.search import BEHIND, Race, divisors, parallel_layouts, search_layouts
+from zbench.systems.static_best.search import (
+    BEHIND,
+    Race,
+    divisors,
+    parallel_layouts,
+    raced,
+    ranked,
+    search_layouts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +176,34 @@ def test_what_has_no_room_for_the_hard_batch_leaves_nothing_behind() -> None:
     assert timed[0][0] < timed[1][0]
     assert (race.fits(narrow), race.fits(wide)) == (False, True)
     assert race.limit(timed) == BEHIND * timed[1][0]
+
+
+def test_what_a_clock_tells_before_is_not_played() -> None:
+    """Whether a candidate fits, and of one that cannot be among the best any more its other steps."""
+    cost, played = small(2, 2, memory=20e9), list[str]()
+
+    class Telling(ComparedSteps):
+        def __init__(self, cost: Cost) -> None:
+            super().__init__(Simulated(cost))
+
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+            played.append(batch.digest)
+            return ComparedSteps.compared_seconds(self, batch, plans)
+
+    hard, batches = study_of(cost, 40_000).batch(0), [study_of(cost, 300, 9000).batch(number) for number in range(2)]
+    race = Race([], hard, Telling)
+    some = [Candidate(cost.model, Mesh(cost, "ulysses", degree, "balanced")) for degree in (2, 4, 1)]
+    steps = [Simulated(cost).step(hard, one.mesh.plan(hard)) for one in some]
+    assert [race.fits(one) for one in some] == [not step.out_of_memory for step in steps]
+    assert 0 < sum(step.out_of_memory for step in steps) < len(steps)
+    assert not played
+    seconds = [one.seconds(batches, Simulated) for one in some]
+    assert max(seconds) == seconds[2]
+    timed = raced(some, batches, Telling, 2)
+    assert [found for found, _ in timed] == [*seconds[:2], float("inf")]
+    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, Simulated))
+    assert played.count(batches[1].digest) == 3
+    assert played.count(batches[0].digest) == 2
 
 
 def test_what_does_not_fit_is_not_chosen() -> None:

@@ -33,6 +33,7 @@ from zbench.run.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
+from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulated.iterations import SimulatedIterations
 from zbench.simulator.simulate import SimulatedAttention
@@ -194,7 +195,7 @@ def clock_of(parts: Parts) -> Clock:
     if isinstance(executor, SimulatedIterations):
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
-        return lambda cost: replace(executor, cost=cost)
+        return lambda cost: ComparedSteps(replace(executor, cost=cost))
     return SimulatedAttention
 
 

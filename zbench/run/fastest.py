@@ -9,14 +9,17 @@ batches of another seed than the run's, on few of them first, the best on all, b
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import RECOMPUTE, SHARDING, WHOLE, Model
 from zbench.describe.strategy import CHUNKED
-from zbench.interfaces.protocols import System
+from zbench.interfaces.abilities import Compares
+from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
+from zbench.plans.plan import Plan
 from zbench.simulator.simulate import SimulatedAttention
 
 FREE = ("sharding", "recompute")  # groups that may be chosen, and fields of a model that they set
@@ -42,9 +45,9 @@ class Setting:
         """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others."""
         executor, seconds = clock(self.cost), []
         for batch in batches:
-            result = executor.step(batch, self.system.plan(batch))
-            if not result.out_of_memory:
-                seconds.append(result.seconds)
+            found = compared_seconds(executor, batch, tuple(self.system.plan(batch)))
+            if found < inf:
+                seconds.append(found)
         return len(batches) - len(seconds), sum(seconds) / max(len(seconds), 1)
 
     def choice(self) -> Choice:
@@ -69,6 +72,14 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
         settings = _ranked(settings, few, SimulatedAttention)[:BETTER]
     study.tell("playing the better ones")
     return _ranked(settings, [sample.hard, *sample.some(study.judged)], study.clock)[0].choice()
+
+
+def compared_seconds(executor: Executor, batch: Batch, plans: tuple[Plan, ...]) -> float:
+    """Returns the seconds of a step that is compared with others, infinite where it is out of memory."""
+    if isinstance(executor, Compares):
+        return executor.compared_seconds(batch, plans)
+    result = executor.step(batch, plans)
+    return inf if result.out_of_memory else result.seconds
 
 
 def free_values(name: str, model: Model) -> Sequence[str]:

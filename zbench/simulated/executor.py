@@ -25,6 +25,7 @@ from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
+from zbench.simulator.steps.account import StepMemory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
@@ -87,6 +88,11 @@ class Simulated:
         )
 
     @property
+    def plays_steps_alone(self) -> bool:
+        """Whether a step's seconds are its own, whatever was played before it or is beside it."""
+        return not self.sync.in_rounds
+
+    @property
     def operation_bytes(self) -> int:
         """The bytes of this machine that an operation of a plan takes at least, in all layers that are played, on each
         of a rank's GPUs."""
@@ -136,7 +142,7 @@ class Simulated:
         """Plays one training step; seconds are the described cluster's, not this machine's."""
         if self._rounds is not None:
             return self._rounds.step(batch, plans)
-        ceiling = self.ceiling_seconds(batch, plans)
+        ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
         step = chosen.steps.of(batch, plans)
@@ -207,7 +213,7 @@ class Simulated:
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
-            host_bytes=self._host_bytes(played),
+            host_bytes=self.host_bytes(played.memory),
             out_of_memory=bool(peak.max() > capacity),
             phases={
                 "forward": next(end for name, end in played.ends if name.startswith("forward")),
@@ -217,14 +223,14 @@ class Simulated:
             nic_tx_for={name: played.nic_tx[name].tolist() for name in QUEUES[1:] if played.nic_tx[name].any()},
         )
 
-    def _host_bytes(self, played: PlayedStep) -> list[int]:
+    def host_bytes(self, memory: StepMemory) -> list[int]:
         """Returns the most bytes in every node's host memory.
 
         Raises:
             ValueError: they are more than it has.
         """
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        found, room = played.memory.peak[cluster.num_ranks :], cluster.host_memory
+        found, room = memory.peak[cluster.num_ranks :], cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
                 f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "
@@ -236,10 +242,10 @@ class Simulated:
         """Returns the seconds of a step that no plan of a batch can beat."""
         return step_bound_seconds(batch, self._least_cost)
 
-    def ceiling_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float | None:
-        """Returns the seconds that no plan can beat with this strategy; None where plans have pipelines of their own,
-        exchanges of groups may be beside any matmul, or nothing is proven."""
-        if plans[0].pipelines is not None or self.exchanges != WHOLE:
+    def ceiling_seconds(self, batch: Batch, pipelined: bool) -> float | None:
+        """Returns the seconds that no plan can beat with this strategy; None where exchanges of groups may be beside
+        any matmul, or nothing is proven. pipelined: whether plans have pipelines of their own, of which nothing is."""
+        if pipelined or self.exchanges != WHOLE:
             return None
         return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters)
 

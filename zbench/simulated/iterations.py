@@ -89,6 +89,11 @@ class SimulatedIterations(Simulated):
         job_engine(self.job, gpus)  # refuses one that does not go with the sharding
 
     @property
+    def plays_steps_alone(self) -> bool:
+        """Whether a step's seconds are its own, which an iteration's are not."""
+        return False
+
+    @property
     def kv_tokens(self) -> int:
         """The tokens that a replica has room for, of which no sequence may have more."""
         assert self._generation is not None
@@ -138,6 +143,14 @@ class SimulatedIterations(Simulated):
         self._beside = whole.beside
         result = self._together((transition, generated, models), seconds, whole)
         return replace(result, rollouts=self._told(batch, generated, seconds, whole.waited, late))
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for an iteration, which is played, as other models are beside the actor."""
+        return not self.step(batch, plans).out_of_memory
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no iteration can beat: nothing is known of generation."""
+        return 0.0
 
     def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
         """Plays generation, and what replicas score meanwhile."""

@@ -65,12 +65,23 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost, least: float = 0.0)
     Raises:
         ValueError: the step and the cluster do not fit.
     """
-    parts, longest = StepParts(step, plans, cost), _longest_stage(step)
+    return _settled(StepParts(step, plans, cost), least).result()
+
+
+def step_seconds(parts: StepParts, least: float = 0.0) -> float:
+    """Returns the seconds of a step, and nothing else of what `play_step` tells; a step that is only compared with
+    others need not be proven. least: as there."""
+    return _settled(parts, least).seconds
+
+
+def _settled(parts: StepParts, least: float) -> "_Played":
+    """Plays a step with as few layers as will do."""
+    longest = _longest_stage(parts.step)
     for most in sorted({min(most, longest) for most in LAYERS} - {longest}):
         played = _Played.settling(parts, most)
         if played is not None and played.settled and played.seconds >= least * (1 - _ROUNDING):
-            return played.result()
-    return _Played.of(parts, longest).result()
+            return played
+    return _Played.of(parts, longest)
 
 
 def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -> PlayedStep:

@@ -7,7 +7,7 @@ gathered, a layer goes forward and one backward, and gradients are reduced.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -30,27 +30,30 @@ def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> flo
     """
     if cost.gpus.model.num_experts > 1 and (of.experts > 1 or of.degree > 1):
         return None
-    stages = {0, cost.pp - 1}
+    return float(max(step_bound_seconds(batch, cost), *(one.seconds(batch) for one in _stages(cost, of))))
+
+
+@lru_cache(maxsize=8)
+def _stages(cost: Cost, of: ShardedParameters) -> "tuple[_Stage, ...]":
+    """Returns the first and the last stage, with what is the same for every batch."""
     work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)
-    every = [_Stage(batch, cost, work, traffic, at == 0, at == cost.pp - 1).seconds for at in stages]
-    return float(max(step_bound_seconds(batch, cost), *every))
+    return tuple(_Stage(cost, work, traffic, at == 0, at == cost.pp - 1) for at in {0, cost.pp - 1})
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage of a step. is_first: it has the embedding. is_last: it has the head."""
+    """A stage of any step. is_first: it has the embedding. is_last: it has the head."""
 
-    batch: Batch
     cost: Cost
     work: StepWork
     traffic: StepTraffic
     is_first: bool
     is_last: bool
 
-    @property
-    def seconds(self) -> float:
-        """The seconds that a step takes at least."""
-        return max(self.computing, self.carrying, self.between)
+    def seconds(self, batch: Batch) -> float:
+        """Returns the seconds that a batch's step takes at least."""
+        attention = self.attention(batch)
+        return max(self.computing(batch, attention), self.carrying, self.between(batch, attention))
 
     @property
     def layers(self) -> int:
@@ -109,12 +112,11 @@ class _Stage:
 
     # -- computing ----------------------------------------------------------------------------------------
 
-    @cached_property
-    def attention(self) -> tuple[float, float]:
-        """The seconds of attention in all layers of the stage, forward and backward, the mean over groups' first
-        GPUs, which have an even share of the heads."""
+    def attention(self, batch: Batch) -> tuple[float, float]:
+        """Returns the seconds of attention in all layers of the stage, forward and backward, the mean over groups'
+        first GPUs, which have an even share of the heads."""
         share = self.layers / self.groups / self.traffic.of.degree
-        there, back = self.work.attention(self.batch)
+        there, back = self.work.attention(batch)
         return share * there, share * back
 
     @cached_property
@@ -130,14 +132,13 @@ class _Stage:
         chunks = self.work.chunks(tokens) if self.is_last else 0.0
         return self.part.token * tokens + self.part.start * min(tokens, 1.0) + chunks
 
-    @cached_property
-    def fullest(self) -> float:
-        """The seconds for which the busiest of the groups' first GPUs is at work at least.
+    def fullest(self, total: int, attention: float) -> float:
+        """Returns the seconds for which the busiest of the groups' first GPUs is at work at least. total: the batch's
+        tokens. attention: seconds of the mean of these GPUs.
 
         If no group has more than t tokens, a token takes no less than one of t on a group, as starts are shared by at
         most t; and if one has more, it takes what t tokens take. The t at which both are the same is the worst.
         """
-        total, attention = self.batch.num_tokens, sum(self.attention)
 
         def even(tokens: float) -> float:
             return total * self._alone(tokens) / tokens / self.groups + attention
@@ -152,12 +153,17 @@ class _Stage:
 
     # -- sums -----------------------------------------------------------------------------------------------
 
-    @property
-    def computing(self) -> float:
-        """The first gathers, the busiest GPU's computing, and the last reductions and updates."""
-        return self.gathers(1).seconds + self.fullest + max(part.seconds + float(after[0]) for part, after in self.tail)
+    def computing(self, batch: Batch, attention: tuple[float, float]) -> float:
+        """Returns the first gathers, the busiest GPU's computing, and the last reductions and updates."""
+        begin, end = self._around
+        return begin + self.fullest(batch.num_tokens, sum(attention)) + end
 
-    @property
+    @cached_property
+    def _around(self) -> tuple[float, float]:
+        """The first gathers, and the last reductions and updates."""
+        return self.gathers(1).seconds, max(part.seconds + float(after[0]) for part, after in self.tail)
+
+    @cached_property
     def carrying(self) -> float:
         """All that the busiest port carries, and what follows the last of it."""
         of, size = self.traffic, self.traffic.of
@@ -179,24 +185,32 @@ class _Stage:
             found = max(found, carried + float(part.latency.min()) + least)
         return found
 
-    @property
-    def between(self) -> float:
-        """The gathers of all layers, and what computing divides them from: the reductions."""
-        of, size, (first, last) = self.traffic, self.traffic.of, self.buckets
-        there, back = self.attention
-        each = self.batch.num_tokens / self.groups
+    def between(self, batch: Batch, attention: tuple[float, float]) -> float:
+        """Returns the gathers of all layers, and what computing divides them from: the reductions."""
+        size, first, (there, back) = self.traffic.of, self.buckets[0], attention
+        each = batch.num_tokens / self.groups
         forward = self.layers * self.work.forward.token * each + there
         backward = self.layers * self.work.backward.token * each + back
         head = self.work.head.token * each if self.is_last else 0.0
         outer = self.work.outer.token * each if size.degree > 1 else 0.0
         begun = max(
-            self.gathers(1).seconds + forward,
-            self.gathers(self.layers).seconds + (0.0 if size.gathered_first else forward / self.layers),
+            self._around[0] + forward,
+            self._gathered + (0.0 if size.gathered_first else forward / self.layers),
         )
+        return begun - outer + head + first * backward / self.layers + self._reduced
+
+    @cached_property
+    def _gathered(self) -> float:
+        """The gathers of all layers."""
+        return self.gathers(self.layers).seconds
+
+    @cached_property
+    def _reduced(self) -> float:
+        """The reductions that computing divides from gathers, with the gathers of a backward and the last updates."""
+        of, size, (first, last) = self.traffic, self.traffic.of, self.buckets
         rest = of.reduce(LAYER).times(self.layers - last)
         if size.gathered:
             rest = rest.plus(of.gather_again(LAYER).times(max(self.layers - first - size.window, 0)))
-        reduced = max(
+        return max(
             float((rest.waited[0] + part.waited[0]).max() + part.latency[0] + after[0]) for part, after in self.tail
         )
-        return begun - outer + head + first * backward / self.layers + reduced

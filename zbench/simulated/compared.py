@@ -1,0 +1,70 @@
+"""Plays the steps of candidates for a run, of which seconds are compared and nothing else.
+
+None of them is run, so none is proven: whatever is chosen, each step of the run is, before it is played.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.simulated.executor import Simulated
+from zbench.simulator.steps.account import step_memory
+from zbench.simulator.steps.play import step_seconds
+from zbench.simulator.steps.program import StepParts
+from zbench.step.passes.own_plans import plans_of_layouts
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSteps:
+    """Steps as an executor of whole steps plays them, one of zbench.interfaces.abilities.Compares. Rounds and
+    iterations are played as in a run, and so are plans with pipelines, which a change of pipelines may come before."""
+
+    executor: Simulated
+
+    def start(self) -> Ready:
+        """Begins as a run does."""
+        return self.executor.start()
+
+    def stop(self) -> None:
+        """Ends as a run does."""
+        self.executor.stop()
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Plays a step as in a run, proven."""
+        return self.executor.step(batch, plans)
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step, by its account of memory; what is not a step alone is played."""
+        if not self.executor.plays_steps_alone:
+            return not self.step(batch, plans).out_of_memory
+        return self._has_room(self._parts(batch, plans))
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where GPUs have no room for it."""
+        if not self.executor.plays_steps_alone or plans[0].pipelines is not None:
+            result = self.step(batch, plans)
+            return inf if result.out_of_memory else result.seconds
+        parts = self._parts(batch, plans)
+        return step_seconds(parts, self.least_seconds(batch)) if self._has_room(parts) else inf
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no step of a batch can beat whose plans have no pipelines of their own: the ceiling,
+        the bound where there is none, and of what is not a step alone 0."""
+        if not self.executor.plays_steps_alone:
+            return 0.0
+        ceiling = self.executor.ceiling_seconds(batch, False)
+        return self.executor.bound_seconds(batch) if ceiling is None else ceiling
+
+    def _parts(self, batch: Batch, plans: tuple[Plan, ...]) -> StepParts:
+        """Returns the templates of a batch's step."""
+        step = self.executor.chosen(batch, plans).steps.built(batch, plans)
+        return StepParts(step, plans_of_layouts(plans), self.executor.cost.gpus)
+
+    def _has_room(self, parts: StepParts) -> bool:
+        """Returns whether GPUs have room for a step."""
+        memory, cluster = step_memory(parts), self.executor.cost.gpus.cluster
+        self.executor.host_bytes(memory)  # refuses what nodes have no room for
+        return int(memory.peak[: cluster.num_ranks].max()) <= int(cluster.device.memory_bytes)
