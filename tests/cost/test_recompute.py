@@ -48,7 +48,7 @@ def test_the_feed_forward_runs_again_but_for_its_way_down() -> None:
 
 def test_a_whole_step_makes_the_same_again() -> None:
     """m, z and u, by formulas that read only what is kept; nothing of attention, and no sum."""
-    kept, all_kept = sections("selective", False, False), sections("none", False, False)
+    kept, all_kept = sections("selective", False, "words"), sections("none", False, "words")
     again = [one for one in kept.backward if one.results[0].tensor.endswith("~")]
     assert [str(one.results[0].tensor) for one in again] == ["m~", "z~", "u~"]
     assert set(all_kept.saved("backward")) - set(kept.saved("backward")) == {"m", "z", "u"}

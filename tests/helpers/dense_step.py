@@ -7,12 +7,12 @@ from zbench.describe.model import Model
 
 SHAPES = {
     "g1": "e", "wq": "ehd", "wkv": "egkd", "wo": "hde", "g2": "e", "wz": "efk", "wd": "fe", "we": "ve", "gl": "e",
-    "wh": "ve",
+    "wh": "ve", "vh": "e",
 }  # fmt: skip
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
 SHARED_SHAPES = {"wzs": "esk", "wds": "se"}  # of experts that all tokens pass, side by side
 COSINE_SHAPES = {"wp": "ey", "wc": "xy"}
-OUTSIDE = ("we", "gl", "wh")
+OUTSIDE = ("we", "gl", "wh", "vh")
 
 
 def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
@@ -24,12 +24,13 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
         "y": model.router_dim,
     }  # fmt: skip
     found = {}
+    of_head = {"words": "wh", "value": "vh"}.get(model.kind_of_head)
     shared = SHARED_SHAPES if model.shared_experts else {}
     shared |= COSINE_SHAPES if model.router == "cosine" else {}
     for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
         if name == "wr" and model.router == "cosine":
             continue
-        if (model.num_experts > 1 and name in ("wz", "wd")) or (model.tied_embeddings and name == "wh"):
+        if (model.num_experts > 1 and name in ("wz", "wd")) or (name in ("wh", "vh") and name != of_head):
             continue
         layers = () if name in OUTSIDE else (model.num_layers,)
         value = rng.standard_normal((*layers, *(size[one] for one in dims)))
@@ -103,6 +104,10 @@ def step(
             mine = None if routes is None else routes[number]
             mine = mine if mine is None or mine.ndim < 3 else mine[layer]
             x = y + _feed_forward(_norm(y, w["g2"]), w, mine, model.gate, model.router_temperature)
+        if model.head == "value":  # half the squares of how far values are from targets, as numbers
+            values = _norm(x, leaves["gl"]) @ leaves["vh"]
+            total = total + ((values - torch.from_numpy(targets)) ** 2).sum() / 2
+            continue
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

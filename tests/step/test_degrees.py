@@ -88,7 +88,7 @@ def test_bytes_are_those_of_the_law(degrees: ShardDegrees) -> None:
     (1/o - 1/N) G to replicas, or M once where parameters then stay."""
     count, elements = 2, weight_elements(MODEL)
     layers = MODEL.num_layers * sum(elements[name] for name in ("g1", "wq", "wkv", "wo", "g2", "wz", "wd"))
-    outside = sum(elements[name] for name in outer_weights(False))
+    outside = sum(elements[name] for name in outer_weights("words"))
     w, s, g, o, n = (Fraction(1, size) for size in (*degrees.cut, 4))
     loss = 3 * count * MODEL.lse_bytes
     parameters = (layers + outside) * (w - o)

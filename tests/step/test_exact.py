@@ -136,3 +136,16 @@ def test_what_cannot_be_built(arguments: tuple[int, str, int, str], told: str) -
 def test_tied_embeddings_have_one_stage() -> None:
     with pytest.raises(ValueError, match=r"^model.tied_embeddings is True, as of tiny; with 2 pipeline stages"):
         whole_step(replace(MODEL, tied_embeddings=True), [plan_of([5, 3], 2, 4)], stages=2)
+
+
+@pytest.mark.parametrize(
+    ("zero", "degree", "stages", "recompute"),
+    [("3", 1, 1, "full"), ("none", 2, 2, "none"), ("1", 2, 1, "selective"), ("1", 1, 2, "chunked")],
+)
+def test_a_head_of_one_value(zero: str, degree: int, stages: int, recompute: str) -> None:
+    """Its head is whole on all GPUs of a tensor-parallel group, which have values of tokens of their own."""
+    model, ranks = replace(MODEL, head="value"), 2
+    plans = [plan_of([9, 2], ranks, 4 // degree), plan_of([1], ranks, 4 // degree, first=2)]
+    step = whole_step(model, plans, degree, zero, 1, recompute, stages=stages)
+    assert prove_step(step).touches > 0
+    assert execute(step, plans, degree, model) < TOLERANCE

@@ -69,6 +69,15 @@ def test_what_training_gathers_before_all_else_comes_a_layer_ahead() -> None:
     assert fault(step) == ""
 
 
+@pytest.mark.parametrize(("zero", "head"), [("none", "words"), ("1", "value"), ("3", "words")])
+def test_stages_pass_on_what_they_have(zero: str, head: str) -> None:
+    model, plans = replace(MODEL, head=head), [plan_of([9, 2], 2, 2), plan_of([3], 2, 2, first=2)]
+    step = forward_step(model, plans, 2, ZeroCut(zero), USUAL, stages=2)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    trained = whole_step(model, plans, 2, zero, stages=2)
+    assert loss_of(step, plans, 2, model) == pytest.approx(loss_of(trained, plans, 2, model), rel=1e-12)
+
+
 def test_experts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^model tiny has num_experts=4; a forward by itself takes one without$"):
         forward_step(EXPERTS, [plan_of([4], 2, 4)], 1, ZeroCut("3"), USUAL)

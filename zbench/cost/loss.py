@@ -26,14 +26,14 @@ def chunk_rows(tokens: int, hidden: int, vocab: int) -> int:
 def chunked_bytes(model: Model, tokens: int) -> int:
     """Returns the bytes that the loss of `tokens` tokens holds in chunks: the norm's output, its gradient; a chunk's
     logits, their softmax (in the wide dtype first, where nothing is compiled)."""
-    e, rows = model.element_bytes, min(tokens, chunk_rows(tokens, model.hidden, model.vocab))
-    return 2 * e * model.hidden * tokens + rows * model.vocab * (2 * e + wide_bytes(model))
+    e, rows = model.element_bytes, min(tokens, chunk_rows(tokens, model.hidden, model.head_outputs))
+    return 2 * e * model.hidden * tokens + rows * model.head_outputs * (2 * e + wide_bytes(model))
 
 
 def held_bytes(model: Model) -> int:
     """Returns the bytes that the loss holds for each token that it is computed for at a time: whole logits with their
     float32 gradient, or as chunked_bytes of more than a few thousand."""
-    e, whole = model.element_bytes, model.vocab * (model.element_bytes + 4)
+    e, whole = model.element_bytes, model.head_outputs * (model.element_bytes + 4)
     if model.loss_chunk_tokens != AUTO:
         return whole
     return min(whole, 2 * e * model.hidden + CHUNK_SHARE * model.hidden * (2 * e + wide_bytes(model)))
@@ -42,7 +42,7 @@ def held_bytes(model: Model) -> int:
 def logits_bytes(model: Model, tokens: int, share: float) -> int:
     """Returns the bytes of the logits of so many tokens that are computed at a time, and of what is made of them, of a
     share of the words."""
-    e, words = model.element_bytes, share * model.vocab
+    e, words = model.element_bytes, share * model.head_outputs
     if model.loss_chunk_tokens != AUTO:
         return int(tokens * words * (e + 4))
     return int(min(tokens, chunk_rows(tokens, model.hidden, max(int(words), 1))) * words * (2 * e + wide_bytes(model)))
@@ -62,11 +62,11 @@ def moved_bytes(model: Model, tokens: Floats) -> Floats:
     In chunks: logits are read twice and their gradient written, fused; or the softmax is written in float32, read and
     written as exponentials, read, and written narrow. Each chunk reads its [vocab, hidden] and adds it to the sum.
     """
-    entries = model.vocab * tokens
+    entries = model.head_outputs * tokens
     if model.loss_chunk_tokens != AUTO:
         return np.asarray(WHOLE_BYTES * entries, np.float64)
     e, wide = model.element_bytes, wide_bytes(model)
-    chunks = np.minimum(tokens / LEAST_CHUNK, model.vocab / (CHUNK_SHARE * model.hidden))
+    chunks = np.minimum(tokens / LEAST_CHUNK, model.head_outputs / (CHUNK_SHARE * model.hidden))
     each = 3 * e if model.kernels == "fused" else 4 * wide + 2 * e
     return np.asarray(each * entries + chunks * model.head_params * (2 * wide + e), np.float64)
 

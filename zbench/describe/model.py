@@ -20,6 +20,8 @@ RECOMPUTE = ("none", "selective", "chunked", "full")
 NONE, INPUTS, OPTIMIZER, BOTH = OFFLOAD = ("none", "inputs", "optimizer", "inputs_and_optimizer")
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
+WORDS, VALUE = HEADS = ("words", "value")
+TIED = "tied"  # a head of words that is the embedding table
 ALL_LAYERS = "all"  # in place of a number of layers of a stage
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
@@ -38,6 +40,8 @@ class Model:
         "softmax_all" (of all experts; the chosen ones' do not) or "sigmoid" (of each, over the chosen ones' sum).
     router: what makes the logits: "linear" (a matmul with a row for each expert) or "cosine" (X-MoE, Chi et al. 2022,
         arXiv 2204.09179): of a token's projection to `router_dim` and a row for each expert, over the temperature.
+    head: what is made of a token behind the layers: scores of all "words" of the vocabulary, or one number, its
+        "value", as a critic has it, and a reward model for a response's last token.
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
@@ -79,6 +83,7 @@ class Model:
     router: Literal["linear", "cosine"] = "linear"
     router_dim: int = 0
     router_temperature: float = 0.0
+    head: Literal["words", "value"] = "words"
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
@@ -138,6 +143,7 @@ class Model:
             ("offload", OFFLOAD),
             ("gate", GATES),
             ("router", ROUTERS),
+            ("head", HEADS),
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
@@ -154,6 +160,10 @@ class Model:
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):
             check_boolean(f"model.{field}", getattr(self, field))
+        if self.tied_embeddings and self.head == VALUE:
+            raise ValueError(
+                "model.head is value; with tied_embeddings the head is the table of words, so it takes words"
+            )
 
     def _check_router(self) -> None:
         """Raises ValueError where a router has what only another kind has, or lacks what its own kind takes."""
@@ -245,8 +255,23 @@ class Model:
         return self.attention_params + experts + self.router_params + 2 * self.hidden
 
     @property
+    def kind_of_head(self) -> str:
+        """The head: "words", "value", or "tied" where scores of words are by the embedding table."""
+        return TIED if self.tied_embeddings else self.head
+
+    @property
+    def head_outputs(self) -> int:
+        """Numbers that the head makes of a token: a word's each, or one."""
+        return self.vocab if self.head == WORDS else 1
+
+    @property
     def head_params(self) -> int:
-        """Parameters of the output projection onto the vocabulary."""
+        """Parameters of the output projection, onto the vocabulary or one number."""
+        return self.head_outputs * self.hidden
+
+    @property
+    def table_params(self) -> int:
+        """Parameters of the embedding table."""
         return self.vocab * self.hidden
 
     @property
@@ -257,8 +282,8 @@ class Model:
     @property
     def total_params(self) -> int:
         """Parameters of the whole model, embeddings among them."""
-        embeddings = self.head_params * (1 if self.tied_embeddings else 2)
-        return self.num_layers * self.layer_params + embeddings + self.hidden
+        head = 0 if self.tied_embeddings else self.head_params
+        return self.num_layers * self.layer_params + self.table_params + head + self.hidden
 
     @property
     def elementwise_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zbench.describe.model import Model
+from zbench.describe.model import VALUE, WORDS, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def model_weights(model: Model) -> list[Weight]:
         "gate_up": 2 * hidden * model.ffn_hidden,
         "down": hidden * model.ffn_hidden,
     }
-    found = [Weight("embedding", 0, model.head_params, True)]
+    found = [Weight("embedding", 0, model.table_params, True)]
     for layer in range(model.num_layers):
         found += [Weight(f"{name}_{layer}", layer, size, True) for name, size in of_layer.items()]
         found += [Weight(f"{name}_{layer}", layer, hidden, False) for name in ("attention_norm", "ffn_norm")]
@@ -50,7 +50,7 @@ def step_weights(model: Model) -> list[Weight]:
     feed_forward = model.ffn_hidden * hidden
     of_layer = {"g1": hidden, "wq": queries, "wkv": keys, "wo": queries, "g2": hidden}
     of_layer |= {"wz": 2 * feed_forward, "wd": feed_forward}
-    found = [Weight("we", 0, model.head_params, True)]
+    found = [Weight("we", 0, model.table_params, True)]
     for layer in range(model.num_layers):
         found += [Weight(f"{name}.{layer}", layer, size, name[0] == "w") for name, size in of_layer.items()]
     return [*found, Weight("gl", last, hidden, False), Weight("wh", last, model.head_params, True)]
@@ -63,3 +63,5 @@ def _check(model: Model) -> None:
         )
     if model.tied_embeddings:
         raise ValueError(f"model {model.name} has tied_embeddings; resharding takes one with an output projection")
+    if model.head == VALUE:
+        raise ValueError(f"model.head is {VALUE}, as of {model.name}; resharding takes one that scores words, {WORDS}")

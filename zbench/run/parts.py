@@ -230,7 +230,7 @@ class Parts:
             "device": device.name,
             "model": model.name,
             "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
-            "embedding_params": 0 if model.tied_embeddings else model.head_params,
+            "embedding_params": 0 if model.tied_embeddings else model.table_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,
             "context_limit": self.workload.context_limit if isinstance(self.workload, HasContextLimit) else None,

@@ -136,7 +136,7 @@ class ChangePrices:
 def _lines(model: Model) -> list[TensorLine]:
     """Lists the tensors in the order of their names."""
     elements, found = weight_elements(model), list[tuple[str, TensorLine]]()
-    for names, of_layers in ((weights_of_layers(model), True), (outer_weights(model.tied_embeddings), False)):
+    for names, of_layers in ((weights_of_layers(model), True), (outer_weights(model.kind_of_head), False)):
         names = tuple(name for name in names if name not in WHOLE)
         begin, together = 0, sum(elements[name] for name in names)
         for name in names:

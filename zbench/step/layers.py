@@ -6,7 +6,7 @@ up in one. Norms' gains are g1, g2, gl.
 
 n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate
 and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of
-the logits, and the target's logit.
+the logits, and the target's logit. val is a token's value, where the head (vh) makes one number of it.
 
 With experts: r has router logits, of rh, projections of the tokens, where these are cosines. Slice k of the experts
 lies on a GPU of each group of them: i has those tokens of t that go there, p their shares of the chosen experts; z, u
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
-from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL
+from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL, TIED, VALUE, WORDS
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.transpose import Derivative, transpose
 
@@ -136,6 +136,11 @@ c[t]    = norm(x[t], gl)
 l[t]   += score(c[t], {table}[v])
 loss   += lose(l[t])
 """
+_VALUE_HEAD = """
+c[t]    = norm(x[t], gl)
+val[t]  = value(c[t], vh)
+loss   += regress(val[t])
+"""
 ATTEND_BACKWARD = """
 e[t,h]                 = row_sums(o[t,h], do[t,h])
 dq[t,h], dkv[s,g(h)] += attend_d(q[t,h], kv[s,g(h)], do[t,h], e[t,h])  for visible(t, s)
@@ -143,6 +148,10 @@ dq[t,h], dkv[s,g(h)] += attend_d(q[t,h], kv[s,g(h)], do[t,h], e[t,h])  for visib
 _SCORE_BACKWARD = """
 dc[t]       += score_d0(c[t], {table}[v], l[t])
 d{table}[v] += score_d1(c[t], {table}[v], l[t])
+"""
+_VALUE_BACKWARD = """
+dc[t]  = value_d0(vh, val[t])
+dvh   += value_d1(c[t], val[t])
 """
 # Of functions: which operands the gradient of each operand reads again.
 DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
@@ -163,8 +172,10 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "settle": Derivative(((),)),
     "relay": Derivative(((),)),
     "together": Derivative(((),)),
-    "lose": Derivative((None,)),
+    "value": Derivative(given=_VALUE_BACKWARD),
+    **{name: Derivative((None,)) for name in ("lose", "regress")},
 })  # fmt: skip
+_TABLES: Mapping[str, str] = MappingProxyType({WORDS: "wh", TIED: "we"})  # that score words
 SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel group has a slice
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
 
@@ -197,16 +208,17 @@ def is_gradient_of_experts(formula: Formula) -> bool:
     return of_experts(formula) and formula.action == "+=" and formula.results[0].slots == ("e",)
 
 
-def head_forward(tied: bool) -> tuple[Formula, ...]:
-    """Returns the formulas of what is after the layers, forward alone. tied: as of `head`."""
-    return parse_formulas(_HEAD.format(table="we" if tied else "wh"))
+def head_forward(kind: str) -> tuple[Formula, ...]:
+    """Returns the formulas of what is after the layers, forward alone. kind: as of `head`."""
+    return parse_formulas(_VALUE_HEAD if kind == VALUE else _HEAD.format(table=_TABLES[kind]))
 
 
-def head(tied: bool) -> tuple[Formula, ...]:
-    """Returns the formulas of what is after the layers, forward and backward. tied: the words' scores are by the
-    embedding table, whose gradient is then of both."""
-    table, forward = "we" if tied else "wh", head_forward(tied)
-    score = Derivative(given=_SCORE_BACKWARD.format(table=table))
+def head(kind: str) -> tuple[Formula, ...]:
+    """Returns the formulas of what is after the layers, forward and backward. kind: of
+    zbench.describe.model.Model.kind_of_head; tied, words' scores are by the embedding table, whose gradient is then of
+    both."""
+    forward = head_forward(kind)
+    score = Derivative(given=_SCORE_BACKWARD.format(table=_TABLES.get(kind, "")))
     return forward + transpose(forward, {**DERIVATIVES, "score": score})
 
 

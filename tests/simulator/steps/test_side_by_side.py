@@ -82,7 +82,7 @@ def test_bytes_are_those_that_the_step_states(zero: str) -> None:
     passes = {
         name: size * (3 if name in WHOLE else 2) * (1 if name in ("we", "gl", "wh") else model.num_layers)
         for name, size in weight_elements(model).items()
-        if name in (*weights_of_layers(model), *outer_weights(model.tied_embeddings))
+        if name in (*weights_of_layers(model), *outer_weights(model.kind_of_head))
     }
     sent = {queue: sum(one.get(queue, (0, 0))[0] for one in stated) for queue in ("gradients", "parameters")}
     # The losses of three micro-batches of two GPUs and of five of one come home as well, and from three pipelines.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import COSINE, Model
+from zbench.describe.model import COSINE, VALUE, WORDS, Model
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
-from zbench.runtime.stepping.weights import OUTSIDE
+from zbench.runtime.stepping.weights import OF_NO_LAYER, OUTSIDE
 
 USUAL = AdamW()
 # Where little of a gradient is left, as quantisation leaves zeros, its rounding is divided by epsilon: with the usual
@@ -35,8 +35,7 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
         "g1": (c,), "wq": (h, d, c), "wkv": (model.num_kv_heads, 2, d, c), "wo": (h, d, c), "g2": (c,),
         "we": (v, c), "gl": (c,),
     }  # fmt: skip
-    if not model.tied_embeddings:
-        shapes |= {"wh": (v, c)}
+    shapes |= {WORDS: {"wh": (v, c)}, VALUE: {"vh": (1, c)}}.get(model.kind_of_head, {})
     if experts > 1:
         shapes |= {"ez": (experts, 2, f, c), "ed": (experts, f, c)}
         cosine = {"wp": (model.router_dim, c), "wc": (experts, model.router_dim)}
@@ -48,7 +47,7 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
     found = {}
     for name, shape in shapes.items():
         rng = np.random.default_rng([seed, *name.encode()])
-        value = rng.standard_normal(shape if name in OUTSIDE else (model.num_layers, *shape))
+        value = rng.standard_normal(shape if name in OF_NO_LAYER else (model.num_layers, *shape))
         found[name] = torch.from_numpy(1 + 0.1 * value if name[0] == "g" else value / c**0.5)
     return found
 

@@ -17,7 +17,7 @@ EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
 # Axes of tensors by name; a gradient has those of its tensor.
 DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
-    "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
+    "gl": "e", "vh": "e", "val": "t", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
     "wr": "ex", "r": "tx", "wp": "ey", "wc": "xy", "rh": "ty", "wzs": "efk", "wds": "fe", "zs": "tfk", "us": "tf",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
@@ -206,6 +206,23 @@ def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> A
     return np.asarray((np.exp(c @ wh.T - one[1][:, None]) - _chosen(at)).T @ c)
 
 
+def _value(at: Where, c: Floats, vh: Floats) -> Any:
+    return c @ vh
+
+
+def _regress(at: Where, val: Floats) -> Any:
+    """Half the squares of how far values are from targets, as numbers."""
+    return np.asarray(((val - at.target) ** 2).sum() / 2)
+
+
+def _value_d0(at: Where, vh: Floats, val: Floats) -> Any:
+    return np.outer(val - at.target, vh)
+
+
+def _value_d1(at: Where, c: Floats, val: Floats) -> Any:
+    return (val - at.target) @ c
+
+
 def _cosines(h: Floats, w: Floats) -> Any:
     """Returns the cosines of rows of h with rows of w, and the lengths of both."""
     lengths = np.sqrt((h * h).sum(axis=1))[:, None], np.sqrt((w * w).sum(axis=1))[None]
@@ -233,6 +250,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
     "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
+    "value": _value, "regress": _regress, "value_d0": _value_d0, "value_d1": _value_d1,
     "cosine": _cosine, "cosine_d0": _cosine_d0, "cosine_d1": _cosine_d1,
 }  # fmt: skip
 

@@ -144,7 +144,8 @@ class LayerCosts:
         """Returns the seconds of a micro-batch, and the bytes, of what is before the first and after the last layer on
         a stage that has it, evenly on all its GPUs."""
         model, cost = self.cost.model, self.cost
-        params = (int(is_first) + int(is_last and not (is_first and model.tied_embeddings))) * model.head_params
+        has_head = is_last and not (is_first and model.tied_embeddings)
+        params = int(is_first) * model.table_params + int(has_head) * model.head_params
         size = params * (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / self.gpus
         seconds = OPTIMIZER_BYTES * params / self.gpus / cost.cluster.device.copy_bandwidth / self.micro_batches
         if is_last:

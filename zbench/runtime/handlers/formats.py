@@ -28,13 +28,13 @@ from zbench.step.layout import StepLayout
 
 WHOLE: Mapping[str, str] = {
     "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
-    "gl": "c", "wr": "xc", "wp": "yc", "wc": "xy", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
+    "gl": "c", "wr": "xc", "wp": "yc", "wc": "xy", "vh": "oc", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
 }  # fmt: skip
 # Fields of tensors of tokens; L first: in the dtype of log-sum-exps, I: whole numbers. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
-    "u": ("tf",), "zs": ("tkf",), "us": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",), "r": ("tx",), "share": ("Lr",),
-    "ra": ("ax",), "rh": ("ty",),
+    "u": ("tf",), "zs": ("tkf",), "us": ("tf",), "l": ("Lt", "Lt"), "val": ("Lt",), "loss": ("L",), "r": ("tx",),
+    "share": ("Lr",), "ra": ("ax",), "rh": ("ty",),
 }  # fmt: skip
 # Of tensors of routed tokens; others have hidden activations, too.
 _ROUTED: Mapping[str, tuple[str, ...]] = {

@@ -166,6 +166,28 @@ def _score_d1(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
     return torch.stack([error.T @ rows for rows, error in _errors(at, c[0], wh[0], one)]).sum(0)
 
 
+def _value(at: Context, c: Fields, vh: Fields) -> Tensor:
+    return (c[0] @ vh[0][0]).to(wide(c[0].dtype))
+
+
+def _regress(at: Context, val: Fields) -> Tensor:
+    assert at.loss is not None, "a head of one value is trained, and scores, by losses that are given"
+    return at.loss.values(val[0]).sum()
+
+
+def _errors_of_values(at: Context, val: Fields) -> Tensor:
+    assert at.loss is not None, "as of _regress"
+    return at.loss.slopes(val[0])
+
+
+def _value_d0(at: Context, vh: Fields, val: Fields) -> Tensor:
+    return _errors_of_values(at, val).to(vh[0].dtype)[:, None] * vh[0]
+
+
+def _value_d1(at: Context, c: Fields, val: Fields) -> Tensor:
+    return _errors_of_values(at, val).to(c[0].dtype)[None] @ c[0]
+
+
 def _contribute(at: Context, state: Fields, share: Fields) -> Tensor:
     return state[0] * share[0]
 
@@ -175,7 +197,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
     "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
     "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
-    "contribute": _contribute,
+    "value": _value, "regress": _regress, "value_d0": _value_d0, "value_d1": _value_d1, "contribute": _contribute,
     **ROUTED_FUNCTIONS,
     **SEAT_FUNCTIONS,
 })  # fmt: skip

@@ -14,6 +14,7 @@ from zbench.runtime.training.transformer import Transformer
 from zbench.step.passes.parameters.zero import weights_of_layers
 
 OUTSIDE: Mapping[str, str] = {"we": "embedding", "gl": "norm", "wh": "head"}  # of no layer: their names in the network
+OF_NO_LAYER = (*OUTSIDE, "vh")  # with a head of one value, which the network does not have
 # Of a layer: by names of a step, those in the network.
 _ATTENTION = {"g1": "attention_norm", "wq": "qkv", "wkv": "qkv", "wo": "out", "g2": "ffn_norm"}
 _DENSE = _ATTENTION | {"wz": "gate_up", "wd": "down"}

@@ -9,7 +9,7 @@ A model that scores sequences, as the reference and the reward of rollouts do, h
 there is no formula of a gradient, so a layer leaves its output and nothing else, and no optimizer state is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,15 @@ from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
-from zbench.step.passes.pipeline import KeptLayers, border_templates, moved_entries, pipeline_order, stage_starts
+from zbench.step.passes.pipeline import (
+    KeptLayers,
+    border_template,
+    border_templates,
+    forward_order,
+    moved_entries,
+    pipeline_order,
+    stage_starts,
+)
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
@@ -96,7 +104,7 @@ def whole_step(
     parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
     shared, two_level = model.shared_experts > 0, experts.node > 0
     router = RouterFormulas(model.gate, model.router, experts.routing)
-    kinds = model.num_experts > 1, model.tied_embeddings, shared, two_level, some is not None
+    kinds = model.num_experts > 1, model.kind_of_head, shared, two_level, some is not None
     formulas = sections(level, *kinds, router)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
@@ -147,10 +155,12 @@ def whole_step(
     return with_gradients_between(step, parameters, overlap.experts.gradients)
 
 
-def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap) -> Step:
-    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` GPUs. zero, overlap: as of whole_step;
-    between micro-batches parameters are where training has them while it computes. What training gathers before all
-    else, as a window of all layers has it, comes one layer ahead.
+def forward_step(
+    model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap, stages: int = 1
+) -> Step:
+    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` x `stages` GPUs. zero, overlap: as of
+    whole_step; between micro-batches parameters are where training has them while it computes. What training gathers
+    before all else, as a window of all layers has it, comes one layer ahead.
 
     Raises:
         ValueError: the model has experts or plans have pipelines, or a degree cannot be.
@@ -164,26 +174,27 @@ def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut
     check_plans(model, tuple(plans), degree)
     overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
     parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
-    formulas = forward_sections(model.tied_embeddings)
+    formulas = forward_sections(model.kind_of_head)
+    starts = stage_starts(model, stages, plans[0].num_ranks * degree)
     batches, templates, order, loss = list[BatchTemplates](), list[Template](), list[Instance](), 0
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, token_slices=overlap.token_slices)
-        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus)
+        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         first = len(templates)
         made, loss = one.forward_templates(loss)
         templates += made
         batches.append(one)
-        order += [Instance(first, 0), Instance(first + 1, 0, model.num_layers), Instance(first + 2, model.num_layers)]
-    rows = batches[0].parameters
-    begins, ends = list[list[int]](), list[list[int]]()
-    for weight in (*parameters.of_layers, *parameters.outside):
-        begins += rows.resting(weight)
-        ends += rows.held(weight, weight, parameters.degrees.weights)
+        fetch = parameters.gathered or (parameters.gathered_once and number == 0)
+        templates += [border_template(one, "x"), *([one.fetch("fetch", True)] if fetch else [])] if stages > 1 else []
+        order += forward_order(starts, model.num_layers, first, fetch)
+    rows, last = batches[0].parameters, starts[-1].place
+    begins = _entries(rows, last, rows.resting)
+    ends = _entries(rows, last, lambda weight: rows.held(weight, weight, parameters.degrees.weights))
     lists, layout = batches[0].lists, batches[0].layout
-    ends.append([layout.number["loss"], 0, lists.number(PLACE, [0]), -1, -1, loss, 0, 0])
+    ends.append([layout.number["loss"], 0, lists.number(PLACE, [last]), -1, -1, loss, 0, 0])
     layouts = tuple(replace(one.layout, lists=one.lists.lists()) for one in batches)
     step = Step(
-        parameters.num_gpus,
+        parameters.num_gpus * stages,
         0,
         model.num_layers,
         (),
@@ -192,6 +203,7 @@ def forward_step(model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut
         tuple(order),
         Items.of(begins),
         Items.of(ends),
+        starts,
     )
     return with_exchanges(step, overlap.exchanges)
 
@@ -237,10 +249,18 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
 def _resting(rows: GradientRows, version: int, last: int) -> Rows:
     """Returns the entries of all parameters and their optimizer state before or after a step. last: the first place of
     the last stage, which has what is after the layers."""
+
+    def of(weight: str) -> Rows:
+        state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
+        return rows.resting(weight, version) + state
+
+    return _entries(rows, last, of)
+
+
+def _entries(rows: GradientRows, last: int, of: Callable[[str], Rows]) -> Rows:
+    """Returns the entries that `of` has of all parameters. last: as of _resting."""
     found: Rows = []
     for weight in (*rows.of.of_layers, *rows.of.outside):
-        state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
-        entries = rows.resting(weight, version) + state
         after = last and weight in rows.of.of_head
-        found += moved_entries(entries, rows.layout, rows.lists, last) if after else entries
+        found += moved_entries(of(weight), rows.layout, rows.lists, last) if after else of(weight)
     return found

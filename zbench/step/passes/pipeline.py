@@ -90,11 +90,12 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Iterator[tuple[
 
 def border_templates(batch: BatchTemplates) -> list[Template]:
     """Returns the templates that send x of a stage's last layer to the next stage, and dx back."""
-    return [_border(batch, "x"), _border(batch, "dx")]
+    return [border_template(batch, "x"), border_template(batch, "dx")]
 
 
-def _border(batch: BatchTemplates, name: str) -> Template:
-    """Returns the template that sends x on, or dx back; it is played for the last layer of the stage before."""
+def border_template(batch: BatchTemplates, name: str) -> Template:
+    """Returns the template that sends x of a stage's last layer to the next stage, or dx back; it is played for the
+    last layer of the stage before."""
     number, places = batch.layout.number[name], batch.parts.num_gpus
     own = batch.linear.lists_of("t", False)
     sends, far = [], []
@@ -105,6 +106,27 @@ def _border(batch: BatchTemplates, name: str) -> Template:
     near = batch.tokens(name, 1)
     sides = (near, far) if name == "x" else (far, near)
     return batch.template(f"send_{name}", [sends], *sides)
+
+
+def forward_order(stages: tuple[StageStart, ...], num_layers: int, first: int, fetch: bool) -> list[Instance]:
+    """Returns the instances of a micro-batch's forward alone. first: the number of its first template: embedding,
+    layers and head, with stages the way between two, and where a later stage gathers its first layers ahead (fetch)
+    the template that does."""
+    order = []
+    for at, (one, end) in enumerate(zip(stages, _ends(stages, num_layers), strict=True)):
+        if at == 0:
+            order.append(Instance(first + EMBEDDING, 0))
+        elif fetch:
+            order.append(Instance(first + HEAD + 2, one.layer, place=one.place))
+        order.append(Instance(first + LAYERS, one.layer, end - one.layer, place=one.place))
+        last = at + 1 == len(stages)
+        way = (
+            Instance(first + HEAD, end, place=one.place)
+            if last
+            else Instance(first + HEAD + 1, end - 1, place=one.place)
+        )
+        order.append(way)
+    return order
 
 
 def pipeline_order(

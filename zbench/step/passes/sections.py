@@ -79,15 +79,15 @@ class Sections:
 def sections(
     recompute: str,
     experts: bool,
-    tied: bool,
+    head_kind: str,
     shared: bool = False,
     two_level: bool = False,
     some: bool = False,
     router: RouterFormulas = USUAL_ROUTER,
 ) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
-    or dense ones. tied: the head is the embedding table; two_level: tokens go to experts in two levels. some: whether
-    some layers alone are recomputed. router: of experts.
+    or dense ones. head_kind: of zbench.describe.model.Model.kind_of_head; two_level: tokens go to experts in two
+    levels. some: whether some layers alone are recomputed. router: of experts.
 
     Raises:
         ValueError: there is no such level.
@@ -98,20 +98,22 @@ def sections(
     return Sections(
         parse_formulas(EMBEDDING),
         forward,
-        head(tied),
+        head(head_kind),
         with_recomputation(forward, transpose(forward, DERIVATIVES), again),
         parse_formulas(EMBEDDING_BACKWARD),
-        tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(tied))),
+        tuple(
+            parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(head_kind))
+        ),
         recompute,
         weights,
         transpose(forward, DERIVATIVES) if some else (),
     )
 
 
-@lru_cache(maxsize=2)
-def forward_sections(tied: bool) -> Sections:
-    """Returns the formulas of forwards alone, of dense layers. tied: as of `sections`."""
-    dense = sections("none", False, tied)
+@lru_cache(maxsize=4)
+def forward_sections(head_kind: str) -> Sections:
+    """Returns the formulas of forwards alone, of dense layers. head_kind: as of `sections`."""
+    dense = sections("none", False, head_kind)
     return Sections(
-        parse_formulas(EMBEDDING), dense.forward, head_forward(tied), (), (), (), "none", dense.layer_weights
+        parse_formulas(EMBEDDING), dense.forward, head_forward(head_kind), (), (), (), "none", dense.layer_weights
     )

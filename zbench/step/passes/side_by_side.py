@@ -65,12 +65,12 @@ def _begun(model: Model, plan: Plan, zero: str, recompute: str) -> BuiltPipeline
     """Returns a step of a plan's pipelines of which nothing is built."""
     assert plan.pipelines is not None
     shapes = PipelineShapes.of(plan.pipelines)
-    names = [*weights_of_layers(model), *outer_weights(model.tied_embeddings)]
+    names = [*weights_of_layers(model), *outer_weights(model.kind_of_head)]
     stage, cut = "none" if zero == "none" else "1", shapes.cut(model, names)
     return BuiltPipelines(
         model,
         shapes,
-        sections(recompute, False, model.tied_embeddings),
+        sections(recompute, False, model.kind_of_head),
         plan.num_ranks,
         CommonParameters(model, len(shapes), shapes.slices, stage, StepOverlap(0), 1, 1, 1, cut, shapes),
         [{name: np.full(tp, -1, np.int64) for name in names} for tp in shapes.tp],

@@ -19,7 +19,7 @@ from zbench.step.passes.router.seats import SEAT_BYTES, RouterSeats
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
-_OUTSIDE = ("w", "c", "l", "dc", "loss")  # tensors of what is before and after the layers
+_OUTSIDE = ("w", "c", "l", "val", "dc", "loss")  # tensors of what is before and after the layers
 
 
 def tensors_of(
@@ -89,6 +89,6 @@ def _unit(model: Model, name: str) -> int:
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
         "ra": model.num_experts * element, "to": SEAT_BYTES, "pa": model.lse_bytes,
-        "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
+        "l": 2 * model.lse_bytes, "val": model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

@@ -31,5 +31,5 @@ def update_seconds(cost: Cost) -> float:
     if model.optimizer_on_hosts:  # beside what GPUs compute
         return 0.0
     total = model.num_layers * sum(elements[name] for name in weights_of_layers(model))
-    total += sum(elements[name] for name in outer_weights(model.tied_embeddings))
+    total += sum(elements[name] for name in outer_weights(model.kind_of_head))
     return OPTIMIZER_BYTES * total / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth

@@ -162,6 +162,6 @@ class _Reading:
 
 def _chunk_seconds(cost: Cost, tokens: float) -> float:
     """Returns the seconds, of one GPU, of what zbench.cost.loss moves beside what it moves for a token of very many."""
-    many = float(LEAST_CHUNK * cost.model.vocab)  # of so many tokens chunks are no more than of twice as many
+    many = float(LEAST_CHUNK * cost.model.head_outputs)  # of so many tokens chunks are no more than of twice as many
     less, more, here = moved_bytes(cost.model, np.array([many, 2 * many, tokens])).tolist()
     return float(max(here - tokens * (more - less) / many, 0.0) / cost.cluster.device.copy_bandwidth)

@@ -20,7 +20,7 @@ from zbench.step.operations import SEND, Operations, operation_row
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
 _UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
-_OF_HEAD = ("gl", "wh")  # parameters whose gradients are there before those of any layer
+_OF_HEAD = ("gl", "wh", "vh")  # parameters whose gradients are there before those of any layer
 _LAST_OF_LAYERS, _LAST_OF_HEAD = ("backward", "kept_backward", "reduce"), ("head", "reduce_head")
 _Rows = list[list[int]]
 
@@ -175,9 +175,10 @@ class _OnHosts:
     def _divided(self, template: Template) -> tuple[Template | None, Template]:
         """Returns the updates of what is outside the layers in two templates: what the head alone has, None where it
         has the embedding's table, and the rest."""
-        if "wh" not in self.layout.number:
+        of_head = [name for name in _OF_HEAD if name in self.layout.number]
+        if len(of_head) == 1:
             return None, template
-        head = [self.layout.number[f"{before}{name}"] for name in _OF_HEAD for before in ("", "d", "s")]
+        head = [self.layout.number[f"{before}{name}"] for name in of_head for before in ("", "d", "s")]
         numbers = np.array(template.formulas)
         made = [self.layout.number[self.layout.formulas[at].results[0].tensor] in head for at in template.formulas]
         both = []

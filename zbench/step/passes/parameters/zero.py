@@ -14,7 +14,8 @@ Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param
 
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
-way, in as many parts as there are GPUs that have it. Norms' gains and the router are whole at one home.
+way, in as many parts as there are GPUs that have it. Norms' gains, the router and a head of one value are whole at one
+home.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
-from zbench.describe.model import LINEAR, Model
+from zbench.describe.model import LINEAR, TIED, VALUE, WORDS, Model
 from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.step.index import Index
 
@@ -36,7 +37,8 @@ LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
 COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
-WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS), ("ez", "ed")
+WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS, "vh"), ("ez", "ed")
+HEADS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
@@ -56,14 +58,9 @@ def weights_of_layers(model: Model) -> tuple[str, ...]:
     return layer_weights(model.num_experts > 1, model.shared_experts > 0, model.router)
 
 
-def head_weights(tied: bool) -> tuple[str, ...]:
-    """Returns the names of the parameters that are used after the layers. tied: the head is the embedding table."""
-    return ("gl", "we") if tied else ("gl", "wh")
-
-
-def outer_weights(tied: bool) -> tuple[str, ...]:
-    """Returns the names of the parameters that are of no layer."""
-    return ("we", "gl") if tied else ("we", "gl", "wh")
+def outer_weights(head: str) -> tuple[str, ...]:
+    """Returns the names of the parameters that are of no layer. head: of zbench.describe.model.Model.kind_of_head."""
+    return ("we", *(name for name in HEADS[head] if name != "we"))
 
 
 def axes_of(weight: str) -> tuple[str, ...]:
@@ -80,7 +77,7 @@ def weight_elements(model: Model) -> Mapping[str, int]:
         "wr": h * experts, "wp": h * model.router_dim, "wc": experts * model.router_dim,
         "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
         "wzs": 2 * h * model.common_ffn, "wds": h * model.common_ffn,
-        "we": h * model.vocab, "gl": h, "wh": h * model.vocab,
+        "we": h * model.vocab, "gl": h, "wh": h * model.vocab, "vh": h,
     }  # fmt: skip
 
 
@@ -232,12 +229,12 @@ class ShardedParameters:
     @property
     def outside(self) -> tuple[str, ...]:
         """The parameters of no layer."""
-        return outer_weights(self.model.tied_embeddings)
+        return outer_weights(self.model.kind_of_head)
 
     @property
     def of_head(self) -> tuple[str, ...]:
         """The parameters that are used after the layers."""
-        return head_weights(self.model.tied_embeddings)
+        return HEADS[self.model.kind_of_head]
 
     def slices(self, weight: str) -> tuple[str, int]:
         """Returns the index of the slices that a parameter is cut in, and how many there are; "" and 1: it is whole."""
