@@ -173,15 +173,11 @@ class ProvenSteps:
         """Returns the forwards of a batch's plans by themselves, as a model that scores the batch has them, proven.
 
         Raises:
-            ValueError: the model has experts, stages or inputs of layers on hosts, or plans have pipelines.
+            ValueError: the model has experts or inputs of layers on hosts, or plans have pipelines.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        if self.stages > 1:
-            raise ValueError(
-                f"parallel.pipeline_parallel is {self.stages}; a forward by itself takes all layers on all GPUs, 1"
-            )
         zero = ZeroCut(zero_of(self.model), self.workers)
-        step = forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap)
+        step = forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages)
         prove_step(step)
         return step
 
