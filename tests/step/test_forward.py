@@ -81,3 +81,18 @@ def test_stages_pass_on_what_they_have(zero: str, head: str) -> None:
 def test_experts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^model tiny has num_experts=4; a forward by itself takes one without$"):
         forward_step(EXPERTS, [plan_of([4], 2, 4)], 1, ZeroCut("3"), USUAL)
+
+
+@pytest.mark.parametrize(
+    ("zero", "stages", "batches", "degree"),
+    [("1", 2, ([9], [5], [3]), 2), ("none", 2, ([9, 7],), 1), ("3", 2, ([1], [5]), 1), ("1", 3, ([7], [4]), 1)],
+)
+def test_stages_come_to_the_loss_of_the_training_step(
+    zero: str, stages: int, batches: tuple[list[int], ...], degree: int
+) -> None:
+    model = replace(MODEL, num_layers=5)
+    plans = [plan_of(lengths, 2, 4 // degree, first=at) for at, lengths in enumerate(batches)]
+    step = forward_step(model, plans, degree, ZeroCut(zero), USUAL, stages)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    trained = whole_step(model, plans, degree, zero, stages=stages)
+    assert loss_of(step, plans, degree, model) == pytest.approx(loss_of(trained, plans, degree, model), rel=1e-12)

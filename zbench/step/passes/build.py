@@ -33,7 +33,6 @@ from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import (
     KeptLayers,
-    border_template,
     border_templates,
     forward_order,
     moved_entries,
@@ -158,9 +157,9 @@ def whole_step(
 def forward_step(
     model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap, stages: int = 1
 ) -> Step:
-    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` x `stages` GPUs. zero, overlap: as of
-    whole_step; between micro-batches parameters are where training has them while it computes. What training gathers
-    before all else, as a window of all layers has it, comes one layer ahead.
+    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` x `stages` GPUs. zero, overlap,
+    stages: as of whole_step; between micro-batches parameters are where training has them while it computes. What
+    training gathers before all else, as a window of all layers has it, comes one layer ahead.
 
     Raises:
         ValueError: the model has experts or plans have pipelines, or a degree cannot be.
@@ -175,19 +174,18 @@ def forward_step(
     overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
     parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
     formulas = forward_sections(model.kind_of_head)
-    starts = stage_starts(model, stages, plans[0].num_ranks * degree)
-    batches, templates, order, loss = list[BatchTemplates](), list[Template](), list[Instance](), 0
+    starts = stage_starts(model, stages, parameters.num_gpus)
+    built, firsts, loss = _Built([], [], {}), list[int](), 0
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, token_slices=overlap.token_slices)
         one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
-        first = len(templates)
+        firsts.append(len(built.templates))
         made, loss = one.forward_templates(loss)
-        templates += made
-        batches.append(one)
-        fetch = parameters.gathered or (parameters.gathered_once and number == 0)
-        templates += [border_template(one, "x"), *([one.fetch("fetch", True)] if fetch else [])] if stages > 1 else []
-        order += forward_order(starts, model.num_layers, first, fetch)
-    rows, last = batches[0].parameters, starts[-1].place
+        built.templates += made + (border_templates(one, False) if stages > 1 else [])
+        built.batches.append(one)
+    order = forward_order(starts, model.num_layers, firsts, [one for one, _ in _fetches(built, stages, False)])
+    batches, last = built.batches, starts[-1].place
+    rows = batches[0].parameters
     begins = _entries(rows, last, rows.resting)
     ends = _entries(rows, last, lambda weight: rows.held(weight, weight, parameters.degrees.weights))
     lists, layout = batches[0].lists, batches[0].layout
@@ -199,7 +197,7 @@ def forward_step(
         model.num_layers,
         (),
         layouts,
-        tuple(templates),
+        tuple(built.templates),
         tuple(order),
         Items.of(begins),
         Items.of(ends),
@@ -216,18 +214,18 @@ def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:
     return one, other
 
 
-def _fetches(built: _Built, stages: int) -> list[tuple[int, int]]:
+def _fetches(built: _Built, stages: int, trains: bool = True) -> list[tuple[int, int]]:
     """Adds the templates that gather a stage's first layers ahead and returns those of every micro-batch, forward and
     backward, -1 where there is none: with stage 3 each has both, and where parameters are gathered once a step, the
-    first one's forward has."""
+    first one's forward has. trains: whether there are backwards."""
     first, number, of = replace(built.batches[0], count=1), len(built.templates), built.batches[0].parameters.of
     found = [(-1, -1)] * len(built.batches)
     if stages > 1 and of.degrees.optimizer != 1 and not of.gathered_first:
         built.templates.append(first.fetch("fetch", True))
         found[0] = (number, -1)
     if stages > 1 and of.gathered:
-        built.templates.append(first.fetch("fetch_backward", False))
-        found = [(number, number + 1)] * len(built.batches)
+        built.templates += [first.fetch("fetch_backward", False)] if trains else []
+        found = [(number, number + 1 if trains else -1)] * len(built.batches)
     return found
 
 

@@ -88,14 +88,13 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Iterator[tuple[
                 yield stage, *turns.pop()
 
 
-def border_templates(batch: BatchTemplates) -> list[Template]:
-    """Returns the templates that send x of a stage's last layer to the next stage, and dx back."""
-    return [border_template(batch, "x"), border_template(batch, "dx")]
+def border_templates(batch: BatchTemplates, trains: bool = True) -> list[Template]:
+    """Returns the templates that send x of a stage's last layer to the next stage, and, where it trains, dx back."""
+    return [_border(batch, name) for name in (("x", "dx") if trains else ("x",))]
 
 
-def border_template(batch: BatchTemplates, name: str) -> Template:
-    """Returns the template that sends x of a stage's last layer to the next stage, or dx back; it is played for the
-    last layer of the stage before."""
+def _border(batch: BatchTemplates, name: str) -> Template:
+    """Returns the template that sends x on, or dx back; it is played for the last layer of the stage before."""
     number, places = batch.layout.number[name], batch.parts.num_gpus
     own = batch.linear.lists_of("t", False)
     sends, far = [], []
@@ -106,27 +105,6 @@ def border_template(batch: BatchTemplates, name: str) -> Template:
     near = batch.tokens(name, 1)
     sides = (near, far) if name == "x" else (far, near)
     return batch.template(f"send_{name}", [sends], *sides)
-
-
-def forward_order(stages: tuple[StageStart, ...], num_layers: int, first: int, fetch: bool) -> list[Instance]:
-    """Returns the instances of a micro-batch's forward alone. first: the number of its first template: embedding,
-    layers and head, with stages the way between two, and where a later stage gathers its first layers ahead (fetch)
-    the template that does."""
-    order = []
-    for at, (one, end) in enumerate(zip(stages, _ends(stages, num_layers), strict=True)):
-        if at == 0:
-            order.append(Instance(first + EMBEDDING, 0))
-        elif fetch:
-            order.append(Instance(first + HEAD + 2, one.layer, place=one.place))
-        order.append(Instance(first + LAYERS, one.layer, end - one.layer, place=one.place))
-        last = at + 1 == len(stages)
-        way = (
-            Instance(first + HEAD, end, place=one.place)
-            if last
-            else Instance(first + HEAD + 1, end - 1, place=one.place)
-        )
-        order.append(way)
-    return order
 
 
 def pipeline_order(
@@ -167,6 +145,27 @@ def pipeline_order(
         after = [Instance(first + EMBEDDING_BACKWARD, 0, place=place)] if at == 0 else []
         parts = kept.split(backward, at, batch, BACKWARD)
         order += buckets.backward(batch, parts, after, at + 1 == len(stages))
+    return order
+
+
+def forward_order(
+    stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: Sequence[int]
+) -> list[Instance]:
+    """Returns the instances of micro-batches that have forwards alone, which follow each other in every stage. batches:
+    the number of each one's first template, in the order of embedding, layers, head and, with stages, SEND_X's; fetches:
+    as of `pipeline_order`."""
+    ends, order = _ends(stages, num_layers), list[Instance]()
+    for first, fetch in zip(batches, fetches, strict=True):
+        for at, (one, end) in enumerate(zip(stages, ends, strict=True)):
+            if at == 0:
+                order.append(Instance(first + EMBEDDING, 0))
+            elif fetch >= 0:
+                order.append(Instance(fetch, one.layer, place=one.place))
+            order.append(Instance(first + LAYERS, one.layer, end - one.layer, place=one.place))
+            if at + 1 == len(stages):
+                order.append(Instance(first + HEAD, end, place=one.place))
+            else:
+                order.append(Instance(first + HEAD + 1, end - 1, place=one.place))
     return order
 
 

@@ -77,7 +77,7 @@ class ProvenSteps:
         if model.recompute_layers != ALL_LAYERS and int(model.recompute_layers) > most:
             raise ValueError(
                 f"recompute.layers is {model.recompute_layers}; a stage of {model.name} has {most} layers, so it takes "
-                f"a whole number from 1 to {most}, or {ALL_LAYERS}"
+                f"a whole number from 0 to {most}, or {ALL_LAYERS}"
             )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
@@ -92,8 +92,9 @@ class ProvenSteps:
     def _of_model(self) -> str | SomeLayers:
         """The recomputation that the model has."""
         model, layers = self.model, self.model.recompute_layers
-        if layers == ALL_LAYERS or model.recomputed_layers == model.num_layers:
-            return model.recompute
+        everywhere = model.recomputed_layers in (0, model.num_layers)
+        if layers == ALL_LAYERS or everywhere:
+            return model.recompute if layers != 0 else NONE
         return SomeLayers(model.recompute, (int(layers),) * self.stages)
 
     @property
@@ -172,7 +173,7 @@ class ProvenSteps:
         """Returns the forwards of a batch's plans by themselves, as a model that scores the batch has them, proven.
 
         Raises:
-            ValueError: the model has experts, or plans have pipelines.
+            ValueError: the model has experts or inputs of layers on hosts, or plans have pipelines.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
         zero = ZeroCut(zero_of(self.model), self.workers)
