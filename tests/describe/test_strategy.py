@@ -56,7 +56,7 @@ USUAL_TRANSFERS = {ASYNC_TP: DIRECT}  # of exchanges, where they are not by ring
 OVERLAPS = {
     "ddp": ("none", 1, "layer"),
     "fsdp2": ("zero3", 1, "layer"),
-    "fsdp_in_order": ("zero3", BACKWARD, LAYER),
+    "fsdp_in_order": ("zero3", BACKWARD, "layer"),
     "deepspeed_zero3": ("zero3", 1, 500_000_000),
     "megatron_zero1": ("zero1", "all", "end"),
     "megatron_zero1_overlap": ("zero1", 1, "layer"),

@@ -77,7 +77,7 @@ class ProvenSteps:
         if model.recompute_layers != ALL_LAYERS and int(model.recompute_layers) > most:
             raise ValueError(
                 f"recompute.layers is {model.recompute_layers}; a stage of {model.name} has {most} layers, so it takes "
-                f"a whole number from 0 to {most}, or {ALL_LAYERS}"
+                f"a whole number from 1 to {most}, or {ALL_LAYERS}"
             )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
@@ -92,9 +92,8 @@ class ProvenSteps:
     def _of_model(self) -> str | SomeLayers:
         """The recomputation that the model has."""
         model, layers = self.model, self.model.recompute_layers
-        everywhere = model.recomputed_layers in (0, model.num_layers)
-        if layers == ALL_LAYERS or everywhere:
-            return model.recompute if layers != 0 else NONE
+        if layers == ALL_LAYERS or model.recomputed_layers == model.num_layers:
+            return model.recompute
         return SomeLayers(model.recompute, (int(layers),) * self.stages)
 
     @property
