@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zbench.runtime.handlers.context import Context
+from zbench.runtime.handlers.counted import COUNTED_FUNCTIONS
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
 from zbench.runtime.handlers.seats import SEAT_FUNCTIONS
@@ -178,6 +179,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "contribute": _contribute,
     **ROUTED_FUNCTIONS,
     **SEAT_FUNCTIONS,
+    **COUNTED_FUNCTIONS,
 })  # fmt: skip
 
 
