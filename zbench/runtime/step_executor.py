@@ -40,7 +40,7 @@ from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.simulated.open_choices import chosen_steps
-from zbench.step.byte_law import stated_bytes
+from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
@@ -251,7 +251,7 @@ class TorchWholeStep:
         seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
         choices = batch.num_tokens * model.experts_per_token * model.num_layers
         dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
-        return {**dropped, "padded": empty / seats}
+        return {**dropped, **({"padded": empty / seats} if self.experts.padded else {"taken": 1 - empty / seats})}
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -267,7 +267,7 @@ class TorchWholeStep:
             if self.experts.routing != DRAWN:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
-            every = stated_bytes(step)
+            every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
             changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
             for stated, moved in zip(every, changed, strict=not step.num_hosts):
                 stated |= {SWITCH: moved} if any(moved) else {}
