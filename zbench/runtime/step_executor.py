@@ -97,6 +97,11 @@ class TorchWholeStep:
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
+        if self.experts.skew and self.experts.counted:
+            raise ValueError(
+                f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
+                "executor=torch_whole_step routers choose, and nothing is drawn for a clock, so it takes 0"
+            )
         for check in (one for one in self.check if one in LIMITS):
             sharding = self.cost.gpus.model.sharding
             bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN

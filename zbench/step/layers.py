@@ -84,8 +84,8 @@ v[a,k(e)]   += leave(pa[a,k(e)], u[a,e], ed[e])  for route(a, e)
 x'[t]        = y[t] + b[t]{shared}
 """
 )
-# Where seats with a token alone are sent: how many there are of each expert goes ahead, and whatever is of seats elsewhere
-# reads it.
+# Where seats with a token alone are sent: how many there are of each expert goes ahead, and what is of seats where
+# experts are reads it.
 COUNTS = "ct"
 _COUNTED_ROUTER = (
     ATTENTION

@@ -39,9 +39,8 @@ class PostedAhead:
         return found
 
     def _post(self) -> bool:
-        """Posts the receives of another exchange; returns whether there was one. Of rows that are counted while the step
-        runs it is known how large messages are when numbers have come, which are waited for when their exchange is
-        reached."""
+        """Posts the receives of another exchange; returns whether there was one. How large messages of counted rows are
+        is known when their numbers have come, which are waited for when the exchange is reached."""
         following = self._next or next(self._coming, None)
         if following is None:
             return False

@@ -41,9 +41,7 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
 def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Parts], of: tuple[Store, int]) -> Fields:
     """Returns the fields of an operand."""
     store, layer = of[0], of[1] + cells.layer
-    found = store.read(
-        parts.key(cells.tensor, layer), parts.format(cells.tensor, layer), cells.first, cells.second
-    )
+    found = store.read(parts.key(cells.tensor, layer), parts.format(cells.tensor, layer), cells.first, cells.second)
     if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:  # with both axes cells are meant as they lie
         (axis,) = ref.axes
         return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)

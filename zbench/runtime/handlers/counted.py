@@ -1,4 +1,4 @@
-"""Rows of seats that have a token, which routers choose while a step runs: how many there are, and what is done with them.
+"""Rows of seats that have a token, counted while a step runs: how many there are, and what is done with them.
 
 A home counts them when its router has chosen, and sends the numbers ahead of the rows; whoever is sent rows knows then
 how large messages are, and which rows are of which expert (zbench.step.layers). What goes back goes along the same

@@ -55,8 +55,9 @@ def made_again(level: str, forward: Sequence[Formula], kept: str) -> tuple[str, 
     names = LEVELS[level]
     if names is not None:
         return names
+    made = [result for one in forward for result in one.results if not result.after]
     # Counts are kept, as they say how large what goes back along them is: no second message has them.
-    return tuple(result.tensor for one in forward for result in one.results if not result.after and result.tensor != COUNTS)
+    return tuple(result.tensor for result in made if result.tensor != COUNTS)
 
 
 def with_recomputation(
