@@ -211,7 +211,7 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = chosen.told(whole_step_result(batch, self.cost, reports, checked), batch, plans)
-        return replace(result, expert_rows=result.expert_rows | self._chosen_rows(batch, reports))
+        return replace(result, expert_rows=self._chosen_rows(batch, reports) or result.expert_rows)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

@@ -42,7 +42,7 @@ class DrawnRows:
     def amounts(self, index: str) -> Ints:
         """Returns the rows of every cell of parts of a and of experts (e) or slices of them (k), int64 [cells]."""
         each = 1 if index == "e" else self.to_experts.shape[1] // self.seats.slices
-        return self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2).reshape(-1)
+        return np.asarray(self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2).reshape(-1))
 
 
 def with_drawn_rows(step: Step, parts: Sequence[PlanParts]) -> Step:
