@@ -79,17 +79,23 @@ CASES = {
 
 
 def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> None:
-    """With seats for all tokens, so that none is dropped; with fewer, what was dropped is told. Routers are X-MoE's."""
+    """With seats for all tokens, so that none is dropped; with fewer, what was dropped is told; with as many rows as
+    are chosen, whose bytes are fewer. Routers are X-MoE's."""
     model = replace(EXPERTS, gate="sigmoid", router="cosine", router_dim=6, router_temperature=0.3)
     cost = cost_of(model=model, sharding="zero1")
     wanted = [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost), 2)]
     all_, few = (Experts(capacity=factor, padded=True, routing="token_choice") for factor in (4.0, 0.75))
+    counted = Experts(routing="token_choice")
     given = {"seed": 3, "warmup": 0, "check": CHECKS, "expert_parallel": 2}
     found = trained(TorchWholeStep(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)  # type: ignore[arg-type]
     (less,) = trained(TorchWholeStep(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)  # type: ignore[arg-type]
+    chosen = trained(TorchWholeStep(cost, WORKLOAD, experts=counted, **given), Zeppelin(cost), 2)  # type: ignore[arg-type]
     assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
-    assert max(one.checks["exact"] for one in (*found, less)) < 1e-12
-    assert [one.checks["swapped_choices"] for one in (*found, less)] == [0, 0, 0]
+    assert [one.loss for one in chosen] == pytest.approx(wanted, rel=1e-12)
+    assert max(one.checks["exact"] for one in (*found, less, *chosen)) < 1e-12
+    assert [one.checks["swapped_choices"] for one in (*found, less, *chosen)] == [0] * 5
+    assert [one.expert_rows for one in chosen] == [{"dropped": 0, "taken": 0.5}] * 2  # two of four experts a token
+    assert max(one.checks["bytes"] for one in chosen) < min(one.checks["bytes"] for one in found)
     assert [one.expert_rows for one in found] == [{"dropped": 0, "padded": 0.75}] * 2
     assert 1 - 2 * 4 * 23 / (120 * 2) <= less.expert_rows["dropped"] < 1  # 23 seats for 60 tokens with two experts
 
@@ -206,7 +212,7 @@ def report(worst: tuple[float, str], sent: int) -> StepReport:
     ],
 )
 def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_executor, "stated_bytes", lambda step: [{"attention": (8, 8)}])
+    monkeypatch.setattr(step_executor, "stated_bytes", lambda step, rows: [{"attention": (8, 8)}])
     cost = cost_of(1, 1)
     executor = TorchWholeStep(cost, WORKLOAD, check=CHECKS)
     step = executor.steps.of(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0)))

@@ -119,7 +119,6 @@ def test_what_is_dropped_is_not_known_before_it_runs() -> None:
     ("make", "said"),
     [
         (lambda: router(4, 1.0, EXPERT_CHOICE).check(EXPERTS, 4), "model.gate is softmax; with experts.routing="),
-        (lambda: ExpertParallel(4, routing=TOKEN_CHOICE).check(EXPERTS, 4), "it takes a number and True"),
         (lambda: router(1, 1.0).check(MODEL, 4), "experts.routing is token_choice; tiny has no experts"),
     ],
 )

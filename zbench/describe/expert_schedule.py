@@ -165,7 +165,8 @@ class Experts:
         from there to these GPUs.
         padded: whether experts get rows of zeros for the tokens that they would take more. routing: DRAWN by the
         workload's seed, or chosen by each layer's router while the step runs: TOKEN_CHOICE, a token goes to the experts
-        with its largest logits; EXPERT_CHOICE, an expert takes those of a GPU's tokens that give it most.
+        with its largest logits; EXPERT_CHOICE, an expert takes those of a GPU's tokens that give it most. Where it is
+        chosen and not padded, rows are counted while the step runs, and a clock plays those of a draw.
     """
 
     schedule: str = SEQUENTIAL
@@ -218,26 +219,30 @@ class Experts:
                 )
 
     def _check_router(self) -> None:
-        """Refuses what a step cannot have whose rows are not known before it runs: messages have to be as large
-        whatever routers choose.
+        """Refuses what a step cannot have whose rows are not known before it runs.
 
         Raises:
             ValueError: the message names the key.
         """
         router = f"with experts.routing={self.routing} routers choose while the step runs"
-        if self.capacity == DROPLESS or not self.padded:
+        if self.routing == EXPERT_CHOICE and (self.capacity == DROPLESS or not self.padded):
             raise ValueError(
-                f"experts.capacity is {self.capacity} and experts.padded {self.padded}; {router}, and messages are as "
-                "large whatever they choose, so it takes a capacity and true, as in experts.capacity=1.25 "
+                f"experts.capacity is {self.capacity} and experts.padded {self.padded}; {router}, and an expert takes "
+                "as many tokens as it has room for, so it takes a capacity and true, as in experts.capacity=1.25 "
                 "experts.padded=true"
             )
-        if self.skew:
-            raise ValueError(f"experts.skew is {self.skew}; {router}, so it takes 0")
+        if self.skew and self.padded:
+            raise ValueError(f"experts.skew is {self.skew}; {router}, among seats, so it takes 0")
         if self.schedule != SEQUENTIAL:
             raise ValueError(
                 f"experts.schedule is {self.schedule}; {router}, of all of a GPU's tokens at once, so it takes "
                 f"{SEQUENTIAL}"
             )
+
+    @property
+    def counted(self) -> bool:
+        """Whether rows are counted while the step runs."""
+        return self.routing != DRAWN and not self.padded
 
     @property
     def exchanges(self) -> ExpertSchedule:

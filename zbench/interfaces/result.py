@@ -54,7 +54,9 @@ class StepResult:
     exchange_slices: {} or, where their number was open, the "slices" of each GPU's own tokens in which exchanges of
         tensor-parallel groups went, and the "seconds" of the steps that were compared, by number.
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
-        that are "padded"; what routers chose while the step ran where it was executed.
+        that are "padded"; what routers chose while the step ran where it was executed. Where they choose how many rows
+        there are: how many of those that there could be are "taken", and the share of them that was "drawn", 1 or not
+        given, where a clock played a draw in the place of a router.
     rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
         by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
         replica's seconds over the mean; tokens of "responses" that were trained on, "off_policy" among them, by a

@@ -40,7 +40,7 @@ from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.simulated.open_choices import chosen_steps
-from zbench.step.byte_law import stated_bytes
+from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
@@ -97,6 +97,11 @@ class TorchWholeStep:
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
+        if self.experts.skew and self.experts.counted:
+            raise ValueError(
+                f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
+                "executor=torch_whole_step routers choose, and nothing is drawn for a clock, so it takes 0"
+            )
         for check in (one for one in self.check if one in LIMITS):
             sharding = self.cost.gpus.model.sharding
             bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN
@@ -206,7 +211,7 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = chosen.told(whole_step_result(batch, self.cost, reports, checked), batch, plans)
-        return replace(result, expert_rows=result.expert_rows | self._chosen_rows(batch, reports))
+        return replace(result, expert_rows=self._chosen_rows(batch, reports) or result.expert_rows)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -251,7 +256,7 @@ class TorchWholeStep:
         seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
         choices = batch.num_tokens * model.experts_per_token * model.num_layers
         dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
-        return {**dropped, "padded": empty / seats}
+        return {**dropped, **({"padded": empty / seats} if self.experts.padded else {"taken": 1 - empty / seats})}
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -267,7 +272,7 @@ class TorchWholeStep:
             if self.experts.routing != DRAWN:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
-            every = stated_bytes(step)
+            every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
             changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
             for stated, moved in zip(every, changed, strict=not step.num_hosts):
                 stated |= {SWITCH: moved} if any(moved) else {}

@@ -25,10 +25,11 @@ from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
-from zbench.simulator.steps.account import StepMemory
+from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
+from zbench.simulator.steps.program import StepParts
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -122,7 +123,7 @@ class Simulated:
         """Has nothing to end."""
 
     def built(self, batch: Batch, plans: tuple[Plan, ...]) -> Step:
-        """Returns the step of a batch's plans, proven.
+        """Returns the step of a batch's plans, proven, as it is played.
 
         Raises:
             ValueError: the model cannot be cut for the plans' pipelines, or workers train apart.
@@ -132,7 +133,8 @@ class Simulated:
                 f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
                 "looks into one step of the whole cluster, takes sync=every_step"
             )
-        return self.chosen(batch, plans).steps.of(batch, plans)
+        steps = self.chosen(batch, plans).steps
+        return steps.played(steps.of(batch, plans), batch, plans)
 
     def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenSteps:
         """Returns a batch's steps with what the strategy leaves open chosen."""
@@ -149,7 +151,9 @@ class Simulated:
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
-        played = play_step(step, plans_of_layouts(plans), self.cost.gpus, least)
+        played = play_step(chosen.steps.played(step, batch, plans), plans_of_layouts(plans), self.cost.gpus, least)
+        if self.experts.counted:  # there is room for all rows that routers could choose
+            played = replace(played, memory=step_memory(StepParts(step, plans_of_layouts(plans), self.cost.gpus)))
         result = chosen.told(self.result(batch, plans, played, ceiling, chosen.recompute), batch, plans)
         return result if moved is None else after_switch(result, moved)
 

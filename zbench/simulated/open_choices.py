@@ -57,8 +57,9 @@ def chosen_steps(
     exchange_slices: dict[str, Any] = {}
     if steps.overlap.exchanges.is_open:
         layouts = plans_of_layouts(plans)
+        tried = {count: steps.with_slices(count).built(batch, plans) for count in TRIED}
         seconds = {
-            count: play_step(steps.with_slices(count).built(batch, plans), layouts, cost).seconds for count in TRIED
+            count: play_step(steps.played(step, batch, plans), layouts, cost).seconds for count, step in tried.items()
         }
         best = min(TRIED, key=seconds.__getitem__)  # the first of those that are as fast
         steps = steps.with_slices(best)

@@ -5,12 +5,18 @@ what members have contributed to the homes. Cells are as large as the step says,
 ones as their encoding has them, scales included. What is of a layer that is not there
 for an instance, or of another stage, does not happen. Places are counted from an instance's first one, or from the
 stages of their pipelines that have its layer.
+
+Of rows that are counted while a step runs the step says how many there are at most. What routers chose says the rest:
+with the rows of every layer the law is to the byte again.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
+import numpy as np
+
+from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
@@ -19,17 +25,37 @@ from zbench.step.tensor import Tensor
 
 Bytes = dict[str, tuple[int, int]]  # sent, received, by queue
 Moved = tuple[int, int, int, int, int]  # tensor, offset of its layer, queue, source, destination
+Chosen = Mapping[tuple[int, int, int], Sequence[int]]  # by layout, layer and part of a: the rows of every expert
+Rows = Mapping[tuple[int, int], Ints]  # by layout and layer: rows, int64 [parts of a, experts]
 Held = set[tuple[int, int, int, int]]  # tensor, offset of its layer, cell, place
 
 
-def stated_bytes(step: Step) -> list[Bytes]:
-    """Returns the bytes of every GPU, host memories counted with the first GPU of their node."""
+def chosen_rows(told: Iterable[Chosen]) -> Rows:
+    """Returns the rows of seats with a token that processes tell, each of the parts at home on it."""
+    every = {key: rows for one in told for key, rows in one.items()}
+    layers = {key[:2] for key in every}
+    return {
+        (layout, layer): np.array([every[key] for key in sorted(every) if key[:2] == (layout, layer)], np.int64)
+        for layout, layer in layers
+    }
+
+
+def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
+    """Returns the bytes of every GPU, host memories counted with the first GPU of their node. rows: of seats with a
+    token; None: as many as the step has at most."""
     found: list[dict[str, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(step.num_gpus)]
-    of_template = [_of_template(step, template) for template in step.templates]
+    of_template = [_of_template(step, template, rows is not None) for template in step.templates]
     for instance in step.order:
-        layout = step.layouts[step.templates[instance.template].layout]
+        number = step.templates[instance.template].layout
+        layout, (moved, counted) = step.layouts[number], of_template[instance.template]
         for layer in instance.layers:
-            for (tensor, offset, queue, src, dst), size in of_template[instance.template].items():
+            sizes = list(moved.items())
+            for key, cells in counted.items():
+                assert rows is not None, "they are counted where rows are given"
+                sizes.append((key, int(_counted(layout, key[0], rows[number, layer + key[1]])[cells].sum())))
+            for (tensor, offset, queue, src, dst), size in sizes:
+                if not size:
+                    continue
                 if _is_there(step, layout.tensors[tensor], instance.place, (layer, layer + offset)):
                     found[_gpu(step, _shifted(step, src, instance.place, layer))][QUEUES[queue]][0] += size
                     found[_gpu(step, _shifted(step, dst, instance.place, layer))][QUEUES[queue]][1] += size
@@ -67,11 +93,20 @@ def _gpu(step: Step, place: int) -> int:
     return place if place < step.num_gpus else (place - step.num_gpus) * step.num_gpus // step.num_hosts
 
 
-def _of_template(step: Step, template: Template) -> dict[Moved, int]:
-    """Returns the bytes that a template's operations move."""
+def _counted(layout: StepLayout, tensor: int, rows: Ints) -> Ints:
+    """Returns the bytes of every cell of a tensor of slices, by the rows of experts."""
+    slices = next(one.part for one in layout.maps if (one.coarse, one.fine) == ("k", "e"))
+    of_slices = np.stack([rows[:, slices == part].sum(axis=1) for part in range(len(layout.index["k"]))], axis=1)
+    return np.asarray(layout.tensors[tensor].unit * of_slices.reshape(-1))
+
+
+def _of_template(step: Step, template: Template, counts: bool) -> tuple[dict[Moved, int], dict[Moved, list[int]]]:
+    """Returns the bytes that a template's operations move, and of tensors whose rows are counted while the step runs,
+    if that `counts`, the cells that they move."""
     layout = step.layouts[template.layout]
     held: Held = set(_named(layout, template.needs))
     moved: dict[Moved, int] = defaultdict(int)
+    counted: dict[Moved, list[int]] = defaultdict(list)
     for kind, what, src, dst, *rest in template.operations.table.tolist():
         lists, layer, queue, encoding = rest[:3], rest[3], rest[4], rest[6]
         if kind == COMPUTE:
@@ -93,11 +128,14 @@ def _of_template(step: Step, template: Template) -> dict[Moved, int]:
             for a, b in ends:
                 if a == b or (kind not in (SEND, MOVE, GATHER) and (what, layer, cell, a) not in held):
                     continue
-                moved[what, layer, queue, a, b] += int(size[cell])
+                if counts and layout.tensors[what].counted_by:
+                    counted[what, layer, queue, a, b].append(cell)
+                else:
+                    moved[what, layer, queue, a, b] += int(size[cell])
                 held.add((what, layer, cell, b))
                 if kind not in (SEND, GATHER):
                     held.discard((what, layer, cell, a))
-    return moved
+    return moved, counted
 
 
 def _cells(layout: StepLayout, tensor: int, lists: Sequence[int]) -> Iterator[int]:

@@ -16,7 +16,8 @@ and b. In two levels ni has those tokens that go to a node n of the experts, i t
 there, and nv is the sum of v over the node's slices.
 
 Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
-seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without.
+seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without. Where these are
+counted, they are of the seats alone that have a token, and ct has how many these are of each expert.
 """
 
 from collections.abc import Mapping
@@ -83,6 +84,25 @@ v[a,k(e)]   += leave(pa[a,k(e)], u[a,e], ed[e])  for route(a, e)
 x'[t]        = y[t] + b[t]{shared}
 """
 )
+# Where seats with a token alone are sent: how many there are of each expert goes ahead, and what is of seats where
+# experts are reads it.
+COUNTS = "ct"
+_COUNTED_ROUTER = (
+    ATTENTION
+    + """
+{logits}
+ra[a(t)]    += collect(r[t])
+to[a,k]      = {choose}(ra[a])
+ct[a,k]      = count(to[a,k])
+pa[a(t),k]  += {gate}_of_seats_counted(r[t], to[a(t),k])
+i[a(t),k]   += seat_counted(m[t], to[a(t),k])
+{beside}z[a,e]       = enter_counted(i[a,k(e)], ez[e], ct[a,k(e)])  for route(a, e)
+u[a,e]       = act(z[a,e])                                 for route(a, e)
+v[a,k(e)]   += leave_counted(pa[a,k(e)], u[a,e], ed[e], ct[a,k(e)])  for route(a, e)
+{down}b[t]        += unseat_counted(v[a(t),k], to[a(t),k])
+x'[t]        = y[t] + b[t]{shared}
+"""
+)
 # The functions that choose, by who does: tokens their experts, or experts their tokens.
 CHOICES: Mapping[str, str] = MappingProxyType({TOKEN_CHOICE: "choose_experts", EXPERT_CHOICE: "choose_tokens"})
 
@@ -95,11 +115,12 @@ _LOGITS: Mapping[str, str] = MappingProxyType({
 @dataclass(frozen=True)
 class RouterFormulas:
     """The kinds of formulas that a router has: gate, scores, of zbench.describe.model.GATES and ROUTERS, and routing,
-    of zbench.describe.expert_schedule.ROUTINGS."""
+    of zbench.describe.expert_schedule.ROUTINGS. counted: whether the seats alone are sent that have a token."""
 
     gate: str = SOFTMAX
     scores: str = LINEAR
     routing: str = DRAWN
+    counted: bool = False
 
 
 USUAL_ROUTER = RouterFormulas()
@@ -112,7 +133,7 @@ def expert_layer(shared: bool, two_level: bool, router: RouterFormulas) -> str:
     logits, gate, routing = _LOGITS[router.scores], router.gate, router.routing
     if routing != DRAWN:
         common = " + bs[t]" if shared else ""
-        return _ROUTER.format(
+        return (_COUNTED_ROUTER if router.counted else _ROUTER).format(
             choose=CHOICES[routing], logits=logits, gate=SHARES[gate], beside=beside, down=down, shared=common
         )
     if two_level:
@@ -165,6 +186,12 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     **{name: Derivative((None,)) for name in ("collect", *CHOICES.values())},
     "seat": Derivative(((1,), None)),
     "unseat": Derivative(((1,), None)),
+    **{f"{name}_of_seats_counted": Derivative(((0, 1), None)) for name in SHARES.values()},
+    "count": Derivative((None,)),
+    "seat_counted": Derivative(((1,), None)),
+    "unseat_counted": Derivative(((1,), None)),
+    "enter_counted": Derivative(((1, 2), (0, 2), None)),
+    "leave_counted": Derivative(((1, 2, 3), (0, 2, 3), (0, 1, 3), None)),
     "cosine": Derivative(((0, 1), (0, 1))),
     "pick": Derivative(((),)),
     "enter": Derivative(((1,), (0,))),
@@ -178,6 +205,11 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
 _TABLES: Mapping[str, str] = MappingProxyType({WORDS: "wh", TIED: "we"})  # that score words
 SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel group has a slice
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
+
+
+def uncounted(function: str) -> str:
+    """Returns the function that a function of counted seats is but for which rows it has."""
+    return function.replace("_counted", "")
 
 
 def is_sliced(formula: Formula) -> bool:

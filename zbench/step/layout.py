@@ -124,6 +124,14 @@ class StepLayout:
         return np.array([int(one.layers != "none") for one in self.tensors], np.int64)
 
     @cached_property
+    def counts(self) -> Ints:
+        """The tensor, cut alike, that has how many rows there are of every tensor, int64 [tensors], -1 where none has:
+        whoever is sent rows has to know."""
+        found = [self.number.get(one.counted_by, -1) for one in self.tensors]
+        same = [at >= 0 and self.tensors[at].axes == one.axes for at, one in zip(found, self.tensors, strict=True)]
+        return np.where(same, found, -1).astype(np.int64)
+
+    @cached_property
     def updates(self) -> Flags:
         """Whether a formula updates state."""
         return np.array([one.action == ":=" for one in self.formulas], bool)

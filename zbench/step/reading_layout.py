@@ -135,14 +135,18 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
         home = np.full(cells, -1, np.int64)
     else:
         home = _below(scanner, scanner.numbers(), cells, part.places)
-    hops, amounts = 0, None
+    hops, amounts, counted_by = 0, None, ""
     while scanner.has(","):
-        if scanner.take("hops", "amounts") == "hops":
+        given = scanner.take("hops", "amounts", "counted")
+        if given == "hops":
             hops = scanner.integer()
-        else:
+        elif given == "amounts":
             amounts = _below(scanner, scanner.numbers(), cells, MOST_AMOUNT)
+        else:
+            scanner.take("by")
+            counted_by = scanner.word("the name of a tensor")
     names = tuple(one.name for one in axes)
-    part.tensors.append(Tensor(name, names, nature, merge, layers, unit, home, hops, amounts))
+    part.tensors.append(Tensor(name, names, nature, merge, layers, unit, home, hops, amounts, counted_by))
 
 
 def _formula(part: PartialLayout, scanner: Scanner) -> None:

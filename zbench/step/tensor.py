@@ -24,6 +24,8 @@ class Tensor:
     layers: whether each layer has one, each border between layers (one more), or the step as a whole.
     unit: bytes of a cell whose parts have size 1; a cell has that times its parts' sizes, or times `amounts`, int64
         [cells], where these are given: of the tokens of a part, some go to an expert.
+    counted_by: the tensor that has, when a step runs, how many of `amounts` there are, cut along the same indices where
+        this one is sent; then these are the most that there may be. "": there are as many as `amounts`.
     home: int64 [cells], the place of each cell, from or to which collectives move it. -1: it has none.
     hops: how often values of it were encoded with loss, at most, where they are read.
     """
@@ -37,6 +39,7 @@ class Tensor:
     home: Ints
     hops: int = 0
     amounts: Ints | None = None
+    counted_by: str = ""
 
     def cell_bytes(self, indices: dict[str, Index]) -> Ints:
         """Returns the bytes of every cell, int64 [cells]."""

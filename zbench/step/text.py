@@ -84,6 +84,7 @@ def _tensor(one: Tensor) -> str:
     home = "none" if (one.home < 0).all() else _numbers(one.home)
     hops = f", hops {one.hops}" if one.hops else ""
     amounts = "" if one.amounts is None else f", amounts {_numbers(one.amounts)}"
+    amounts += f", counted by {one.counted_by}" if one.counted_by else ""
     return f"tensor {one.name}{axes}: {one.nature}{merge}, {one.layers}, {one.unit} bytes, home {home}{hops}{amounts}"
 
 

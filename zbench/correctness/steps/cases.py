@@ -1,7 +1,7 @@
 """Cases that executed steps are checked on, and what a process came to. No torch, which the driver is to be without."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
+from zbench.step.byte_law import Chosen
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
@@ -51,7 +52,7 @@ class StepCase:
 class Executed:
     """The outcome of a process: the largest difference of its gradients and of its parameters, over the largest element
     of each, and the loss, None where it is not here. bytes: (sent, received) by queue. held: the most bytes that its
-    GPU's store had."""
+    GPU's store had. rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are counted."""
 
     loss: float | None
     wanted_loss: float
@@ -59,3 +60,4 @@ class Executed:
     parameters: float
     bytes: Mapping[str, tuple[int, int]]
     held: int = 0
+    rows: Chosen = field(default_factory=dict)

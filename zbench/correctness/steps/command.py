@@ -20,7 +20,7 @@ from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombina
 from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.step.byte_law import stated_bytes
+from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.proof.prove import StepError, prove_step
 
 LIMIT = 1e-12  # of differences over the largest element, in float64
@@ -100,7 +100,7 @@ def executed(chosen: Sequence[Combination], ranks: int, way: str, seed: int) -> 
                 except RankFailed as error:
                     yield StepVerdict(one, NAN, NAN, NAN, {}, str(error))
                     break
-                yield judged_step(one, found, stated_bytes(case.step))
+                yield judged_step(one, found, stated_bytes(case.step, chosen_rows(rank.rows for rank in found) or None))
 
 
 def judged_step(

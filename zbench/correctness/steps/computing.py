@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from zbench.correctness.steps.counted_functions import COUNTED_FUNCTIONS
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
 from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, from_memory, in_memory, merged
 from zbench.correctness.steps.seat_functions import Seated
@@ -16,6 +17,7 @@ from zbench.step.layout import StepLayout
 
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 Store = dict[tuple[str, int, int], dict[tuple[int, Cell], Any]]  # by (tensor, layer, micro-batch): by (place, cell)
+_ROUTED = {**EXPERT_FUNCTIONS, **COUNTED_FUNCTIONS}
 Choices = dict[tuple[int, int, int], tuple[Floats, dict[int, Ints]]]  # by (micro-batch, layer, part of a)
 
 
@@ -167,9 +169,9 @@ class ComputeOnPlace:
 
     def _term(self, term: Term, result: Reference, at: dict[str, int]) -> Any:
         values = [self.read(one, at) for one in term.operands]
-        if term.function in EXPERT_FUNCTIONS:
+        if term.function in _ROUTED:
             context = self._seated(at) if self._routers_choose else self._chosen(at)
-            found = EXPERT_FUNCTIONS[term.function](context, *values)
+            found = _ROUTED[term.function](context, *values)
             if result.tensor == "to":
                 self.choices.setdefault((self.micro_batch, self.layer, at["a"]), (values[0], {}))[1][at["k"]] = found
             return found

@@ -23,7 +23,7 @@ from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
-from zbench.runtime.stepping.choices import by_sequence, gathered_choices
+from zbench.runtime.stepping.choices import by_sequence, counted_rows, gathered_choices
 from zbench.runtime.stepping.comparison import difference, gradient_differences
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.steps.seats import SeatParts
@@ -69,7 +69,8 @@ class StepRank:
         off = [0.0, *faults, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
         own = runner.stores.get(self.rank)  # none of a rank that the step has no place for
         held = own.peak if isinstance(own, PeakStore) else 0
-        return Executed(loss, wanted.loss, float(np.max(off)), parameters, bytes_by_queue(messages.ends), held)
+        sent = bytes_by_queue(messages.ends)
+        return Executed(loss, wanted.loss, float(np.max(off)), parameters, sent, held, counted_rows(prepared))
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep | None]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same. None where

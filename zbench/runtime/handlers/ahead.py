@@ -3,7 +3,11 @@
 from collections import deque
 from collections.abc import Mapping
 
+import torch
+
+from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.encoded import encoded_bytes
+from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.store import Store
@@ -23,6 +27,7 @@ class PostedAhead:
         )
         self._posted: deque[list[Arrival]] = deque()
         self._waiting = 0  # messages among them
+        self._next: tuple[Exchange, BatchParts, int] | None = None  # whose sizes are not known yet
 
     def arrivals(self) -> list[Arrival]:
         """Returns the arrivals of the next exchange, and posts receives beyond it."""
@@ -34,20 +39,42 @@ class PostedAhead:
         return found
 
     def _post(self) -> bool:
-        """Posts the receives of another exchange; returns whether there was one."""
-        following = next(self._coming, None)
+        """Posts the receives of another exchange; returns whether there was one. How large messages of counted rows are
+        is known when their numbers have come, which are waited for when the exchange is reached."""
+        following = self._next or next(self._coming, None)
         if following is None:
             return False
         one, parts, layer = following
+        self._next = None
+        if parts.counted is not None and not parts.counted.know(one.receives, layer):
+            if self._posted:
+                self._next = following
+                return False
+            self._count(parts.counted, one, parts, layer)
         posted = []
         for parcel in one.receives:
-            cells, of = parcel.cells, parts.formats[parcel.cells.tensor]
+            cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             size = encoded_bytes(of, (cells.first, cells.second), one.encoding)
             key = parts.key(cells.tensor, layer + cells.layer)
             # What is encoded is decoded into memory of its own.
             into = None if one.encoding else self.stores[parcel.dst].room(key, of, cells.first, cells.second)
-            posted.append(self.messages.receive(one.queue, size, parcel.peer, into))
+            posted.append(self.messages.receive(one.queue, size, parcel.peer, into) if size else _nothing(self.stores))
         self._posted.append(posted)
         self._waiting += len(posted)
         self.messages.times.posted(len(posted))
         return True
+
+    def _count(self, counted: CountedRows, one: Exchange, parts: BatchParts, layer: int) -> None:
+        """Waits for the numbers of rows that messages have."""
+        for parcel in one.receives:
+            cells, of = parcel.cells, parts.formats[counted.counts]
+            if not counted.know_of(cells, layer):
+                key, store = parts.key(counted.counts, layer + cells.layer), self.stores[parcel.dst]
+                numbers = store.read(key, of, cells.first, cells.second)[0]
+                counted.note(layer + cells.layer, cells.first, cells.second, numbers)
+
+
+def _nothing(stores: Mapping[int, Store]) -> Arrival:
+    """Returns a message without a row, which nobody sends."""
+    device = next(iter(stores.values())).device
+    return Arrival(torch.empty(0, dtype=torch.uint8, device=device), [])

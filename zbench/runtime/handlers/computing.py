@@ -11,8 +11,9 @@ from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
 from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
-from zbench.runtime.steps.seats import SEATS
 from zbench.step.formula import Formula, Reference, Term
+from zbench.step.layers import COUNTS
+from zbench.step.passes.router.seats import SEATS
 
 
 def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: int) -> None:
@@ -29,6 +30,9 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
     terms = [_term(term, formula, at, fields) for term, fields in zip(formula.terms, operands, strict=True)]
     if formula.results[0].tensor == SEATS:
         parts.machine.choices[parts.number, layer, one.writes[0].first] = operands[0][0][0], terms[0][0][0]
+    if formula.results[0].tensor == COUNTS:
+        assert parts.counted is not None, "there are counts where rows are counted"
+        parts.counted.note(layer, one.writes[0].first, one.writes[0].second, terms[0][0][0])
     values = terms[0] if len(terms) == 1 else [(sum((one[0][0] for one in terms[1:]), start=terms[0][0][0]),)]
     for ref, cells, value in zip(formula.results, one.writes, values, strict=True):
         _write(formula, ref, cells, value, parts, slots, (store, layer))
@@ -36,10 +40,8 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
 
 def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Parts], of: tuple[Store, int]) -> Fields:
     """Returns the fields of an operand."""
-    store, layer = of
-    found = store.read(
-        parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second
-    )
+    store, layer = of[0], of[1] + cells.layer
+    found = store.read(parts.key(cells.tensor, layer), parts.format(cells.tensor, layer), cells.first, cells.second)
     if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:  # with both axes cells are meant as they lie
         (axis,) = ref.axes
         return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)
@@ -70,16 +72,16 @@ def _write(
     of: tuple[Store, int],
 ) -> None:
     """Writes a copy, or adds to a sum."""
-    store, layer = of
-    tensor = parts.layout.tensors[cells.tensor]
-    key = parts.key(cells.tensor, layer + cells.layer)
+    store, layer = of[0], of[1] + cells.layer
+    tensor, lies = parts.layout.tensors[cells.tensor], parts.format(cells.tensor, layer)
+    key = parts.key(cells.tensor, layer)
     if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:
         (axis,) = ref.axes
         name = base_name(tensor.name)
         value = (parts.slices.written(name, value[0], cells.first, slots[axis.slot]),)
     # A parameter's gradient is computed in the activations' dtype and summed, and sent, in the wide one.
-    value = tuple(one.to(dtype) for one, (_, dtype) in zip(value, parts.formats[cells.tensor].fields, strict=True))
-    slab = Slab.of(parts.formats[cells.tensor], cells.first, cells.second, value)
+    value = tuple(one.to(dtype) for one, (_, dtype) in zip(value, lies.fields, strict=True))
+    slab = Slab.of(lies, cells.first, cells.second, value)
     if formula.action == "=":
         store.put(key, slab)
     else:

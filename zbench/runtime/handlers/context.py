@@ -1,7 +1,7 @@
 """The context of a compute, what its formula takes besides operands: positions, words and heads of its parts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,8 @@ class RoutedRows:
 
     chosen: int64 [T, n], the experts of the tokens of t, with room or not. tokens, inside: of each slice in the slot k,
     or node in n, the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these,
-    n]. experts: of each in the slot e, its rows of what its slice was sent, and as which choices. num_sent: the rows
+    n]. experts: of each in the slot e, its rows of what its slice was sent (blocks of rows that are
+    counted while the step runs), and as which choices. num_sent: the rows
     that the slices of these were sent. dtype: of shares. padded: whether there is padding. in_nodes: of each slice in
     the slot k its rows by their numbers among those that nodes were sent, num_in_nodes of them; () where nodes are of
     no interest.
@@ -204,6 +205,8 @@ class Contexts:
         if "e" not in slots:
             return None
         slices = tuple(np.unique(every.slices[list(slots["e"])]).tolist())
+        if every.counted:  # blocks, until it is known how many rows each has
+            every = replace(every, room=np.ones_like(every.room))
         expert, _ = every.rows(slots["a"], slices)
         mine = [self._tensor(np.flatnonzero(expert == one)) for one in slots["e"]]
         none = torch.zeros(0, 1, dtype=torch.int64, device=self.device)

@@ -7,7 +7,8 @@ parallelism (j) or of the experts (k) and flat shards of these (z); whole, it ha
 slice is cut along the one that formulas name.
 
 A tensor that is cut along shards alone lies flat, as weights on their way to generation (zbench.rollouts.gathers).
-A tensor with amounts has rows: of a cell as many as the step says, cells with the same second part together.
+A tensor with amounts has rows: of a cell as many as the step says, or as are counted while it runs
+(zbench.runtime.handlers.counted), cells with the same second part together.
 """
 
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 # Of tensors of routed tokens; others have hidden activations, too.
 _ROUTED: Mapping[str, tuple[str, ...]] = {
     "p": ("Lrn",), "i": ("rc",), "z": ("rki",), "u": ("ri",), "v": ("rc",), "pa": ("Lro",), "to": ("Ir",),
+    "ct": ("Ir",),
 }  # fmt: skip
 Fields = tuple[Tensor, ...]
 
@@ -64,13 +66,15 @@ def product_axes(tensor: str) -> str:
 class Format:
     """The format of a tensor. fields: the axes of each field and its dtype. where: of both axes that it is cut
     along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes.
-    amounts: of a tensor that has them, the rows of each cell, int64 [parts of the first, of the second]."""
+    amounts: of a tensor that has them, the rows of each cell, int64 [parts of the first, of the second]. counted: they
+    were counted while the step runs, so that a cell is there that has none."""
 
     fields: tuple[tuple[str, torch.dtype], ...]
     where: tuple[str, str]
     sizes: tuple[Ints, Ints]
     dims: Mapping[str, int]
     amounts: Ints | None = None
+    counted: bool = False
 
     @cached_property
     def _sizes(self) -> tuple[list[int], list[int]]:
@@ -81,7 +85,7 @@ class Format:
         """Lists the cells of two lists that there are, as they follow one another where they have rows."""
         if self.amounts is None:
             return [(a, b) for a in first for b in second]
-        return [(a, b) for b in second for a in first if self.amounts[a, b]]
+        return [(a, b) for b in second for a in first if self.counted or self.amounts[a, b]]
 
     def shape(self, field: int, first: Parts, second: Parts) -> tuple[int, ...]:
         """Returns the shape of a field for the cells of two lists."""

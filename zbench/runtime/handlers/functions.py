@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zbench.runtime.handlers.context import Context
+from zbench.runtime.handlers.counted import COUNTED_FUNCTIONS
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
 from zbench.runtime.handlers.seats import SEAT_FUNCTIONS
@@ -200,6 +201,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "value": _value, "regress": _regress, "value_d0": _value_d0, "value_d1": _value_d1, "contribute": _contribute,
     **ROUTED_FUNCTIONS,
     **SEAT_FUNCTIONS,
+    **COUNTED_FUNCTIONS,
 })  # fmt: skip
 
 

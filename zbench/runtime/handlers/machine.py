@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zbench.describe.model import Model
 from zbench.runtime.handlers.context import Context, Contexts, TokenWords
+from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.formats import Format, Formats
 from zbench.runtime.handlers.functions import FUNCTIONS
 from zbench.runtime.handlers.messages import StepMessages
@@ -97,8 +98,25 @@ class BatchParts:
 
     @cached_property
     def formats(self) -> tuple[Format, ...]:
-        """The formats of the tensors."""
+        """The formats of the tensors, with the most rows that there may be where these are counted."""
         return Formats(self.layout, self.machine.model).all
+
+    @cached_property
+    def counted(self) -> CountedRows | None:
+        """The rows that are counted while the step runs, None where none are."""
+        seats = self.seats
+        return None if seats is None or not seats.counted else CountedRows(self.layout, seats, self.formats)
+
+    @cached_property
+    def _is_counted(self) -> tuple[bool, ...]:
+        return tuple(bool(one.counted_by) for one in self.layout.tensors)
+
+    def format(self, tensor: int, layer: int) -> Format:
+        """Returns the format of a tensor. layer: of the tensor itself, offsets counted."""
+        if self._is_counted[tensor]:
+            assert self.counted is not None, "a tensor is counted, and so are seats"
+            return self.counted.format(tensor, layer)
+        return self.formats[tensor]
 
     @cached_property
     def seconds_for(self) -> tuple[str, ...]:

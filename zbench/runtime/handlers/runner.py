@@ -94,16 +94,18 @@ class StepRunner:
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
-            self.machine.messages.send(one.queue, self._message(one, parcel, parts, layer), parcel.peer)
+            message = self._message(one, parcel, parts, layer)
+            if message.numel():  # of rows that routers choose there may be none, and no message then
+                self.machine.messages.send(one.queue, message, parcel.peer)
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
-            of, cells = parts.formats[parcel.cells.tensor], parcel.cells
+            cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             coming = _Unpacked(self, one.queue, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, coming)
             coming.slab = slab
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
-            of, cells = parts.formats[parcel.cells.tensor], parcel.cells
+            cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             lists = cells.first, cells.second
             if one.encoding is None:
                 fields = tuple(field.clone() for field in self._leaving(one, parcel, parts, layer))
@@ -116,7 +118,8 @@ class StepRunner:
         """Returns what a parcel carries as bytes."""
         if one.encoding is not None:
             return self._encoded(one, parcel, parts, layer).message
-        return parts.formats[parcel.cells.tensor].packed(self._leaving(one, parcel, parts, layer))
+        of = parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
+        return of.packed(self._leaving(one, parcel, parts, layer))
 
     def _encoded(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> EncodedCells:
         """Returns what a parcel carries in fewer bits: cells that have arrived so go on as they are."""
@@ -141,7 +144,8 @@ class StepRunner:
         """Returns what leaves a place: contributions are taken, others copied."""
         store, cells = self.stores[parcel.src], parcel.cells
         get = store.take if one.takes else store.read
-        key, of = parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor]
+        layer += cells.layer
+        key, of = parts.key(cells.tensor, layer), parts.format(cells.tensor, layer)
         return get(key, of, cells.first, cells.second)
 
     def _arrive(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int, slab: Slab) -> None:

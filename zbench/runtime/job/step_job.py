@@ -62,7 +62,8 @@ class StepReport:
     worst: the largest relative difference to the dense model and where, where it was asked for. began, events,
     nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
     state moved, as its strategy is another one than that of the step before. seats: that experts have for tokens of
-    this rank, of all layers, and how many of these have none, where a router chooses; swapped: of the whole step, those
+    this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a token, as
+    zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those
     that the dense model would have chosen otherwise, of equals but for rounding.
     """
 
@@ -81,6 +82,7 @@ class StepReport:
     nic_series: dict[str, Any] = field(default_factory=dict)
     switching: float = 0.0
     seats: tuple[int, int] = (0, 0)
+    rows: Mapping[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     swapped: int = 0
 
     def total(self) -> dict[str, Sizes]:

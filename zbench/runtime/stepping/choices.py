@@ -41,6 +41,19 @@ def counted_seats(prepared: PreparedStep) -> tuple[int, int]:
     return sum(one.numel() for one in tables), sum(int((one < 0).sum()) for one in tables)
 
 
+def counted_rows(prepared: PreparedStep) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """Returns the rows of seats with a token of every expert, by micro-batch, layer and part of a at home on a process;
+    nothing where all seats are rows."""
+    one = prepared.batches[0]
+    if one.counted is None:
+        return {}
+    experts, found = len(one.counted.seats.slices), {}
+    for (number, layer, groups), (_, seats) in one.machine.choices.items():
+        (group,) = groups
+        found[number, layer, group] = tuple((seats.view(experts, -1) >= 0).sum(1).tolist())
+    return found
+
+
 def gathered_choices(prepared: PreparedStep, model: Model, group: dist.ProcessGroup) -> "RouterChoices | None":
     """Returns the choices of all processes, on process 0; None on others, and where no router chooses. Collective where
     one does."""

@@ -33,7 +33,7 @@ from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
 from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
-from zbench.runtime.stepping.choices import by_sequence, counted_seats, gathered_choices
+from zbench.runtime.stepping.choices import by_sequence, counted_rows, counted_seats, gathered_choices
 from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import InitialWeights
@@ -118,7 +118,7 @@ class SteppingRank:
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         messages = self.runner.machine.messages
         found = self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
-        return replace(found, seats=counted_seats(prepared), swapped=swapped)
+        return replace(found, seats=counted_seats(prepared), rows=counted_rows(prepared), swapped=swapped)
 
     def close(self) -> None:
         """Ends the group of ranks."""

@@ -12,21 +12,22 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.layers import COUNTS
 from zbench.step.layout import StepLayout
-from zbench.step.passes.router.seats import TOGETHER
-
-SEATS = "to"  # the tensor that says which token is in which seat
+from zbench.step.passes.router.seats import SEATS, TOGETHER
 
 
 @dataclass(frozen=True)
 class SeatParts:
     """The seats of a micro-batch. sizes, group: int64 [parts of t], tokens of each, and the part of a that it is in.
-    room: int64 [parts of a], seats that every expert has for its tokens. slices: int64 [experts], where each lies."""
+    room: int64 [parts of a], seats that every expert has for its tokens. slices: int64 [experts], where each lies.
+    counted: whether the seats with a token alone are rows elsewhere."""
 
     sizes: Ints
     group: Ints
     room: Ints
     slices: Ints
+    counted: bool = False
 
     @staticmethod
     def of(layout: StepLayout) -> "SeatParts | None":
@@ -39,7 +40,7 @@ class SeatParts:
         assert rows is not None, "seats are counted"
         per_slice = len(slices) // len(layout.index["k"])
         room = rows.reshape(layout.shape(number))[:, 0] // per_slice
-        return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices)
+        return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices, COUNTS in layout.number)
 
     @cached_property
     def tokens(self) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import is_gradient_of_experts, of_experts, of_relay, of_shared_experts
+from zbench.step.layers import COUNTS, is_gradient_of_experts, of_experts, of_relay, of_shared_experts
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
@@ -92,7 +92,8 @@ class ExpertModules:
     def _awaited(self, formula: Formula) -> list[Ints]:
         """Returns the messages of what a formula reads and the template makes on the other side, if not sent so far."""
         found = []
-        for one in formula.operands:
+        # Counts go ahead of the rows that they are of.
+        for one in sorted(formula.operands, key=lambda one: one.tensor != COUNTS):
             axes = self.layout.tensors[self.layout.number[one.tensor]].axes
             if axes[1:] in (("k",), ("n",)) and one.tensor not in self.moved:
                 elsewhere = [site for site in self._made_at(one) if site != _site(formula)]
@@ -192,13 +193,15 @@ class ExpertModules:
         readers = [one for one in self.layout.formulas if any(ref.tensor == name for ref in one.operands)]
         if not any(map(of_experts, readers)):
             return self._saved_at_home(number, count)
-        found = []
+        # Counts are read where experts are, and by whoever is sent rows of theirs: at home, too.
+        found = self._saved_at_home(number, count) if name == COUNTS else []
         for gpu in range(self.parts.num_gpus):
             place, index = self.lists.number(PLACE, [gpu]), tensor.axes[1]
             for part in [gpu % self.degree] if index == "k" else self._experts(gpu).tolist():
                 routed = self.parts.routing.to_slices if index == "k" else self.parts.routing.to_experts
                 tokens = self._group(gpu)
                 tokens = tokens[routed[tokens, part] > 0]
+                tokens = np.setdiff1d(tokens, self.parts.routed_own[gpu]) if name == COUNTS else tokens
                 if len(tokens):
                     cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                     found.append([number, 0, place, *cells, count, 0, 0])

@@ -183,10 +183,8 @@ class PlanParts:
             return None
         if self.experts.routing == DRAWN:
             return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
-        assert self.experts.capacity is not None, "checked where the model is laid out"
-        per_token, experts = self.model.experts_per_token, self.model.num_experts
-        capacity, degree = self.experts.capacity, self.experts.degree
-        return RouterSeats(self.home, self.sizes, capacity, per_token, experts, degree)
+        per_token, experts, how = self.model.experts_per_token, self.model.num_experts, self.experts
+        return RouterSeats(self.home, self.sizes, how.capacity, per_token, experts, how.degree, how.counted)
 
     @cached_property
     def routed_own(self) -> Lists:

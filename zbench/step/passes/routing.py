@@ -63,6 +63,11 @@ class ExpertParallel:
             routing=experts.routing,
         )
 
+    @property
+    def counted(self) -> bool:
+        """Whether a router chooses how many rows go to experts, and not only which ones."""
+        return self.routing != DRAWN and not self.padded
+
     def of(self, batch: Batch) -> "ExpertParallel":
         """Returns the same layout and rule for a batch's draw."""
         return replace(self, seed=batch.seed, step=batch.step)
@@ -89,11 +94,13 @@ class ExpertParallel:
                 f"model.gate is {model.gate}; with experts.routing={EXPERT_CHOICE} an expert compares tokens by their "
                 f"shares of all experts, so it takes {SOFTMAX_ALL}"
             )
-        if self.routing != DRAWN and (self.capacity is None or not self.padded):
+        if self.routing == EXPERT_CHOICE and (self.capacity is None or not self.padded):
             raise ValueError(
                 f"the routing is {self.routing} with a capacity of {self.capacity}, padded {self.padded}; it takes a "
                 "number and True"
             )
+        if self.routing != DRAWN and self.capacity is None and self.padded:
+            raise ValueError(f"the routing is {self.routing}, padded, with no capacity; it takes a number")
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
 

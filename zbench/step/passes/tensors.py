@@ -7,6 +7,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
+from zbench.step.layers import COUNTS
 from zbench.step.passes.parameters.zero import (
     GRADIENT_BYTES,
     MOMENT_BYTES,
@@ -15,7 +16,7 @@ from zbench.step.passes.parameters.zero import (
     weight_elements,
 )
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.seats import SEAT_BYTES, RouterSeats
+from zbench.step.passes.router.seats import SEAT_BYTES, SEATS, RouterSeats
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -42,9 +43,19 @@ def tensors_of(
             home = tokens if axes == ("t",) else _sliced_home(axes, parts) if axes else np.zeros(1, np.int64)
             nature = _NATURE[formula.action]
             merge = merges.get(name.rstrip("~"), "add") if nature == "sum" else ""
-            amounts = parts.routed(axes)
-            found[name] = Tensor(name, axes, nature, merge, _layers(result), _unit(model, name), home, 0, amounts)
+            amounts, counted_by = parts.routed(axes), ""
+            if amounts is not None and parts.experts.counted:
+                amounts, counted_by = _counted(name, amounts, parts)
+            size = _unit(model, name)
+            found[name] = Tensor(name, axes, nature, merge, _layers(result), size, home, 0, amounts, counted_by)
     return tuple(found.values())
+
+
+def _counted(name: str, amounts: Ints, parts: PlanParts) -> tuple[Ints, str]:
+    """Returns the amounts of a tensor of seats, where those with a token are counted, and by what its are."""
+    if name == COUNTS:  # a number for each expert of the slice
+        return np.full_like(amounts, parts.model.num_experts // parts.experts.degree), ""
+    return amounts, "" if name.rstrip("~") == SEATS else COUNTS
 
 
 def _layers(result: Reference) -> str:
@@ -88,7 +99,7 @@ def _unit(model: Model, name: str) -> int:
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
-        "ra": model.num_experts * element, "to": SEAT_BYTES, "pa": model.lse_bytes,
+        "ra": model.num_experts * element, SEATS: SEAT_BYTES, COUNTS: SEAT_BYTES, "pa": model.lse_bytes,
         "l": 2 * model.lse_bytes, "val": model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

@@ -20,7 +20,7 @@ OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT, TOUCHES = range(1, 9)  # of a fault,
 class WalkTables(NamedTuple):
     """The tables that a walk reads, few and wide, as each array of a compiled function's arguments costs compiling.
 
-    rows, row_offsets, relation: zbench.step.layout.FormulaRows. tensors: a row each, columns SHAPE0 to HIGHEST. cells:
+    rows, row_offsets, relation: zbench.step.layout.FormulaRows. tensors: a row each, columns SHAPE0 to COUNTS. cells:
     of all tensors, the contributions that make a cell complete, and its home. groups: of parts, the group and whether
     the part is the first of it; group_offsets: where those of the first and the second index of each relation begin.
     row_begin: where a relation's rows begin in partner_offsets. lossy: of encodings.
@@ -45,8 +45,9 @@ class WalkTables(NamedTuple):
 
 
 # Columns of WalkTables.tensors. BASE: where keys begin, from 1 on; FIRST_CELL: where a tensor's cells begin;
-# LAYERED: 0 of one of the step as a whole; LOWEST, HIGHEST: the layers that there are.
-SHAPE0, SHAPE1, NATURE, BASE, FIRST_CELL, LAYERED, LOWEST, HIGHEST = range(8)
+# LAYERED: 0 of one of the step as a whole; LOWEST, HIGHEST: the layers that there are; COUNTS: the tensor, cut alike,
+# that has how many rows there are, -1 where none has.
+SHAPE0, SHAPE1, NATURE, BASE, FIRST_CELL, LAYERED, LOWEST, HIGHEST, COUNTS = range(9)
 TOTAL, HOME = range(2)  # columns of WalkTables.cells
 
 

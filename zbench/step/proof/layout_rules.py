@@ -86,6 +86,8 @@ def _tensors_fault(step: Step, layout: StepLayout) -> str:
             or bool(tensor.merge) != (tensor.nature == "sum")
         ):
             return f"tensor {tensor.name} is a {tensor.nature} with merge {tensor.merge!r}; sums alone have one"
+        if tensor.counted_by and (tensor.amounts is None or tensor.counted_by not in layout.number):
+            return f"tensor {tensor.name} is counted by {tensor.counted_by}; it takes amounts, and a tensor there is"
         cells = int(np.prod(layout.shape(layout.number[tensor.name])))
         if len(tensor.home) != cells or tensor.home.min() < -1 or tensor.home.max() >= step.num_places:
             return f"tensor {tensor.name} has {len(tensor.home)} homes; it takes {cells} places below {step.num_places}"

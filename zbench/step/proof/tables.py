@@ -8,7 +8,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
-from zbench.step.proof.item_rules import BASE, FIRST_CELL, HIGHEST, HOME, LOWEST, SHAPE0, SHAPE1, WalkTables
+from zbench.step.proof.item_rules import BASE, COUNTS, FIRST_CELL, HIGHEST, HOME, LOWEST, SHAPE0, SHAPE1, WalkTables
 from zbench.step.template import AT_HOME, Items, Step
 from zbench.step.tensor import NATURES
 
@@ -59,11 +59,12 @@ def walk_tables(step: Step, layout: StepLayout, counts: tuple[Ints, ...]) -> Wal
     leads = np.zeros(len(groups), np.int64)
     for begin, side in zip(group_offsets[:-1], sides, strict=True):
         leads[begin + np.unique(side, return_index=True)[1]] = 1
-    tensors = np.zeros((len(layout.tensors), 8), np.int64)
+    tensors = np.zeros((len(layout.tensors), 9), np.int64)
     tensors[:, SHAPE0 : SHAPE1 + 1] = layout.shapes
     tensors[:, 2] = [NATURES.index(one.nature) for one in layout.tensors]
     tensors[:, FIRST_CELL] = np.cumsum(cells) - cells
     tensors[:, 5] = layout.layered
+    tensors[:, COUNTS] = layout.counts
     homes = np.concatenate([*(one.home for one in layout.tensors), np.zeros(0, np.int64)])
     bound = layout.bound
     return WalkTables(

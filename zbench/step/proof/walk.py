@@ -7,6 +7,7 @@ from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.step.layout import ADD, READ, WRITE
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.item_rules import (
+    COUNTS,
     FIRST_CELL,
     HIGHEST,
     HOME,
@@ -171,6 +172,8 @@ def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-u
                     if kind == REDUCE:
                         one, two = two, one
                 item = (number, tensor, layer, place + one, cell)
+                if about[COUNTS] >= 0 and kind != DROP:  # whoever is sent rows knows how many
+                    read_item(t, state, (number, about[COUNTS], layer, place + two, cell), version)
                 if kind in (SEND, GATHER):
                     send_copy(t, state, item, place + two, version, encoding)
                 elif kind == DROP:

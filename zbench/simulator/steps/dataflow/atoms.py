@@ -25,7 +25,7 @@ class AtomTables(NamedTuple):
     coarser. shape0, shape1: atoms along both axes of each tensor; first_cell: where its cells of atoms begin among all.
     home_offsets, homes: compressed rows, the places where the parts of a cell of atoms are at home, of tensors that
     collectives move or contracts have at home; home_bytes: of those parts. cell_bytes: of every cell. member_offsets,
-    members: the layout's own lists. nature, layered: of tensors.
+    members: the layout's own lists. nature, layered, counts: of tensors, the last one as of StepLayout.
     """
 
     list_offsets: Ints
@@ -45,6 +45,7 @@ class AtomTables(NamedTuple):
     nature: Ints
     layered: Ints
     cell_bytes: Ints
+    counts: Ints
 
 
 def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) -> AtomTables:
@@ -78,6 +79,7 @@ def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) ->
         arrays.nature,
         layout.layered,
         _cell_bytes(cut, arrays.unit, arrays.amounts),
+        layout.counts,
     )
 
 

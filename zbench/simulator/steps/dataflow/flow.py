@@ -108,7 +108,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
         else:
             product = _length(t, op[4]) * _length(t, op[5])
             drops += product * (op[0] == DROP)
-            ends = 2
+            ends = 2 if t.counts[op[1]] < 0 else 3
             if op[0] == GATHER or op[0] == REDUCE:
                 ends = 2 * (t.member_offsets[op[3] + 1] - t.member_offsets[op[3]]) + 2
                 homes = 0
@@ -160,6 +160,8 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
             if kind == DROP:
                 drops_item(t, where, state, number, (tensor, layer, op[2], cell))
                 continue
+            if kind == SEND and t.counts[tensor] >= 0:  # whoever is sent rows knows how many, and waits for that
+                reads_item(t, where, state, ops, number, (t.counts[tensor], layer, op[3], cell))
             if kind == SEND:
                 reads_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
                 writes_item(t, where, state, ops, number, (tensor, layer, op[3], cell), True)

@@ -4,6 +4,9 @@ All tokens of a GPU are one part of an index `a`. An expert has as many seats fo
 (zbench.step.passes.routing.ExpertParallel), and a seat is a row that is sent, multiplied and sent home, with a token in
 it or zeros. So a step, its lists, bytes and proof are the same for every choice; which token is in which seat is a
 tensor of the step, made of the logits at home (zbench.step.layers).
+
+Where seats are counted, those with a token alone are sent, and the step says how many there may be at most: of a
+dropless expert as many as a GPU has tokens. What is drawn for a clock is then a number below it.
 """
 
 from dataclasses import dataclass
@@ -15,21 +18,24 @@ from zbench.describe.arrays import Ints
 from zbench.step.index import Index, PartMap, Relation
 
 TOGETHER = "a"  # the index of all tokens of a GPU
+SEATS = "to"  # the tensor that says which token is in which seat
 SEAT_BYTES = 8  # of the number of the token in a seat, as indices of torch are
 
 
 @dataclass(frozen=True)
 class RouterSeats:
     """The seats of a micro-batch. part_home, sizes: int64 [parts of t], the GPU that each is on, and its tokens.
-    capacity: seats of an expert over the tokens that it would have if all experts had as many; per_token: experts of a
-    token. slices: of experts, one a GPU of a group."""
+    capacity: seats of an expert over the tokens that it would have if all experts had as many, None: one for every
+    token; per_token: experts of a token. slices: of experts, one a GPU of a group. counted: whether seats with a token
+    alone are sent."""
 
     part_home: Ints
     sizes: Ints
-    capacity: float
+    capacity: float | None
     per_token: int
     num_experts: int
     slices: int
+    counted: bool = False
 
     index = TOGETHER  # what routed rows are cut along
 
@@ -47,7 +53,9 @@ class RouterSeats:
     def to_experts(self) -> Ints:
         """The seats that every expert has for each part of a, int64 [parts of a, experts]."""
         even = self.tokens * self.per_token / self.num_experts
-        return np.repeat(np.ceil(self.capacity * even).astype(np.int64)[:, None], self.num_experts, axis=1)
+        room = self.tokens if self.capacity is None else np.ceil(self.capacity * even).astype(np.int64)
+        room = np.minimum(room, self.tokens) if self.counted else room
+        return np.repeat(room[:, None], self.num_experts, axis=1)
 
     @cached_property
     def to_slices(self) -> Ints:

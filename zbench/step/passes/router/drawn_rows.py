@@ -1,0 +1,65 @@
+"""Rows that a draw puts in the place of what routers choose, so that a clock can play a step whose rows are counted.
+
+A step says how many rows there may be at most, and its proof holds for every number below: so for those of a draw, by
+the law that also draws experts before a step is built (zbench.step.passes.routing). All layers have the same rows then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.expert_schedule import DRAWN
+from zbench.step.layout import StepLayout
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.router.seats import RouterSeats
+from zbench.step.passes.routing import Routing
+from zbench.step.template import Step
+
+
+@dataclass(frozen=True)
+class DrawnRows:
+    """The rows of a micro-batch that a draw puts in seats. to_experts: int64 [parts of a, experts]; seats: how many
+    there are at most; dropped: choices that no seat was left for, of so many choices."""
+
+    to_experts: Ints
+    seats: RouterSeats
+    dropped: int
+    choices: int
+
+    @staticmethod
+    def of(parts: PlanParts) -> "DrawnRows":
+        """Draws the rows of a plan's tokens."""
+        seats = parts.routing
+        assert isinstance(seats, RouterSeats), "a router chooses how many rows there are"
+        how = replace(parts.experts, routing=DRAWN)
+        drawn = Routing.draw(parts.plan, parts.sizes, parts.home, parts.model, how)
+        found = np.zeros((len(seats.home), drawn.num_experts), np.int64)
+        np.add.at(found, np.searchsorted(seats.home, parts.home), drawn.to_experts)
+        return DrawnRows(found, seats, drawn.dropped, drawn.chosen.size)
+
+    def amounts(self, index: str) -> Ints:
+        """Returns the rows of every cell of parts of a and of experts (e) or slices of them (k), int64 [cells]."""
+        each = 1 if index == "e" else self.to_experts.shape[1] // self.seats.slices
+        return np.asarray(self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2).reshape(-1))
+
+
+def with_drawn_rows(step: Step, parts: Sequence[PlanParts]) -> Step:
+    """Returns a step in which there are as many rows as are drawn. parts: of its micro-batches."""
+    layouts = [_drawn(layout, DrawnRows.of(one)) for layout, one in zip(step.layouts, parts, strict=True)]
+    return replace(step, layouts=tuple(layouts))
+
+
+def _drawn(layout: StepLayout, rows: DrawnRows) -> StepLayout:
+    """Returns a layout with drawn rows."""
+    tensors = [one if not one.counted_by else replace(one, amounts=rows.amounts(one.axes[1])) for one in layout.tensors]
+    return replace(layout, tensors=tuple(tensors))
+
+
+def told_rows(parts: Sequence[PlanParts]) -> dict[str, float]:
+    """Returns what is told of drawn rows, as zbench.interfaces.result.StepResult.expert_rows has it."""
+    every = [DrawnRows.of(one) for one in parts]
+    rows, seats = sum(int(one.to_experts.sum()) for one in every), sum(int(one.seats.to_experts.sum()) for one in every)
+    dropped = sum(one.dropped for one in every) / sum(one.choices for one in every)
+    return {"dropped": dropped, "taken": rows / seats, "drawn": 1.0}
