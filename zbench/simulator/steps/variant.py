@@ -8,8 +8,9 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
-from zbench.simulator.steps.dataflow.implied import first_of_queues, last_of_queues
+from zbench.simulator.steps.dataflow.implied import keep_first, keep_last
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
 from zbench.simulator.steps.played_template import OFFSETS, PlayedTemplate, pair_codes
@@ -173,17 +174,24 @@ def _related(kinds, pairs, nature, replaced, held, gone):  # type: ignore[no-unt
 def _of_groups(touches, rows, queued, last):  # type: ignore[no-untyped-def]
     """Returns the fields of `HopsOfGroups`. touches: offsets, operations and places of TouchedItems; rows: hops of
     operations, compressed rows."""
-    offsets, ops, places = touches
+    offsets, ops, _ = touches
     none = np.full(max(queued.queue_a.max(), queued.queue_b.max()) + 1 if len(queued.busy) else 0, -1, np.int64)
     count = 0
     for op in ops:
         count += rows[0][op + 1] - rows[0][op]
-    begin, place, found, used = (
-        np.zeros(len(offsets), np.int64),
-        np.empty(count, np.int64),
-        np.empty(count, np.int64),
-        0,
+    begin, place, found = np.zeros(len(offsets), np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    used = _put_groups(
+        touches, rows, queued, last, (none, np.arange(count), np.ones(count, np.bool_)), (begin, place, found)
     )
+    return begin, place[:used].copy(), found[:used].copy()
+
+
+@nb.njit(**IN_PLACE)
+def _put_groups(touches, rows, queued, last, work, out):  # type: ignore[no-untyped-def]
+    """Writes what `_of_groups` returns, and returns how many hops there are. work: of every queue -1, the numbers of
+    hops that there may be, and whether each is needed, which is so of all."""
+    (offsets, ops, places), (none, every, needed), (begin, place, found) = touches, work, out
+    used = 0
     for group in range(len(offsets) - 1):
         at = offsets[group]
         while at < offsets[group + 1]:
@@ -194,13 +202,20 @@ def _of_groups(touches, rows, queued, last):  # type: ignore[no-untyped-def]
                     used += 1
                 at += 1
             if used > first + 1:
-                mine = found[first:used].copy()
-                mine = mine[last_of_queues(mine, queued, none) if last else first_of_queues(mine, queued, none)]
-                used = first + len(mine)
-                found[first:used] = mine
-            place[first:used] = where
+                if last:
+                    keep_last(every, (first, used), found, queued, none, needed)
+                else:
+                    keep_first(every, (first, used), found, queued, none, needed)
+                end, used = used, first
+                for hop in range(first, end):
+                    if needed[hop]:
+                        found[used] = found[hop]
+                        used += 1
+                    needed[hop] = True
+            for hop in range(first, used):
+                place[hop] = where
         begin[group + 1] = used
-    return begin, place[:used].copy(), found[:used].copy()
+    return used
 
 
 class TouchRelations(NamedTuple):

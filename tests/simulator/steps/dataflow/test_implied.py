@@ -34,9 +34,10 @@ def test_a_step_is_played_as_with_all_edges(system: str, channels: int, monkeypa
     have, few = play_step(step, found.plans, of), play_layers(step, found.plans, of)
     with monkeypatch.context() as patch:
         patch.setattr(lower, "needed_edges", lambda producer, consumer, *_: (producer, consumer))
-        for name in ("last_of_queues", "first_of_queues"):
-            patch.setattr(variant, name, lambda hops, *_: np.ones(len(hops), bool))
-        patch.setattr(variant, "_of_groups", variant._of_groups.py_func)
+        for name in ("keep_last", "keep_first"):
+            patch.setattr(variant, name, lambda *_: None)
+        for name in ("_of_groups", "_put_groups"):
+            patch.setattr(variant, name, getattr(variant, name).py_func)
         want, all_of_them = play_step(step, found.plans, of), play_layers(step, found.plans, of)
     assert_same(have, want)
     for name in ("start", "release", "done"):

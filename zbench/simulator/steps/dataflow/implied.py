@@ -11,6 +11,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats, Ints
+from zbench.describe.compiled import IN_PLACE
 
 _FELT = 1e-12  # seconds: longer than what rounding moves a moment of a step by, shorter than any message
 
@@ -42,45 +43,45 @@ def by_row(which, count):  # type: ignore[no-untyped-def]
     return offsets, found
 
 
-@nb.njit(cache=True)
-def last_of_queues(hops, of, last):  # type: ignore[no-untyped-def]
-    """Tells which of some hops who waits for all of them has to wait for, bool. of: QueuedHops. last: of every queue
-    -1, and so again afterwards."""
-    for hop in hops:
+@nb.njit(**IN_PLACE)
+def keep_last(places, span, hops, of, last, needed):  # type: ignore[no-untyped-def]
+    """Marks as not needed what need not be waited for by who waits for several hops, those at `places` from the first
+    to before the last of a span. of: QueuedHops. last: of every queue -1, and so again afterwards."""
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         if of.serial[hop] and of.busy[hop] > _FELT:
             for queue in (of.queue_a[hop], of.queue_b[hop]):
                 if queue >= 0:
                     last[queue] = max(last[queue], hop)
-    found = np.ones(len(hops), np.bool_)
-    for at in range(len(hops)):
-        hop = hops[at]
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         for queue in (of.queue_a[hop], of.queue_b[hop]):
             if of.serial[hop] and queue >= 0 and last[queue] > hop and of.latency[last[queue]] >= of.latency[hop]:
-                found[at] = False
-    for hop in hops:
+                needed[places[at]] = False
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         for queue in (of.queue_a[hop], of.queue_b[hop]):
             if queue >= 0:
                 last[queue] = -1
-    return found
 
 
-@nb.njit(cache=True)
-def first_of_queues(hops, of, first):  # type: ignore[no-untyped-def]
-    """Tells which of some hops have to wait for something that all of them wait for, bool. first: of every queue -1,
-    and so again afterwards."""
-    for hop in hops:
+@nb.njit(**IN_PLACE)
+def keep_first(places, span, hops, of, first, needed):  # type: ignore[no-untyped-def]
+    """Marks as not needed which of several hops need not wait for something that all of them wait for, as `keep_last`.
+    first: of every queue -1, and so again afterwards."""
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         queue = of.queue_a[hop]
         if of.computes[hop] and of.busy[hop] > _FELT and (first[queue] < 0 or hop < first[queue]):
             first[queue] = hop
-    found = np.ones(len(hops), np.bool_)
-    for at in range(len(hops)):
-        hop = hops[at]
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         if of.computes[hop] and 0 <= first[of.queue_a[hop]] < hop:
-            found[at] = False
-    for hop in hops:
+            needed[places[at]] = False
+    for at in range(span[0], span[1]):
+        hop = hops[places[at]]
         if of.computes[hop]:
             first[of.queue_a[hop]] = -1
-    return found
 
 
 @nb.njit(cache=True)
@@ -88,14 +89,18 @@ def needed_edges(producer, consumer, of, queues):  # type: ignore[no-untyped-def
     """Returns (producer, consumer) of the edges between the hops of an instance that its queues do not imply. of:
     QueuedHops; queues: how many there are."""
     needed, none = np.ones(len(producer), np.bool_), np.full(queues, -1, np.int64)
-    offsets, places = by_row(consumer, len(of.busy))
-    for hop in range(len(of.busy)):
-        mine = places[offsets[hop] : offsets[hop + 1]]
-        if len(mine) > 1:
-            needed[mine] = last_of_queues(producer[mine], of, none)
-    offsets, places = by_row(producer, len(of.busy))
-    for hop in range(len(of.busy)):
-        mine = places[offsets[hop] : offsets[hop + 1]]
-        if len(mine) > 1:
-            needed[mine] &= first_of_queues(consumer[mine], of, none)
+    by_consumer, by_producer = by_row(consumer, len(of.busy)), by_row(producer, len(of.busy))
+    _mark_needed(by_consumer, by_producer, (producer, consumer), of, none, needed)
     return producer[needed], consumer[needed]
+
+
+@nb.njit(**IN_PLACE)
+def _mark_needed(by_consumer, by_producer, edges, of, none, needed):  # type: ignore[no-untyped-def]
+    """Marks the edges that are not needed, as `needed_edges`. by_consumer, by_producer: as `by_row`."""
+    (begins, into), (starts, out), (producer, consumer) = by_consumer, by_producer, edges
+    for hop in range(len(begins) - 1):
+        if begins[hop + 1] > begins[hop] + 1:
+            keep_last(into, (begins[hop], begins[hop + 1]), producer, of, none, needed)
+    for hop in range(len(starts) - 1):
+        if starts[hop + 1] > starts[hop] + 1:
+            keep_first(out, (starts[hop], starts[hop + 1]), consumer, of, none, needed)
