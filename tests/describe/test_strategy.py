@@ -14,7 +14,7 @@ from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, ExchangeOverlap
 from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
-from zbench.describe.overlap import BACKWARD, USUAL
+from zbench.describe.overlap import USUAL
 from zbench.describe.strategy import (
     ADAPTIVE,
     MODEL_FIELDS,
@@ -56,7 +56,7 @@ USUAL_TRANSFERS = {ASYNC_TP: DIRECT}  # of exchanges, where they are not by ring
 OVERLAPS = {
     "ddp": ("none", 1, "layer"),
     "fsdp2": ("zero3", 1, "layer"),
-    "fsdp_in_order": ("zero3", BACKWARD, LAYER),
+    "fsdp_in_order": ("zero3", "backward", "layer"),
     "deepspeed_zero3": ("zero3", 1, 500_000_000),
     "megatron_zero1": ("zero1", "all", "end"),
     "megatron_zero1_overlap": ("zero1", 1, "layer"),
