@@ -2,8 +2,8 @@
 
 Of training and scoring: a sharding over all GPUs, or stages of whole nodes; tensor parallelism inside nodes; with
 stages, how many tokens a micro-batch has. Of generation: replicas inside a node, of tensor-parallel groups and stages,
-and a share of memory. Where weights are in slices or stages, HybridFlow's engine brings them to fewer slices and one stage;
-where they are in shards of every GPU each gathers all, and generation may be laid out as it likes.
+and a share of memory. Where weights are in slices or stages, HybridFlow's engine brings them to fewer slices and one
+stage; where they are in shards of every GPU each gathers all, and generation may be laid out as it likes.
 """
 
 from collections.abc import Callable, Iterator

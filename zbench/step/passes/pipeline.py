@@ -152,8 +152,8 @@ def forward_order(
     stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: Sequence[int]
 ) -> list[Instance]:
     """Returns the instances of micro-batches that have forwards alone, which follow each other in every stage. batches:
-    the number of each one's first template, in the order of embedding, layers, head and, with stages, SEND_X's; fetches:
-    as of `pipeline_order`."""
+    the number of each one's first template, in the order of embedding, layers, head and, with stages, what sends x on;
+    fetches: as of `pipeline_order`."""
     ends, order = _ends(stages, num_layers), list[Instance]()
     for first, fetch in zip(batches, fetches, strict=True):
         for at, (one, end) in enumerate(zip(stages, ends, strict=True)):
