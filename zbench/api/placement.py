@@ -80,9 +80,12 @@ def searched_placements(prices: PlacementPrices, counts: Iterable[int]) -> Found
     each, roles = prices.cluster.gpus_per_node, tuple(prices.models)
     counts = list(counts)
     with Meter(len(counts), unit="size") as meter:
-        done = 0
-        every = PlacementOffers(replace(prices, tell=lambda doing: meter.show("placement", done, doing=doing)))
-        for done, count in enumerate(counts):
+
+        def tell(doing: str) -> None:
+            meter.show("placement", len(found) // (len(PLACEMENTS) + 1), doing=doing)
+
+        every = PlacementOffers(replace(prices, tell=tell))
+        for count in counts:
             gpus = count * each
             memory = prices.cluster.device.memory_bytes
             of = MappingSearch(gpus, prices.sizes, memory, every.of, prices.least, prices.keeps)

@@ -77,8 +77,9 @@ class RolloutJob:
     schedule: synchronous, one stage after another; streamed, GPUs that have generated theirs score these meanwhile;
         one_step_off, the next batch is generated while this one is trained on, by the policy before.
     generate_tensor: GPUs of a tensor-parallel group that generates; generate_pipeline: stages of such groups that a
-        replica has. generate_nodes: nodes of the cluster that generate alone, 0: all generate, and train. memory_share: of a GPU's memory, for weights and keys and values of generation. engine:
-        what brings weights from training to generation on the same GPUs; auto: what goes with the sharding.
+        replica has. generate_nodes: nodes of the cluster that generate alone, 0: all generate, and train.
+    memory_share: of a GPU's memory, for weights and keys and values of generation. engine: what brings weights from
+        training to generation on the same GPUs; auto: what goes with the sharding.
     placement: which models share GPUs (placed_sets). set_nodes: the nodes of each set; None: each has as many.
     reference, reward, cost, critic: names of models (conf/model); None: the actor's.
 
