@@ -26,6 +26,11 @@ def test_algorithms_have_their_stages() -> None:
         ({"algorithm": "dpo"}, "job.algorithm is 'dpo'; it takes none, ppo, remax, safe_rlhf or grpo"),
         ({"schedule": "tail"}, "job.schedule is 'tail'; it takes synchronous, streamed or one_step_off"),
         ({"engine": "nope"}, "job.engine is 'nope'; it takes auto, ds_chat"),
+        ({"generate_pipeline": 0}, "job.generate_pipeline is 0; it takes a whole number from 1 to 256"),
+        (
+            {"schedule": "streamed", "generate_pipeline": 2},
+            "job.schedule is streamed and job.generate_pipeline 2; a rep",
+        ),
         ({"generate_tensor": 0}, "job.generate_tensor is 0; it takes a whole number from 1 to 64"),
         ({"generate_nodes": -1}, "job.generate_nodes is -1"),
         ({"memory_share": 0}, "job.memory_share is 0; it takes a number above 0 and at most 1"),

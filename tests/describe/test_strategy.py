@@ -349,6 +349,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "job.algorithm": "none",
         "job.schedule": "synchronous",
         "job.generate_tensor": 1,
+        "job.generate_pipeline": 1,
         "job.generate_nodes": 0,
         "job.memory_share": 0.5,
         "job.engine": "auto",

@@ -1,14 +1,40 @@
 """The search for a mapping of models to GPUs, against enumeration of everything."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 import pytest
 
-from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, PlacedSet, StageTimes, set_partitions
+from zbench.placement.layout import ModelLayout, ModelPlacement, PlacedSet, StageTimes
+from zbench.placement.mapping import MappingSearch, set_partitions
 
 MEMORY = 100.0
 Drawn = dict[tuple[str, int], list[ModelLayout]]
+
+
+@dataclass
+class Offer:
+    """A layout that takes at least a share of its seconds, until it is priced."""
+
+    known: ModelLayout
+    share: float
+    priced: bool = field(default=False)
+
+    @property
+    def parts(self) -> tuple[Callable[[], object], ...]:
+        return (self._price,)
+
+    def least(self) -> StageTimes:
+        return tuple((1.0 if self.priced else self.share) * one for one in self.known.seconds)
+
+    def layout(self) -> ModelLayout | None:
+        assert self.priced
+        return self.known if self.known.kept + self.known.extra <= MEMORY else None
+
+    def _price(self) -> None:
+        self.priced = True
 
 
 def drawn(models: str, sizes: list[int], seed: int) -> Drawn:
@@ -31,8 +57,9 @@ def least_of(layouts: Drawn, share: float = 1.0) -> dict[tuple[str, int], StageT
 def search(models: str, gpus: int, sizes: list[int], layouts: Drawn, share: float = 1.0) -> MappingSearch:
     least = least_of(layouts, share)
     keeps = {one: min(a.kept * size for size in sizes for a in layouts[one, size]) for one in models}
+    offers = {key: [Offer(one, share) for one in every] for key, every in layouts.items()}
     return MappingSearch(
-        gpus, sizes, MEMORY, lambda *key: layouts[key], lambda *key: least[key], lambda model: keeps[model]
+        gpus, sizes, MEMORY, lambda *key: offers[key], lambda *key: least[key], lambda model: keeps[model]
     )
 
 
@@ -60,7 +87,7 @@ def every_seconds(models: str, gpus: int, sizes: list[int], layouts: Drawn) -> f
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("share", [1.0, 0.0])
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.0])
 def test_the_search_finds_what_enumeration_of_everything_finds(seed: int, share: float) -> None:
     models, gpus, sizes = "abc", 4, [1, 2, 3, 4]
     layouts = drawn(models, sizes, seed)
@@ -96,5 +123,13 @@ def test_models_of_a_set_take_turns_and_sets_do_not() -> None:
 def test_a_layout_that_keeps_more_is_taken_only_where_it_has_room() -> None:
     small, large = ModelLayout(10, 0, (2.0, 2.0, 2.0)), ModelLayout(60, 0, (1.0, 1.0, 1.0))
     layouts = {(model, 1): [small, large] for model in "ab"}
-    (found,) = {one.seconds for one in search("ab", 1, [1], layouts).placed(("a", "b"), 1)}
-    assert found == (3.0, 3.0, 3.0)  # one of them large, which cannot be both
+    found = search("ab", 1, [1], layouts).best([(("a", "b"),)])
+    assert found is not None
+    assert found.stages == (3.0, 3.0, 3.0)  # one of them large, which cannot be both
+
+
+def test_what_cannot_be_the_fastest_is_not_priced() -> None:
+    fast, slow = ModelLayout(10, 0, (1.0, 1.0, 1.0)), ModelLayout(10, 0, (9.0, 9.0, 9.0))
+    of = search("a", 1, [1], {("a", 1): [slow, fast]}, 0.5)
+    assert of.best([(("a",),)]) is not None
+    assert [one.priced for one in of.offers("a", 1)] == [False, True]  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """The prices of models on parts of a cluster: what they are made of, and that none beats what it takes at least."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -11,12 +11,29 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.job import ALGORITHMS
+from zbench.placement.layout import ModelLayout
 from zbench.placement.mapping import MappingSearch, set_partitions
+from zbench.placement.offers import PlacementOffers
 from zbench.placement.prices import PlacedWork, PlacementPrices
 from zbench.rollouts.generate import GenerationCost, generate
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import play_step
 from zbench.systems.mesh import Mesh
+
+
+@dataclass
+class Priced:
+    """The offer of a layout with its price."""
+
+    known: ModelLayout
+    parts: tuple[()] = ()
+
+    def least(self) -> tuple[float, ...]:
+        return self.known.seconds
+
+    def layout(self) -> ModelLayout:
+        return self.known
+
 
 SIZES = np.array([300, 500, 40, 900, 64, 700, 128, 256])
 
@@ -29,9 +46,24 @@ def prices(algorithm: str = "ppo", nodes: int = 2, **work: int) -> PlacementPric
     return PlacementPrices(stages, models, cluster, PlacedWork(SIZES, 2 * SIZES, **work))
 
 
+def layouts(of: PlacementPrices, role: str, gpus: int) -> list[ModelLayout]:
+    """All layouts of a model that have room by themselves, each with its price."""
+    found = []
+    for one in PlacementOffers(of).of(role, gpus):
+        least = one.least()
+        for part in one.parts:
+            part()
+            assert all(a <= b * (1 + 1e-12) for a, b in zip(least, one.least(), strict=True))
+            least = one.least()
+        if (layout := one.layout()) is not None:
+            assert all(a <= b * (1 + 1e-12) for a, b in zip(least, layout.seconds, strict=True)), layout.words
+            found.append(layout)
+    return found
+
+
 def test_a_layout_has_the_seconds_of_a_step_a_forward_and_generation() -> None:
     of = prices("ppo", updates=2)
-    found = next(one for one in of.layouts("actor", 8) if "zero3; generates with 2 GPUs and 0.6" in one.words)
+    found = next(one for one in layouts(of, "actor", 8) if "zero3; generates with 2 GPUs and 0.6" in one.words)
     model = replace(of.models["actor"], sharding="zero3")
     cost = make_cost(replace(of.cluster, num_nodes=1), model, False, True)
     batch = Batch(np.sort(3 * SIZES)[1::2], 0, 0)
@@ -40,7 +72,7 @@ def test_a_layout_has_the_seconds_of_a_step_a_forward_and_generation() -> None:
     played = generate(SIZES, 2 * SIZES, GenerationCost(Cost(cluster=cost.cluster, model=model), 2, 0.6), 4)
     assert found.seconds[1] == pytest.approx(float(played.seconds.max()), rel=1e-12)
     assert found.seconds[2] == 0.0
-    reference = next(one for one in of.layouts("reference", 8) if one.words == "zero3")
+    reference = next(one for one in layouts(of, "reference", 8) if one.words == "zero3")
     whole = Mesh(cost, "ring", 1, "balanced", 16384).plan(Batch(3 * SIZES, 0, 0))
     forward = play_step(Simulated(cost).steps.forwards(whole), whole, cost.gpus).seconds
     assert reference.seconds == pytest.approx((0, 0, forward, 0), rel=1e-12)
@@ -51,7 +83,7 @@ def test_no_layout_beats_what_its_stages_take_at_least() -> None:
     for role in of.models:
         for gpus in (4, 16):
             least, kept = of.least(role, gpus), of.keeps(role)
-            for one in of.layouts(role, gpus):
+            for one in layouts(of, role, gpus):
                 assert all(a <= b for a, b in zip(least, one.seconds, strict=True)), one.words
                 assert one.kept * gpus >= kept * (1 - 1e-12)
     assert of.least("actor", 8)[1] > 0 < of.least("reward", 8)[2]
@@ -63,14 +95,28 @@ def test_sets_have_whole_nodes_or_halves_of_halves() -> None:
 
 
 def test_the_search_prices_no_more_than_it_has_to() -> None:
-    of = prices("grpo", nodes=1)
-    search = MappingSearch(8, of.sizes, of.cluster.device.memory_bytes, of.layouts, of.least, of.keeps)
-    bare = replace(search, least=lambda role, gpus: (0.0,) * 4)  # type: ignore[arg-type]
-    found, every = search.best(set_partitions(tuple(of.models))), bare.best(set_partitions(tuple(of.models)))
+    of, bare = prices("grpo", nodes=2), prices("grpo", nodes=2)
+    memory, partitions = of.cluster.device.memory_bytes, list(set_partitions(tuple(of.models)))
+    every = {
+        (role, gpus): [Priced(one) for one in layouts(bare, role, gpus)] for role in of.models for gpus in of.sizes
+    }
+    search = MappingSearch(16, of.sizes, memory, PlacementOffers(of).of, of.least, of.keeps)
+    plain = MappingSearch(16, of.sizes, memory, lambda *key: every[key], lambda role, gpus: (0.0,) * 4, of.keeps)
+    found, best = search.best(partitions), plain.best(partitions)
     assert found is not None
-    assert every is not None
-    assert found.seconds == every.seconds < inf
-    assert len(search._sets) < len(bare._sets)
+    assert best is not None
+    assert found.seconds == best.seconds < inf
+    assert len(of._known) < len(bare._known) / 2
+
+
+def test_stages_have_micro_batches_to_fill_them() -> None:
+    of = prices("grpo", nodes=2)
+    words = {one.words.partition(";")[0] for one in layouts(of, "actor", 16) if one.words.startswith("2 stages")}
+    assert {one.partition(", micro")[0] for one in words} == {
+        "2 stages, zero1", *(f"2 stages, tensor {tensor}, zero1" for tensor in (2, 4, 8))
+    }  # fmt: skip
+    assert len(words) > 4  # of several sizes
+    assert not any("stages" in one.words for one in layouts(of, "reference", 8))  # of one node
 
 
 def test_more_updates_than_sequences_are_refused() -> None:

@@ -16,8 +16,9 @@ from zbench.rollouts.transition import Transition, _played, _played_layers, _sen
 LAYERS = 6
 
 
-def cost_of(sharding: str, tensor: int = 1, nodes: int = 2, layers: int = LAYERS) -> Cost:
+def cost_of(sharding: str, tensor: int = 1, nodes: int = 2, layers: int = LAYERS, stages: int = 1) -> Cost:
     model = replace(model_named("llama_7b", {}), sharding=sharding, tensor_parallel=tensor, num_layers=layers)
+    model = replace(model, pipeline_parallel=stages)
     return Cost(cluster=cluster_named("a800_4x8", {"num_nodes": nodes}), model=model)
 
 
@@ -68,10 +69,28 @@ def test_nodes_that_generate_alone_receive_their_slices_and_nothing_else() -> No
 
 def test_a_chain_with_a_few_layers_takes_what_one_of_all_does() -> None:
     cost, whole = cost_of("none", nodes=1, layers=9), cost_of("none", nodes=3, layers=9)
-    step_of = _sent(cost, whole, 2)
+    step_of = _sent(cost, whole, 1, 2)
     found, every = _played(step_of, whole), _played_layers(step_of, whole, 9)
     assert found.seconds == pytest.approx(every.seconds, rel=1e-12)
     assert np.array_equal(found.nic_rx, every.nic_rx)
+
+
+def test_stages_that_generate_alone_receive_their_own_layers() -> None:
+    cost, whole = cost_of("none", nodes=1, layers=8), cost_of("none", nodes=3, layers=8)
+    step_of = _sent(cost, whole, 4, 2)
+    found, every = _played(step_of, whole, 4), _played_layers(step_of, whole, 8)
+    assert found.seconds == pytest.approx(every.seconds, rel=1e-12)
+    received = found.nic_rx.reshape(3, -1).sum(axis=1)
+    weights = cost.model.element_bytes * cost.model.total_params
+    assert received[1:] == pytest.approx(weights, rel=1e-3)  # each node has a replica
+
+
+def test_stages_of_training_send_their_layers_to_each_other() -> None:
+    cost = cost_of("zero1", 4, layers=8, stages=2)
+    found = job_transition(RolloutJob("grpo", generate_tensor=2), cost, cost)
+    assert found.engine == "hybridflow"
+    whole = played_resharding("hybridflow", TrainDegrees(2, 4, 2), GenerateDegrees(1, 2), cost_of("none", layers=8))
+    assert found.seconds == pytest.approx(whole.seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +99,7 @@ def test_a_chain_with_a_few_layers_takes_what_one_of_all_does() -> None:
         ("zero3", 1, {"engine": "hybridflow"}, "job.engine is hybridflow; with sharding zero3 .* it takes ds_chat"),
         ("none", 8, {"engine": "ds_chat"}, "job.engine is ds_chat; with sharding none .* it takes hybridflow"),
         ("none", 2, {"generate_tensor": 4}, "job.generate_tensor is 4; with engine hybridflow it has to divide"),
+        ("none", 2, {"generate_pipeline": 2}, "job.generate_pipeline is 2; with engine hybridflow it has to divide"),
     ],
 )
 def test_what_does_not_go_together_is_refused(sharding: str, tensor: int, job: dict[str, object], told: str) -> None:

@@ -74,6 +74,21 @@ def test_seconds_of_every_rank_sum_to_the_iteration(job: RolloutJob) -> None:
         assert sent.tolist() == found.nic_tx_bytes
 
 
+def test_stages_generate_as_by_themselves() -> None:
+    job, of, batch = (
+        RolloutJob("grpo", generate_tensor=2, generate_pipeline=2, memory_share=0.45),
+        training(),
+        batch_of(),
+    )
+    (found,) = played(job, [batch], of)
+    assert batch.rollouts is not None
+    prompts = batch.rollouts.prompts
+    own = GenerationCost(of.cost.gpus, 2, 0.45, pipeline=2)
+    seconds = generate(prompts, batch.lengths - prompts, own, 2).seconds
+    assert found.rollouts["seconds"]["generate"] == pytest.approx(seconds.max(), rel=1e-12)
+    assert found.seconds_for["generation"] == pytest.approx(np.repeat(seconds, 4), rel=1e-12)
+
+
 def test_streamed_scores_beside_generation_and_is_on_policy() -> None:
     batch = batch_of()
     (one,), (other,) = (played(RolloutJob("grpo", name, 2, 0, 0.4), [batch]) for name in ("synchronous", "streamed"))
@@ -110,6 +125,7 @@ def test_tail_batching_has_even_replicas_and_gives_up_tokens() -> None:
     ("of", "job", "told"),
     [
         ({}, {"generate_tensor": 3}, "job.generate_tensor is 3; it has to divide num_heads=32"),
+        ({}, {"generate_pipeline": 4, "generate_tensor": 4}, "job.generate_pipeline is 4 and job.generate_tensor 4; a"),
         ({}, {"memory_share": 0.1}, "model llama_7b does not fit: replicas of job.generate_tensor=1 have no room"),
         ({}, {"memory_share": 0.9}, "job.memory_share is 0.9; model llama_7b does not fit: .* takes at most 0.56$"),
         (

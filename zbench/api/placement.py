@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, told, trained_named
@@ -16,7 +17,9 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
-from zbench.placement.mapping import MappingSearch, ModelLayout, ModelPlacement, set_partitions
+from zbench.placement.layout import ModelLayout, ModelPlacement
+from zbench.placement.mapping import MappingSearch, set_partitions
+from zbench.placement.offers import PlacementOffers
 from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
 from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import MEMORY_SHARE
@@ -75,17 +78,17 @@ def searched_placements(prices: PlacementPrices, counts: Iterable[int]) -> Found
     room."""
     found: Found = {}
     each, roles = prices.cluster.gpus_per_node, tuple(prices.models)
-    with Meter(len(prices.sizes), unit="size") as meter:
+    counts = list(counts)
+    with Meter(len(counts), unit="size") as meter:
 
-        def layouts(role: str, gpus: int) -> Sequence[ModelLayout]:
-            meter.show("placement", prices.sizes.index(gpus), doing=f"{role} on {with_noun(gpus, 'GPU')}")
-            return prices.layouts(role, gpus)
+        def tell(doing: str) -> None:
+            meter.show("placement", len(found) // (len(PLACEMENTS) + 1), doing=doing)
 
+        every = PlacementOffers(replace(prices, tell=tell))
         for count in counts:
             gpus = count * each
-            of = MappingSearch(
-                gpus, prices.sizes, prices.cluster.device.memory_bytes, layouts, prices.least, prices.keeps
-            )
+            memory = prices.cluster.device.memory_bytes
+            of = MappingSearch(gpus, prices.sizes, memory, every.of, prices.least, prices.keeps)
             for name in PLACEMENTS:
                 found[gpus, name] = of.best([placed_sets(name, roles)])
             found[gpus, SEARCHED] = of.best(set_partitions(roles))

@@ -20,7 +20,7 @@ GREEDY = "_of_greedy"  # behind the name of a model, of its score of greedy resp
 PLACEMENTS = COLOCATE, SPLIT, STANDALONE = ("colocate", "split", "standalone")
 OTHER_MODELS = ("reference", "reward", "cost", "critic")  # whose model may be another one than the actor's
 _WITH_ACTOR = (ACTOR, "reference")  # of a split placement
-MOST_TENSOR = 64  # a judgement, so that a wrong number is told as one
+MOST_TENSOR, MOST_STAGES = 64, 256  # judgements, so that a wrong number is told as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,10 @@ class RolloutJob:
     algorithm: none, a training step alone; ppo, remax, safe_rlhf, grpo, with the stages of ALGORITHMS.
     schedule: synchronous, one stage after another; streamed, GPUs that have generated theirs score these meanwhile;
         one_step_off, the next batch is generated while this one is trained on, by the policy before.
-    generate_tensor: GPUs of a replica that generates. generate_nodes: nodes of the cluster that generate alone, 0: all
-        generate, and train. memory_share: of a GPU's memory, for weights and keys and values of generation. engine:
-        what brings weights from training to generation on the same GPUs; auto: what goes with the sharding.
+    generate_tensor: GPUs of a tensor-parallel group that generates; generate_pipeline: stages of such groups that a
+        replica has. generate_nodes: nodes of the cluster that generate alone, 0: all generate, and train.
+    memory_share: of a GPU's memory, for weights and keys and values of generation. engine: what brings weights from
+        training to generation on the same GPUs; auto: what goes with the sharding.
     placement: which models share GPUs (placed_sets). set_nodes: the nodes of each set; None: each has as many.
     reference, reward, cost, critic: names of models (conf/model); None: the actor's.
 
@@ -98,6 +99,7 @@ class RolloutJob:
     reward: str | None = None
     cost: str | None = None
     critic: str | None = None
+    generate_pipeline: int = 1
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -110,6 +112,7 @@ class RolloutJob:
             if value not in choices:
                 raise ValueError(f"job.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
         check_whole_number("job.generate_tensor", self.generate_tensor, 1, MOST_TENSOR)
+        check_whole_number("job.generate_pipeline", self.generate_pipeline, 1, MOST_STAGES)
         check_whole_number("job.generate_nodes", self.generate_nodes, 0)
         share = self.memory_share
         if not (isinstance(share, float) or is_whole(share)) or not 0 < share <= 1:
@@ -129,6 +132,11 @@ class RolloutJob:
             raise ValueError(
                 f"job.schedule is streamed and job.generate_nodes {self.generate_nodes}; GPUs score what they have "
                 "generated, so it takes job.generate_nodes=0"
+            )
+        if self.schedule == STREAMED and self.generate_pipeline > 1:
+            raise ValueError(
+                f"job.schedule is streamed and job.generate_pipeline {self.generate_pipeline}; a replica scores one "
+                "sequence at a time, for which stages would wait for each other, so it takes 1"
             )
         if self.engine != AUTO_ENGINE and self.generate_nodes:
             raise ValueError(

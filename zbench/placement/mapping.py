@@ -10,81 +10,38 @@ sum of its models' seconds, and on the cluster the longest of all sets; an itera
    of a set are chosen together, as they share memory, and all choices stay that no other one beats in every stage.
 5. The fastest of all of these.
 
-What is given out is looked at in the order of the seconds that it takes at least, so that what cannot be the fastest
-any more is not priced.
+What is given out is looked at in the order of the seconds that it takes at least, and so are the layouts of its models
+(zbench.placement.allocation): what cannot be the fastest any more is not priced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import product, starmap
-from typing import TypeVar
+from dataclasses import dataclass
+from math import inf
 
-Set = tuple[str, ...]  # models that share GPUs
-Partition = tuple[Set, ...]
-StageTimes = tuple[float, ...]  # of each stage of an iteration
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLayout:
-    """A way in which a model lies on the GPUs of a set. kept: bytes on each of them at all times; extra: bytes that the
-    model needs besides while it works; seconds: in each stage of an iteration, 0 where it does nothing; words: what it
-    is, for people."""
-
-    kept: float
-    extra: float
-    seconds: StageTimes
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedSet:
-    """A set of models on GPUs of its own, with the layout of each."""
-
-    models: Set
-    gpus: int
-    layouts: tuple[ModelLayout, ...]
-
-    @property
-    def seconds(self) -> StageTimes:
-        """The seconds of each stage: its models take turns."""
-        return _taking_turns([one.seconds for one in self.layouts])
-
-    def fits(self, memory: float) -> bool:
-        """Returns whether a GPU has room for what all models keep and what one of them needs besides."""
-        return sum(one.kept for one in self.layouts) + max(one.extra for one in self.layouts) <= memory
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPlacement:
-    """The sets of all models."""
-
-    sets: tuple[PlacedSet, ...]
-
-    @property
-    def stages(self) -> StageTimes:
-        """The seconds of each stage: that of the set that takes longest."""
-        return _at_once([one.seconds for one in self.sets])
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of an iteration."""
-        return sum(self.stages)
+from zbench.placement.allocation import Allocation
+from zbench.placement.layout import (
+    LayoutOffer,
+    ModelPlacement,
+    Partition,
+    Set,
+    StageTimes,
+    taking_turns,
+    working_at_once,
+)
 
 
 @dataclass
 class MappingSearch:
     """The search. gpus: of the cluster. sizes: numbers of GPUs that a set may have, ascending. memory: bytes of a GPU.
-    layouts: of a model on so many GPUs. least: seconds of each stage that none of these layouts can beat. keeps: bytes
-    that a model keeps at least, on all GPUs of its set together, whatever its layout."""
+    offers: the layouts of a model on so many GPUs. least: seconds of each stage that none of these can beat. keeps:
+    bytes that a model keeps at least, on all GPUs of its set together, whatever its layout."""
 
     gpus: int
     sizes: Sequence[int]
     memory: float
-    layouts: Callable[[str, int], Sequence[ModelLayout]]
+    offers: Callable[[str, int], Sequence[LayoutOffer]]
     least: Callable[[str, int], StageTimes]
     keeps: Callable[[str], float]
-    _sets: dict[tuple[Set, int], tuple[PlacedSet, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def best(self, partitions: Iterable[Partition]) -> ModelPlacement | None:
         """Returns the fastest placement whose sets are those of one of the partitions; None: none has room."""
@@ -94,17 +51,17 @@ class MappingSearch:
         for at in sorted(range(len(every)), key=bounds.__getitem__):
             if found is not None and bounds[at] >= found.seconds:
                 break
-            for sets in product(*starmap(self.placed, zip(*every[at], strict=True))):
-                one = ModelPlacement(sets)
-                if found is None or one.seconds < found.seconds:
-                    found = one
+            sets = zip(*every[at], strict=True)
+            offers = [{model: self.offers(model, gpus) for model in models} for models, gpus in sets]
+            limit = inf if found is None else found.seconds
+            found = Allocation(*every[at], self.memory, offers, limit).best() or found
         return found
 
     def _bound(self, partition: Partition, gpus: tuple[int, ...]) -> float:
         """Returns the seconds that no placement of sets on so many GPUs each can beat."""
-        sets = [_taking_turns([self.least(model, each) for model in models])
+        sets = [taking_turns([self.least(model, each) for model in models])
                 for models, each in zip(partition, gpus, strict=True)]  # fmt: skip
-        return sum(_at_once(sets))
+        return sum(working_at_once(sets))
 
     def fewest(self, models: Set) -> int | None:
         """Returns the fewest GPUs on which what the models of a set keep has room; None: all are too few."""
@@ -116,14 +73,6 @@ class MappingSearch:
         fewest = [least for models in partition if (least := self.fewest(models)) is not None]
         if len(fewest) == len(partition):
             yield from _shares(fewest, self.sizes, self.gpus)
-
-    def placed(self, models: Set, gpus: int) -> tuple[PlacedSet, ...]:
-        """Returns a set with every choice of layouts that fits and that no other beats; none: it does not fit."""
-        if (models, gpus) not in self._sets:
-            every = [_unbeaten(self.layouts(model, gpus), _all_of) for model in models]
-            fitting = [one for chosen in product(*every) if (one := PlacedSet(models, gpus, chosen)).fits(self.memory)]
-            self._sets[models, gpus] = tuple(_unbeaten(fitting, lambda one: one.seconds))
-        return self._sets[models, gpus]
 
 
 def set_partitions(models: Sequence[str]) -> Iterator[Partition]:
@@ -147,24 +96,3 @@ def _shares(fewest: Sequence[int], sizes: Sequence[int], left: int) -> Iterator[
         if fewest[0] <= size <= left - sum(fewest[1:]):
             for others in _shares(fewest[1:], sizes, left - size):
                 yield (size, *others)
-
-
-def _taking_turns(seconds: Sequence[StageTimes]) -> StageTimes:
-    return tuple(map(sum, zip(*seconds, strict=True)))
-
-
-def _at_once(seconds: Sequence[StageTimes]) -> StageTimes:
-    return tuple(map(max, zip(*seconds, strict=True)))
-
-
-def _all_of(one: ModelLayout) -> StageTimes:
-    return (one.kept, one.extra, *one.seconds)
-
-
-def _unbeaten(every: Sequence[T], of: Callable[[T], StageTimes]) -> list[T]:
-    """Returns those that no other one is as good as in everything that `of` gives; of equal ones the first."""
-    kept: list[T] = []
-    for one in sorted(every, key=of):
-        if not any(all(a <= b for a, b in zip(of(other), of(one), strict=True)) for other in kept):
-            kept.append(one)
-    return kept

@@ -2,11 +2,11 @@
 
 Whole steps are built, proven and played (zbench.simulated): updates of the models that are trained, forwards of those
 that score. Generation has its own clock (zbench.rollouts.generate), and so has the weights' way to it. Sequences are
-packed by predicted time into micro-batches of at most `pack_tokens` a GPU, none is cut, and a layout is a degree of
-tensor parallelism inside nodes and a sharding over all GPUs of the set: pipelines have no layouts here.
+packed by predicted time into micro-batches of at most `pack_tokens` a GPU, none is cut. Which layouts there are is said
+by zbench.placement.offers; here each part of them is priced once, for all sets that want it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd
@@ -22,19 +22,22 @@ from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.job import ACTOR, IterationStages, RolloutJob
-from zbench.describe.model import CUT_BY_SLICES, Model
-from zbench.placement.mapping import ModelLayout, StageTimes
+from zbench.describe.model import Model
+from zbench.describe.units import with_noun
+from zbench.placement.layout import StageTimes
+from zbench.plans.plan import Plan
 from zbench.rollouts.generate import GenerationCost, generate
 from zbench.rollouts.transition import job_transition
 from zbench.simulated.executor import Simulated
-from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
+from zbench.simulator.steps.play import play_step
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.systems.mesh import Mesh
 
 PACK_TOKENS = 16384  # of a micro-batch, a GPU: verl's default (actor.yaml, ppo_max_token_len_per_gpu)
-SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)  # of a GPU's memory for generation that are tried: a judgement
-SHARDINGS, SCORING = ("zero3", "zero1"), ("zero3", "none")  # of models that are trained, and of others
+SHARDINGS = ("zero3", "zero1")  # of models that are trained
 T = TypeVar("T")
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +67,29 @@ class PlacedWork:
         return np.sort(self.lengths)[self.updates // 2 :: self.updates]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """A model as it is trained, with its sharding and degrees, on so many GPUs, and the tokens of a micro-batch of a
+    tensor-parallel group at most."""
+
+    model: Model
+    gpus: int
+    most: int
+
+
 @dataclass
 class PlacementPrices:
     """The prices of a job's models on parts of a cluster. stages: of its algorithm. models: by what they are in it, as
-    they are trained (their recomputation), whatever sharding and tensor parallelism they have."""
+    they are trained (their recomputation), whatever sharding and parallelism they have. trained: shardings that models
+    may have which are. tell: is told what is being priced."""
 
     stages: IterationStages
     models: Mapping[str, Model]
     cluster: Cluster
     work: PlacedWork
     trained: Sequence[str] = SHARDINGS
-    _known: dict[tuple[object, ...], object] = field(default_factory=dict, init=False, repr=False)
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    _known: dict[Key, object] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for model in self.models.values():
@@ -89,113 +104,126 @@ class PlacementPrices:
         halved = [each >> times for times in range(1, each.bit_length()) if each % (1 << times) == 0]
         return [*reversed(halved), *(each * count for count in range(1, nodes + 1))]
 
+    def is_trained(self, role: str) -> bool:
+        """Returns whether a model is trained."""
+        return role in self.stages.trains
+
+    # -- what nothing beats -----------------------------------------------------------------------------------
+
     def keeps(self, role: str) -> float:
         """Returns the bytes that a model keeps on all GPUs together at least."""
         model = self.models[role]
-        return model.total_params * (model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) * self._is_trained(role))
+        return model.total_params * (model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) * self.is_trained(role))
 
     def least(self, role: str, gpus: int) -> StageTimes:
         """Returns the seconds of each stage that no layout of a model on so many GPUs can beat: of its matmuls, spread
         evenly; for generation at least those of reading the weights for each word of the longest response."""
         model, work, device, stages = self.models[role], self.work, self.cluster.device, self.stages
         params, tokens = model.num_layers * model.layer_matmul_params, int(work.lengths.sum())
-        forward = 2.0 * params * tokens / gpus / (device.peak_flops if device.matmul_by_tokens else device.matmul_flops)
-        share = work.updates * float(work.part.sum()) / tokens * self._is_trained(role)
+        forward = self.token_seconds(model) * tokens / gpus
+        share = work.updates * float(work.part.sum()) / tokens * self.is_trained(role)
         generated = 0.0
         if role == ACTOR:
             read = (int(work.responses.max()) - 1) * model.element_bytes * params / device.copy_bandwidth
             computed = 2.0 * params * (tokens - len(work.lengths)) / (gpus * device.matmul_flops)
             generated = stages.generations * max(read / min(gpus, self.cluster.gpus_per_node), computed)
-        passes = 4 if model.recompute == "full" else 3
-        return 0.0, generated, stages.reads(role) * forward, share * passes * forward
+        return 0.0, generated, stages.reads(role) * forward, share * passes_of(model) * forward
 
-    def layouts(self, role: str, gpus: int) -> tuple[ModelLayout, ...]:
-        """Returns every layout of a model on so many GPUs that has room by itself."""
-        return self._once(("layouts", role, gpus), lambda: tuple(self._layouts(role, gpus)))
+    def token_seconds(self, model: Model) -> float:
+        """Returns the seconds that a token's matmuls in all layers take a GPU at least."""
+        device = self.cluster.device
+        flops = device.peak_flops if device.matmul_by_tokens else device.matmul_flops
+        return 2.0 * model.num_layers * model.layer_matmul_params / flops
 
-    def _layouts(self, role: str, gpus: int) -> Iterator[ModelLayout]:
-        model, trained, reads = self.models[role], self._is_trained(role), self.stages.reads(role)
-        memory = self.cluster.device.memory_bytes
-        for sharding in self.trained if trained else SCORING:
-            for tensor in self._degrees(model, gpus):
-                laid = replace(model, tensor_parallel=tensor, sharding=sharding)  # type: ignore[arg-type]
-                kept = self._kept(laid, gpus, trained)
-                if kept > memory:
-                    continue
-                score, train, extra = 0.0, 0.0, 0.0
-                if reads:
-                    seconds, peak = self._forward(laid, gpus)
-                    score, extra = reads * seconds, max(extra, peak - kept)
-                if trained:
-                    seconds, peak = self._update(laid, gpus)
-                    train, extra = self.work.updates * seconds, max(extra, peak - kept)
-                words = f"{'' if tensor == 1 else f'tensor {tensor}, '}{sharding}"
-                if role != ACTOR:
-                    yield ModelLayout(kept, extra, (0.0, 0.0, score, train), words)
-                    continue
-                for each, share, seconds in self._generations(laid, gpus):
-                    if sharding == "zero3" or tensor == 1 or tensor % each == 0:
-                        moved = self._reshard(laid, gpus, each)
-                        told = f"{words}; generates with {each} GPU{'s' * (each > 1)} and {share} of memory"
-                        most = max(extra, share * memory)
-                        yield ModelLayout(kept, most, (moved, seconds, score, train), told)
+    def least_update(self, of: PackedModel) -> float:
+        """Returns the seconds that an update takes at least, by what is known of its micro-batches so far."""
+        key = ("ceiling", of.model, of.gpus)
+        ceiling = self._once(key, partial(self._ceiling, of))
+        return max(ceiling, passes_of(of.model) * self._least_matmuls(of, self.work.part))
 
-    def _generations(self, model: Model, gpus: int) -> Iterator[tuple[int, float, float]]:
-        """Yields (GPUs of a replica, share of memory, seconds) for which all sequences have room."""
-        work, device = self.work, self.cluster.device
-        token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.element_bytes
-        needed = model.element_bytes * model.total_params + token * int(work.lengths.max())
-        for each in self._degrees(model, gpus):
-            for share in SHARES:
-                if needed < share * each * device.memory_bytes:
-                    key = ("generation", replace(model, tensor_parallel=1, sharding="none"), gpus, each, share)
-                    yield each, share, self._once(key, partial(self._generated, model, gpus, each, share))
+    def least_forward(self, of: PackedModel) -> float:
+        """Returns the seconds that scoring takes at least, as `least_update`."""
+        return self._least_matmuls(of, self.work.lengths)
 
-    def _generated(self, model: Model, gpus: int, each: int, share: float) -> float:
-        of = GenerationCost(Cost(cluster=self._part(gpus), model=model), each, share)
-        played = generate(self.work.prompts, self.work.responses, of, gpus // each)
-        return self.stages.generations * float(played.seconds.max())
+    def _ceiling(self, of: PackedModel) -> float:
+        cost = self._cost(of)
+        found = step_ceiling_seconds(Batch(self.work.part, 0, 0), cost, Simulated(cost).steps.parameters)
+        assert found is not None, "models have no experts"
+        return found
 
-    def _reshard(self, model: Model, gpus: int, each: int) -> float:
-        """Returns the seconds of the weights' way to generation. Where groups of a node gather, nodes are alike; where
-        all GPUs gather, it does not matter what they generate with."""
-        inside = model.tensor_parallel > 1 and model.sharding != "zero3"
-        own, tensor = (min(gpus, self.cluster.gpus_per_node), each) if inside else (gpus, 1)
-        job, cost = RolloutJob("grpo", generate_tensor=tensor), Cost(cluster=self._part(own), model=model)
-        key = ("reshard", model if inside else replace(model, tensor_parallel=1), own, tensor)
-        return self._once(key, lambda: job_transition(job, cost, cost).seconds)
+    def _least_matmuls(self, of: PackedModel, lengths: Ints) -> float:
+        """Returns the seconds of a forward's matmuls on the busiest GPU of the last stage, and, where micro-batches are
+        known, on the way of its first one through the stages before."""
+        stages = of.model.pipeline_parallel
+        each = self.token_seconds(of.model) / of.model.tensor_parallel / stages
+        plans = self._known.get(("plans", of, len(lengths)))
+        if plans is None or stages == 1:
+            return each * float(lengths.sum()) * of.model.tensor_parallel * stages / of.gpus
+        tokens = np.array([plan.tokens_per_rank for plan in plans])  # type: ignore[attr-defined]
+        smallest = np.where(tokens > 0, tokens, tokens.max()).min(axis=0)
+        return each * float((tokens.sum(axis=0) + (stages - 1) * smallest).max())
 
-    def _forward(self, model: Model, gpus: int) -> tuple[float, float]:
+    # -- prices -----------------------------------------------------------------------------------------------
+
+    def pack(self, of: PackedModel, lengths: Ints) -> tuple[Plan, ...]:
+        """Returns the plans of sequences, a micro-batch each."""
+
+        def made() -> tuple[Plan, ...]:
+            most = max(of.most, int(lengths.max()))
+            return Mesh(self._cost(of), "ring", 1, "balanced", most).plan(Batch(lengths, 0, 0))
+
+        return self._once(("plans", of, len(lengths)), made)
+
+    def forward(self, of: PackedModel) -> tuple[float, float]:
         """Returns the seconds and the fullest GPU's bytes of scoring all sequences."""
-        return self._once(("forward", model, gpus), lambda: self._played(model, gpus, self.work.lengths, True))
+        return self._once(("forward", of), lambda: self._played(of, self.work.lengths, True))
 
-    def _update(self, model: Model, gpus: int) -> tuple[float, float]:
+    def update(self, of: PackedModel) -> tuple[float, float]:
         """Returns the seconds and the fullest GPU's bytes of an update."""
-        return self._once(("update", model, gpus), lambda: self._played(model, gpus, self.work.part, False))
+        return self._once(("update", of), lambda: self._played(of, self.work.part, False))
 
-    def _played(self, model: Model, gpus: int, lengths: Ints, forward: bool) -> tuple[float, float]:
-        cost = make_cost(self._part(gpus), model, False, True)
-        most = max(self.work.pack_tokens * model.tensor_parallel, int(lengths.max()))
-        batch = Batch(lengths, 0, 0)
-        plans, steps = Mesh(cost, "ring", 1, "balanced", most).plan(batch), Simulated(cost).steps
-        step = steps.forwards(plans) if forward else steps.of(batch, plans)
-        played: PlayedStep = play_step(step, plans_of_layouts(plans), cost.gpus)
-        return played.seconds, float(played.memory.peak[:gpus].max())
+    def generation(self, of: GenerationCost, gpus: int) -> float:
+        """Returns the seconds in which the replicas of so many GPUs generate all responses."""
 
-    def _kept(self, model: Model, gpus: int, trained: bool) -> float:
-        """Returns the bytes that a model keeps on every GPU: weights and gradients in slices, and the optimizer's state
-        over all GPUs, or all of it over all GPUs."""
-        cut = gpus if model.sharding == "zero3" else model.tensor_parallel
-        held = (model.element_bytes + GRADIENT_BYTES * trained) / cut
-        return model.total_params * (held + ADAM_BYTES * trained / gpus)
+        def played() -> float:
+            found = generate(self.work.prompts, self.work.responses, of, gpus // of.num_gpus)
+            return self.stages.generations * float(found.seconds.max())
 
-    def _degrees(self, model: Model, gpus: int) -> list[int]:
-        """Lists the degrees of tensor parallelism inside a node that the model can be cut by."""
-        most = min(gpus, self.cluster.gpus_per_node)
-        sizes = [most, *(getattr(model, name) for name in CUT_BY_SLICES)]
-        return [one for one in range(1, most + 1) if not any(size % one for size in sizes)]
+        return self._once(self.generation_key(of, gpus), played)
 
-    def _part(self, gpus: int) -> Cluster:
+    def generation_key(self, of: GenerationCost, gpus: int) -> Key:
+        """Returns what the price of generation is known by."""
+        return "generation", of.tensor, of.pipeline, of.memory_share, gpus
+
+    def reshard(self, of: PackedModel, tensor: int) -> float:
+        """Returns the seconds of the weights' way to generation by slices. Where groups of a node, or of one node of
+        every stage, gather, all nodes of a stage are alike; where all GPUs gather, it does not matter what they
+        generate with."""
+        model, each = of.model, self.cluster.gpus_per_node
+        if inside := model.sharding != "zero3" and model.tensor_parallel * model.pipeline_parallel > 1:
+            own = min(of.gpus, each * model.pipeline_parallel)
+        else:
+            own, tensor, model = of.gpus, 1, replace(model, tensor_parallel=1)
+        job, cost = RolloutJob("grpo", generate_tensor=tensor), Cost(cluster=self.part_of(own), model=model)
+        return self._once(("reshard", inside, model, own, tensor), lambda: job_transition(job, cost, cost).seconds)
+
+    def known(self, *key: object) -> object | None:
+        """Returns a price that was made before, by its name and what it is of; None: it was not."""
+        return self._known.get(key)
+
+    def _played(self, of: PackedModel, lengths: Ints, forward: bool) -> tuple[float, float]:
+        told = f"{of.model.name}, tensor {of.model.tensor_parallel}, stages {of.model.pipeline_parallel}"
+        self.tell(f"{told}, {of.model.sharding} on {with_noun(of.gpus, 'GPU')}")
+        cost, plans = self._cost(of), self.pack(of, lengths)
+        steps = Simulated(cost).steps
+        step = steps.forwards(plans) if forward else steps.of(Batch(lengths, 0, 0), plans)
+        played = play_step(step, plans_of_layouts(plans), cost.gpus)
+        return played.seconds, float(played.memory.peak[: of.gpus].max())
+
+    def _cost(self, of: PackedModel) -> Cost:
+        return make_cost(self.part_of(of.gpus), of.model, False, True)
+
+    def part_of(self, gpus: int) -> Cluster:
         """Returns a part of the cluster: so many nodes, or so many GPUs of one."""
         each = self.cluster.gpus_per_node
         if gpus % each == 0:
@@ -204,11 +232,13 @@ class PlacementPrices:
             self.cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=gcd(gpus, self.cluster.nics_per_node)
         )
 
-    def _is_trained(self, role: str) -> bool:
-        return role in self.stages.trains
-
-    def _once(self, key: tuple[object, ...], price: Callable[[], T]) -> T:
+    def _once(self, key: Key, price: Callable[[], T]) -> T:
         """Returns a price, which is made once."""
         if key not in self._known:
             self._known[key] = price()
         return self._known[key]  # type: ignore[return-value]
+
+
+def passes_of(model: Model) -> int:
+    """Returns how many forwards' matmuls a training step has."""
+    return 4 if model.recompute == "full" else 3

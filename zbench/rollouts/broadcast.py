@@ -26,9 +26,12 @@ def slice_chains(training: int, every: int, tensor: int, gpus_per_node: int) -> 
     return [np.concatenate([first[at : at + 1], np.arange(training + at, every, tensor)]) for at in range(tensor)]
 
 
-def broadcast_step(weights: Sequence[Weight], unit: int, chains: Sequence[Ints], gpus: int) -> Step:
-    """Returns the step. unit: bytes of an element. chains: as `slice_chains` has them."""
-    count = len(chains)
+def broadcast_step(
+    weights: Sequence[Weight], unit: int, stages: Sequence[Sequence[Ints]], gpus: int, num_layers: int
+) -> Step:
+    """Returns the step. unit: bytes of an element. stages: the chains of the slices of each stage of generation, as
+    `slice_chains` has them."""
+    count = len(stages[0])
     sizes = {one.elements: np.diff(np.arange(count + 1) * one.elements // count) for one in weights}
     indices = {elements: Index(f"e{number}", size) for number, (elements, size) in enumerate(sizes.items())}
     lists = ListTable({**{one.name: len(one) for one in indices.values()}, PLACE: gpus})
@@ -38,7 +41,7 @@ def broadcast_step(weights: Sequence[Weight], unit: int, chains: Sequence[Ints],
         index, what = indices[weight.elements].name, len(tensors)
         tensors.append(Tensor(weight.name, (index,), "copy", "", "none", unit, np.full(count, -1, np.int64)))
         had, has = np.zeros((2, gpus, count), bool)
-        for at, chain in enumerate(chains):
+        for at, chain in enumerate(stages[weight.layer * len(stages) // num_layers]):
             pieces = np.array([at]) if weight.is_cut else np.arange(count)
             for src, dst in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
                 cells = [lists.number(index, pieces)]

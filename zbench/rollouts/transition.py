@@ -63,11 +63,13 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     gpus, engine = cost.cluster.num_ranks, job_engine(job, cost)
     if engine == STANDALONE:
         gathered = [_played(_sharded(gpus, 1), cost)] if _in_shards(cost) else []
-        return Transition(engine, [*gathered, _played(_sent(cost, whole, job.generate_tensor), whole)])
+        stages, tensor = job.generate_pipeline, job.generate_tensor
+        return Transition(engine, [*gathered, _played(_sent(cost, whole, stages, tensor), whole, stages)])
     if engine == DS_CHAT:
-        return Transition(engine, [_played(_sharded(gpus, job.generate_tensor), cost)])
+        return Transition(engine, [_played(_sharded(gpus, 1), cost)])
     change = resharding_of(engine, *_degrees(job, cost)) if engine else None
-    return Transition(engine, [] if change is None else [_played(_gathered(change), cost)])
+    stages = cost.model.pipeline_parallel
+    return Transition(engine, [] if change is None else [_played(_gathered(change), cost, stages)])
 
 
 def job_engine(job: RolloutJob, cost: Cost) -> str:
@@ -78,17 +80,19 @@ def job_engine(job: RolloutJob, cost: Cost) -> str:
     """
     if job.generate_nodes:
         return STANDALONE
-    if cost.model.tensor_parallel == 1 and not _in_shards(cost):
+    if not _in_slices(cost) and not _in_shards(cost):
         return ""
     engine = _engine(job, cost)
     if engine == DS_CHAT:
         return engine
     train, generate = _degrees(job, cost)
-    if train.tensor % generate.tensor:
-        raise ValueError(
-            f"job.generate_tensor is {generate.tensor}; with engine {engine} it has to divide "
-            f"parallel.tensor_parallel, {train.tensor}"
-        )
+    for name in ("tensor", "pipeline"):
+        own, of_training = getattr(generate, name), getattr(train, name)
+        if of_training % own:
+            raise ValueError(
+                f"job.generate_{name} is {own}; with engine {engine} it has to divide parallel.{name}_parallel, "
+                f"{of_training}"
+            )
     check_degrees(train, generate, cost.model)
     return engine
 
@@ -98,9 +102,15 @@ def _in_shards(cost: Cost) -> bool:
     return cost.model.sharding in _IN_SHARDS and cost.cluster.num_ranks > 1
 
 
+def _in_slices(cost: Cost) -> bool:
+    """Returns whether GPUs have slices of weights, or those of a stage."""
+    return cost.model.tensor_parallel * cost.model.pipeline_parallel > 1
+
+
 def _degrees(job: RolloutJob, cost: Cost) -> tuple[TrainDegrees, GenerateDegrees]:
-    gpus, tensor = cost.cluster.num_ranks, cost.model.tensor_parallel
-    return TrainDegrees(1, tensor, gpus // tensor), GenerateDegrees(1, job.generate_tensor)
+    gpus, tensor, stages = cost.cluster.num_ranks, cost.model.tensor_parallel, cost.model.pipeline_parallel
+    generate = GenerateDegrees(job.generate_pipeline, job.generate_tensor)
+    return TrainDegrees(stages, tensor, gpus // tensor // stages), generate
 
 
 def _engine(job: RolloutJob, cost: Cost) -> str:
@@ -109,7 +119,7 @@ def _engine(job: RolloutJob, cost: Cost) -> str:
     Raises:
         ValueError: it does not go with the sharding.
     """
-    sharding, sliced = cost.model.sharding, cost.model.tensor_parallel > 1
+    sharding, sliced = cost.model.sharding, _in_slices(cost)
     usual = DS_CHAT if sharding == "zero3" or not sliced else HYBRIDFLOW
     engine = usual if job.engine == AUTO_ENGINE else job.engine
     if (engine == DS_CHAT and sharding == "none") or (engine != DS_CHAT and usual == DS_CHAT):
@@ -125,11 +135,12 @@ def _sharded(gpus: int, tensor: int) -> StepOf:
     return _gathered(resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, tensor)))
 
 
-def _sent(cost: Cost, whole: Cost, tensor: int) -> StepOf:
+def _sent(cost: Cost, whole: Cost, stages: int, tensor: int) -> StepOf:
     """Returns the step that sends slices to the GPUs that generate alone, of a model."""
     cluster, every = cost.cluster, whole.cluster.num_ranks
-    chains = slice_chains(cluster.num_ranks, every, tensor, cluster.gpus_per_node)
-    return lambda model: broadcast_step(model_weights(model), model.element_bytes, chains, every)
+    chains = slice_chains(cluster.num_ranks, every, stages * tensor, cluster.gpus_per_node)
+    staged = [chains[at : at + tensor] for at in range(0, len(chains), tensor)]
+    return lambda model: broadcast_step(model_weights(model), model.element_bytes, staged, every, model.num_layers)
 
 
 def _gathered(change: Resharding) -> StepOf:
@@ -137,13 +148,13 @@ def _gathered(change: Resharding) -> StepOf:
     return lambda model: ReshardedWeights(model_weights(model), model.num_layers, model.element_bytes, change).step
 
 
-def _played(step_of: StepOf, cost: Cost) -> PlayedChange:
-    """Proves and plays a change with a few layers, and adds what the others take."""
+def _played(step_of: StepOf, cost: Cost, stages: int = 1) -> PlayedChange:
+    """Proves and plays a change with a few layers of each stage, and adds what the others take."""
     every = cost.model.num_layers
-    if every <= LAYERS[1]:
+    if every <= LAYERS[1] * stages:
         return _played_layers(step_of, cost, every)
-    few, more = (_played_layers(step_of, cost, layers) for layers in LAYERS)
-    times = (every - LAYERS[1]) // (LAYERS[1] - LAYERS[0])
+    few, more = (_played_layers(step_of, cost, layers * stages) for layers in LAYERS)
+    times = every // stages - LAYERS[1]
     return PlayedChange(
         more.seconds + times * (more.seconds - few.seconds),
         more.nic_tx + times * (more.nic_tx - few.nic_tx),

@@ -82,7 +82,15 @@ class SimulatedIterations(Simulated):
             self.job.generate_tensor,
             self.job.memory_share,
             "job.generate_tensor",
+            self.job.generate_pipeline,
         )
+        each, generating = self._generation.num_gpus, self._generating.cluster
+        if generating.num_ranks % each:
+            raise ValueError(
+                f"job.generate_pipeline is {self.job.generate_pipeline} and job.generate_tensor "
+                f"{self.job.generate_tensor}; a replica takes {each} GPUs, which have to divide the "
+                f"{generating.num_ranks} that generate"
+            )
         given = {one.name: getattr(self, one.name) for one in fields(Simulated) if one.init}
         self._placed = PlacedModels(self.job, Simulated(**given), self.models, self.planner)
         self._placed.check_room()
@@ -95,9 +103,9 @@ class SimulatedIterations(Simulated):
 
     @property
     def kv_tokens(self) -> int:
-        """The tokens that a replica has room for, of which no sequence may have more."""
+        """The tokens that a micro-batch of a replica has room for, of which no sequence may have more."""
         assert self._generation is not None
-        return self._generation.kv_tokens
+        return self._generation.batch_tokens
 
     @property
     def placed(self) -> PlacedModels:
@@ -159,7 +167,7 @@ class SimulatedIterations(Simulated):
         prompts = np.concatenate([rollouts.prompts, rollouts.given_up[0]])
         responses = np.concatenate([batch.lengths - rollouts.prompts, rollouts.given_up[1]])
         order = _dealt(kept, len(prompts))
-        played = generate(prompts[order], responses[order], of, of.cost.cluster.num_ranks // of.tensor)
+        played = generate(prompts[order], responses[order], of, of.cost.cluster.num_ranks // of.num_gpus)
         seconds = job.stages.generations * played.seconds
         if job.schedule != STREAMED:
             return _Generated(seconds, float(seconds.max()), np.zeros(len(seconds)))
@@ -227,7 +235,8 @@ class SimulatedIterations(Simulated):
         self, generated: _Generated, models: PlayedModels, seconds: StageSeconds, whole: ScheduledIteration
     ) -> dict[str, Floats]:
         """Returns what an iteration's seconds go to beside training, of every rank."""
-        ranks, each = self.cost.cluster.num_ranks, self.job.generate_tensor
+        assert self._generation is not None
+        ranks, each = self.cost.cluster.num_ranks, self._generation.num_gpus
         own, scored = np.zeros((2, ranks))
         if not self.job.generate_nodes:
             own, scored = (

@@ -109,7 +109,7 @@ class PlacedModels:
         if job.schedule == STREAMED:  # in slices of a replica, beside their shards
             kept += (len(job.stages.models) - 1) * weights // job.generate_tensor
         if kept + share * device.memory_bytes > device.memory_bytes:
-            most, own = 1 - kept / device.memory_bytes, weights / job.generate_tensor
+            most, own = 1 - kept / device.memory_bytes, weights / (job.generate_tensor * job.generate_pipeline)
             remedy = f"so it takes at most {most:.2f}"
             if most * device.memory_bytes <= own:
                 remedy = (

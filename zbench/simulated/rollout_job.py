@@ -37,9 +37,11 @@ def in_iterations(
         )
     made = SimulatedIterations.of(executor, job, models)
     if isinstance(workload, HasContextLimit) and workload.context_limit > made.kv_tokens:
+        stages = job.generate_pipeline
+        staged = f" and job.generate_pipeline={stages}, for each of its micro-batches," if stages > 1 else ""
         raise ValueError(
             f"workload.context_limit is {workload.context_limit}; keys and values of {made.kv_tokens} tokens have room "
-            f"on a replica of job.generate_tensor={job.generate_tensor} in job.memory_share={job.memory_share}, so it "
-            "takes at most that, or more memory"
+            f"on a replica of job.generate_tensor={job.generate_tensor}{staged} in "
+            f"job.memory_share={job.memory_share}, so it takes at most that, or more memory"
         )
     return made
