@@ -1,9 +1,10 @@
-"""Advantages by hand, and the tokens whose loss they weigh."""
+"""Advantages of groups by hand."""
 
 import numpy as np
 import pytest
 
-from zbench.rollouts.grpo import Rollout, group_advantages, training_tokens
+from zbench.rollouts.experience import Rollout
+from zbench.rollouts.grpo import group_advantages, grpo_experience
 
 
 def test_an_advantage_is_of_its_group() -> None:
@@ -11,14 +12,10 @@ def test_an_advantage_is_of_its_group() -> None:
     assert found == pytest.approx([-1, 1, 0, 0], abs=1e-5)
 
 
-def test_a_response_counts_and_its_prompt_does_not() -> None:
-    """Token i is told by token i - 1: the last token of the prompt has the first advantage, and the last one none."""
-    rollouts = [
-        Rollout(np.array([4, 5, 6, 7]), 2, np.array([0.1, 0.2])),
-        Rollout(np.array([4, 0]), 1, np.array([0.3])),
+def test_all_tokens_of_a_response_have_its_advantage() -> None:
+    rollouts = [Rollout(np.arange(4), 1, np.zeros(3)), Rollout(np.arange(3), 1, np.zeros(2))]
+    found = grpo_experience(rollouts, np.array([0.0, 1.0]), 2)
+    assert [one.tolist() for one in found.advantages] == [
+        pytest.approx([-1] * 3, abs=1e-5),
+        pytest.approx([1] * 2, abs=1e-5),
     ]
-    found = training_tokens(rollouts, np.array([0.5, -2.0]))
-    assert [found.advantages[number].tolist() for number in (0, 1)] == [[0, 0.5, 0.5, 0], [-2, 0]]
-    assert [found.before[number].tolist() for number in (0, 1)] == [[0, 0.1, 0.2, 0], [0.3, 0]]
-    assert found.counted == 3
-    assert found.tokens[0].tolist() == [4, 5, 6, 7]

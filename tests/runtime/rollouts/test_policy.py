@@ -25,16 +25,16 @@ def test_logits_are_those_of_whole_sequences() -> None:
 
 
 def test_a_response_is_the_same_alone_and_beside_others() -> None:
-    both = WHOLE.responses(PROMPTS, 12, 0, 1, lambda _: None)
+    both = WHOLE.responses(PROMPTS, 12, (0, 1), lambda _: None)
     for number, prompt in PROMPTS.items():
-        alone = WHOLE.responses({number: prompt}, 12, 0, 1, lambda _: None)[number]
+        alone = WHOLE.responses({number: prompt}, 12, (0, 1), lambda _: None)[number]
         assert both[number].tokens.tolist() == alone.tokens.tolist()
         response = alone.response
         assert len(response) == 12 or response[-1] == END
         assert END not in response[:-1]
         logs = policy_logits(WEIGHTS, torch.from_numpy(alone.tokens)).log_softmax(1)[len(prompt) - 1 : -1]
         np.testing.assert_allclose(alone.before, -logs[range(len(response)), response], rtol=1e-12)
-    other = WHOLE.responses(PROMPTS, 12, 0, 2, lambda _: None)
+    other = WHOLE.responses(PROMPTS, 12, (0, 2), lambda _: None)
     assert any(both[number].tokens.tolist() != other[number].tokens.tolist() for number in PROMPTS)
 
 

@@ -14,11 +14,14 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, STANDALONE
-from zbench.rollouts.grpo import Rollout, TrainingTokens, group_advantages, training_tokens
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
+from zbench.rollouts.experience import GRPO, PPO, REMAX, Experience, Learning, Rollout
+from zbench.rollouts.grpo import grpo_experience
+from zbench.rollouts.ppo import ppo_experience, remax_experience
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
-from zbench.runtime.rollouts.policy_job import PolicyJob
+from zbench.runtime.rollouts.policy_job import CRITIC as CRITIC_NAME
+from zbench.runtime.rollouts.policy_job import REFERENCE, ModelJob, PolicyJob
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.template import Step
@@ -26,26 +29,43 @@ from zbench.workloads.fixed import Fixed
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 POLICY = Model("policy", 2, 8, 8, 4, 4, 12, 16, element_bytes=8, lse_bytes=8)
+CRITIC = replace(POLICY, name="critic", hidden=12, num_heads=4, ffn_hidden=8, head="value")  # a model of its own size
 PROMPTS, GROUP = 4, 4  # prompts of an iteration, and responses to each
 LIMIT = 24  # tokens of a response
-ITERATIONS, UPDATES = 3, 2  # and updates after each batch of rollouts
+# By algorithm, how models learn, and iterations. kl: DeepSeekMath's, and TRL's PPOConfig.kl_coef.
+LEARNINGS = {
+    GRPO: (Learning(GRPO, epochs=2, kl=0.04), 3),
+    PPO: (Learning(PPO, epochs=2, mini_batches=2, kl=0.05), 2),
+    REMAX: (Learning(REMAX, mini_batches=2, kl=0.05), 2),
+}
 RATE = 1e-2  # of learning, so that updates change what is drawn, and ratios are clipped
 
 
 @dataclass(frozen=True)
 class Loop:
     """A loop. engine: by which weights go to generation. replicas: of generation, where it has GPUs of its own. system:
-    that divides the rollouts to train with them."""
+    that divides the rollouts to train with them. algorithm: of LEARNINGS."""
 
     engine: str
     train: TrainDegrees
     generate: GenerateDegrees
     replicas: int
     system: str
+    algorithm: str = GRPO
 
     def __str__(self) -> str:
         own = f" x {self.replicas}" if self.engine == STANDALONE else ""
-        return f"{self.engine} {self.train} to {self.generate}{own}, {self.system}"
+        return f"{self.engine} {self.train} to {self.generate}{own}, {self.algorithm}, {self.system}"
+
+    @property
+    def learning(self) -> Learning:
+        """How its models learn."""
+        return LEARNINGS[self.algorithm][0]
+
+    @property
+    def iterations(self) -> int:
+        """How often it generates."""
+        return LEARNINGS[self.algorithm][1]
 
     @property
     def num_ranks(self) -> int:
@@ -55,37 +75,58 @@ class Loop:
     @property
     def cost(self) -> Cost:
         """The cost model of the GPUs that train: ZeRO-3 over all of them where that is the engine's training."""
-        nodes = self.train.pipeline  # stages are on nodes of their own
-        gpus = self.train.num_gpus // nodes
-        cluster = cluster_named("local_2x2", {"num_nodes": nodes, "gpus_per_node": gpus, "nics_per_node": 1})
-        if self.engine == DS_CHAT:
-            return make_cost(cluster, replace(POLICY, sharding="zero3"), pipelines=False)
-        tp, pp = self.train.tensor, self.train.pipeline
-        model = replace(POLICY, sharding="none", tensor_parallel=tp, pipeline_parallel=pp)
-        return make_cost(cluster, model, pipelines=False)
+        return _sharded(POLICY, self.train.num_gpus) if self.engine == DS_CHAT else _sliced(POLICY, self.train)
+
+    @property
+    def critic_cost(self) -> Cost:
+        """The cost model of the critic, which is planned by it: on the GPUs that generate where these do not train;
+        else beside the policy, with its degrees or, where the engine gathers all weights, with ZeRO-3 over all."""
+        if self.engine == STANDALONE:
+            return _sharded(CRITIC, self.replicas * self.generate.num_gpus)
+        return _sliced(CRITIC, self.train) if self.engine == HYBRIDFLOW else _sharded(CRITIC, self.train.num_gpus)
 
     def job(self, seed: int) -> PolicyJob:
         """Returns what every rank is told. Its steps have no workload but the rollouts."""
-        steps = StepJob(self.cost, Fixed(seed, 1, 1), seed, "auto", AdamW(lr=RATE), False, "cpu")
-        return PolicyJob(steps, self.engine, self.train, self.generate, self.replicas, LIMIT)
+
+        def steps(cost: Cost) -> StepJob:
+            return StepJob(cost, Fixed(seed, 1, 1), seed, "auto", AdamW(lr=RATE), False, "cpu")
+
+        others = {REFERENCE: ModelJob(steps(self.cost))} if self.learning.kl else {}
+        if self.algorithm == PPO:
+            first = self.train.num_gpus if self.engine == STANDALONE else 0
+            others[CRITIC_NAME] = ModelJob(steps(self.critic_cost), first)
+        return PolicyJob(steps(self.cost), self.engine, self.train, self.generate, self.replicas, LIMIT, others)
+
+
+def _sharded(model: Model, gpus: int) -> Cost:
+    """Returns the cost model of a model with ZeRO-3 over so many GPUs."""
+    cluster = cluster_named("local_2x2", {"num_nodes": 1, "gpus_per_node": gpus, "nics_per_node": 1})
+    return make_cost(cluster, replace(model, sharding="zero3"), pipelines=False)
+
+
+def _sliced(model: Model, train: TrainDegrees) -> Cost:
+    """Returns the cost model of a model with these degrees; stages are on nodes of their own."""
+    nodes = train.pipeline
+    size = {"num_nodes": nodes, "gpus_per_node": train.num_gpus // nodes, "nics_per_node": 1}
+    sliced = replace(model, sharding="none", tensor_parallel=train.tensor, pipeline_parallel=nodes)
+    return make_cost(cluster_named("local_2x2", size), sliced, pipelines=False)
 
 
 @dataclass(frozen=True)
 class LoopSteps:
-    """The steps by which a loop trains."""
+    """The steps by which a model of a loop trains, and scores."""
 
     system: System
     steps: ProvenSteps
 
     @staticmethod
-    def of(loop: Loop) -> "LoopSteps":
-        """Returns the steps of a loop.
+    def of(system_name: str, cost: Cost) -> "LoopSteps":
+        """Returns the steps of a model with a cost model.
 
         Raises:
             ValueError: there is no such system, or there are no such steps.
         """
-        cost = loop.cost
-        system, _ = system_named(loop.system, cost, {})
+        system, _ = system_named(system_name, cost, {})
         gpus = cost.gpus
         return LoopSteps(system, ProvenSteps("the loop", gpus.model, gpus.cluster.num_ranks, cost.tp, cost.pp))
 
@@ -95,11 +136,18 @@ class LoopSteps:
         plans = self.system.plan(batch)
         return batch, self.steps.of(batch, plans), tokens_of(self.steps.parts(batch, plans))
 
+    def of_scores(self, rollouts: Sequence[Rollout], iteration: int) -> tuple[Batch, Step, tuple[TokenParts, ...]]:
+        """Returns the batch that rollouts are, and the forward that scores it, proven."""
+        batch = Batch(np.array([len(one.tokens) for one in rollouts], np.int64), 0, iteration)
+        plans = self.system.plan(batch)
+        return batch, self.steps.forwards(plans), tokens_of(self.steps.parts(batch, plans))
+
 
 @dataclass(frozen=True)
 class AloneReport:
-    """The outcome of an iteration in one process, without its weights. losses: of every update, each the mean over
-    responses' tokens; scales: those of its terms' sizes, which have both signs; clipped: tokens whose ratio was."""
+    """The outcome of an iteration in one process, without its weights. losses: of every update of every model, each the
+    mean over responses' tokens; scales: those of its terms' sizes, which have both signs; clipped: tokens whose ratio
+    was, or whose value."""
 
     sequences: list[Ints]
     losses: list[float]
@@ -119,6 +167,18 @@ def rewards_of(rollouts: Sequence[Rollout]) -> Floats:
     return np.array([float((one.response % 2 == 0).mean()) for one in rollouts])
 
 
-def learned_from(rollouts: Sequence[Rollout]) -> TrainingTokens:
-    """Returns what rollouts train with."""
-    return training_tokens(rollouts, group_advantages(rewards_of(rollouts), GROUP))
+def learned_from(
+    learning: Learning,
+    rollouts: Sequence[Rollout],
+    greedy: Sequence[Rollout],
+    reference: Sequence[Floats],
+    values: Sequence[Floats],
+) -> Experience:
+    """Returns what models learn from rollouts. greedy: the greedy response to each prompt, for ReMax alone; reference,
+    values: of each token of each response, as of Experience, where there are such models."""
+    rewards = rewards_of(rollouts)
+    if learning.algorithm == GRPO:
+        return grpo_experience(rollouts, rewards, GROUP, reference)
+    if learning.algorithm == REMAX:
+        return remax_experience(rollouts, rewards, np.repeat(rewards_of(greedy), GROUP), learning.kl, reference)
+    return ppo_experience(rollouts, rewards, values, learning.kl, reference)

@@ -1,4 +1,4 @@
-"""python -m zbench.correctness loop: generates with a policy and trains it by GRPO, on processes. An edge.
+"""python -m zbench.correctness loop: generates and trains by GRPO, PPO or ReMax, on processes. An edge.
 
 Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and updates by whole
 steps, with weights brought from one layout to the other by an engine; beside it one process does the same. Responses
@@ -16,11 +16,12 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.console import show
 from zbench.console.meter import Meter
-from zbench.correctness.loop.cases import GROUP, ITERATIONS, UPDATES, AloneReport, Loop, LoopSteps
+from zbench.correctness.loop.cases import GROUP, AloneReport, Loop, LoopSteps
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
+from zbench.rollouts.experience import GRPO, LEARNT_BY
 from zbench.runtime.job.step_job import Sizes
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
@@ -50,10 +51,10 @@ TITLES = ("loop", "tokens", "clipped", "loss", "weights", "bytes to generation",
 
 @dataclass(frozen=True)
 class LoopVerdict:
-    """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio was, of all updates; loss, weights:
-    the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that generate;
-    shared: of shards of weights in training, how many lay in the memory of what was generated with, and all; fault:
-    what is wrong, "" if nothing."""
+    """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio, or value, was, of all updates;
+    loss, weights: the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that
+    generate; shared: of shards of weights in training, how many lay in the memory of what was generated with, and all;
+    fault: what is wrong, "" if nothing."""
 
     loop: Loop
     tokens: int
@@ -74,13 +75,18 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command with the words that follow its name; returns the exit code."""
     parser = Parser(prog="python -m zbench.correctness loop", description="Generation and training, on processes.")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"that train (default {','.join(SYSTEMS)})")
+    parser.add_argument("--algorithms", default=",".join(LEARNT_BY), help=f"of {', '.join(LEARNT_BY)} (default all)")
     parser.add_argument("--all", action="store_true", help="every system with every layout, not each once")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and what is drawn (default 0)")
     parser.add_argument("--resumed", action="store_true", help="each goes on from a checkpoint on fresh processes, too")
     asked = parser.parse_args(list(arguments))
     check_whole_number("--seed", asked.seed, 0)
-    chosen = loops(asked.systems.split(","), asked.all)
-    _ = [LoopSteps.of(one) for one in chosen]  # refuses systems that there are not
+    algorithms = asked.algorithms.split(",")
+    for one in algorithms:
+        if one not in LEARNT_BY:
+            raise ValueError(f"--algorithms has {one!r}; it takes {', '.join(LEARNT_BY)}, by commas")
+    chosen = loops(asked.systems.split(","), algorithms, asked.all)
+    _ = [LoopSteps.of(one.system, one.cost) for one in chosen]  # refuses systems that there are not
     found: list[LoopVerdict] = []
     try:
         with Meter(len(chosen), unit="loop") as meter:
@@ -92,16 +98,18 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(one.fault for one in found) or not found else 0
 
 
-def loops(systems: Sequence[str], every: bool = False) -> list[Loop]:
-    """Lists loops: every layout with one system, these in turns, or with all; and every system at least once."""
+def loops(systems: Sequence[str], algorithms: Sequence[str] = (GRPO,), every: bool = False) -> list[Loop]:
+    """Lists loops: every layout with every algorithm and one system, these in turns, or with all; and every system at
+    least once."""
     layouts = [
         (engine, TrainDegrees.of(train), GenerateDegrees.of(generate), replicas)
         for engine, train, generate, replicas in LAYOUTS
     ]
+    pairs = [(*layout, algorithm) for algorithm in algorithms for layout in layouts]
     if every:
-        return [Loop(*one, system) for one in layouts for system in systems]
-    turns = max(len(layouts), len(systems))
-    return [Loop(*layouts[at % len(layouts)], systems[at % len(systems)]) for at in range(turns)]
+        return [Loop(*one, system, algorithm) for *one, algorithm in pairs for system in systems]
+    turns = [(*pairs[at % len(pairs)], systems[at % len(systems)]) for at in range(max(len(pairs), len(systems)))]
+    return [Loop(*one, system, algorithm) for *one, algorithm, system in turns]
 
 
 def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) -> LoopVerdict:
@@ -113,7 +121,7 @@ def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) 
         with TemporaryDirectory() as folder:
             path = f"{folder}/checkpoint"
             with LocalFleet(loop.num_ranks, RANK, job, timeout=120) as fleet:
-                alone: list[AloneReport] = fleet.call("alone")[0]
+                alone: list[AloneReport] = fleet.call("alone", loop)[0]
                 driver = LoopDriver(loop, job, fleet, seed)
                 for iteration, wanted in enumerate(alone):
                     found.append(driver.iterate(iteration))
@@ -175,9 +183,7 @@ def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
 
 def _print(found: Sequence[LoopVerdict]) -> None:
     """Prints the table, then failures and a last line that counts them."""
-    table = Table(
-        title=f"{ITERATIONS} iterations, {GROUP} responses a prompt, {UPDATES} updates; differences to one process"
-    )
+    table = Table(title=f"{GROUP} responses a prompt; differences to one process")
     for name in TITLES:
         table.add_column(name, justify="right" if name in TITLES[1:7] else "left")
     for one in found:

@@ -2,17 +2,18 @@
 them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.correctness.loop.cases import UPDATES, Loop, LoopSteps, learned_from, prompts_of
-from zbench.describe.arrays import Ints
-from zbench.rollouts.grpo import Rollout, training_tokens
+from zbench.correctness.loop.cases import GROUP, Loop, LoopSteps, learned_from, prompts_of
+from zbench.describe.arrays import Floats, Ints
+from zbench.rollouts.experience import GRPO, REMAX, Rollout, scored_tokens
 from zbench.runtime.checkpoints.folder import check_files, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.rollouts.policy_job import GenerationReport, PolicyJob
+from zbench.runtime.rollouts.policy_job import CRITIC, POLICY, REFERENCE, GenerationReport, PolicyJob
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import prove_step
 
@@ -20,9 +21,9 @@ from zbench.step.proof.prove import prove_step
 @dataclass(frozen=True)
 class LoopIteration:
     """An iteration of a loop. sequences: prompts with their responses. counted: tokens of responses. losses: of every
-    update, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by rank; shared: of
-    each weight that a rank trains, whether it lay in the memory of what was generated with. weights: the largest
-    difference after it to one process; digests: of parameters and optimizer state then, by rank."""
+    update of every model, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by
+    rank; shared: of each weight that a rank trains, whether it lay in the memory of what was generated with. weights:
+    the largest difference after it to one process; digests: of parameters and optimizer state then, by rank."""
 
     sequences: list[Ints]
     counted: int
@@ -42,34 +43,61 @@ class LoopDriver:
     fleet: Fleet
     seed: int
     stated: tuple[Sizes, ...] = field(init=False)
-    _steps: LoopSteps = field(init=False)
+    _steps: dict[str, LoopSteps] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._steps = LoopSteps.of(self.loop)
+        costs = {POLICY: self.loop.cost} | {name: one.steps.cost for name, one in self.job.others.items()}
+        self._steps = {name: LoopSteps.of(self.loop.system, cost) for name, cost in costs.items()}
         prompts = [Rollout(one, len(one), np.zeros(0)) for one in prompts_of(self.seed, 0)]
-        begun = self._steps.of_rollouts(prompts, 0)  # of any tokens: parameters are drawn to where a step wants them
-        change = self.job.resharded(begun[1]).step
+        begun = {}
+        for name, steps in self._steps.items():  # of any tokens: parameters are drawn to where a step wants them
+            of = steps.of_scores if name == REFERENCE else steps.of_rollouts
+            begun[name] = *of(prompts, 0), scored_tokens(prompts)
+        change = self.job.resharded(begun[POLICY][1]).step
         prove_step(change)
         self.stated = tuple(one.get("parameters", (0, 0)) for one in stated_bytes(change))
-        self.fleet.call("begin", *begun, training_tokens(prompts, np.zeros(len(prompts))))
+        self.fleet.call("begin_all", begun)
 
     def iterate(self, iteration: int, compared: bool = True) -> LoopIteration:
         """Generates and rewards once, and trains with that. compared: whether weights are, to one process; 0 if not."""
-        prompts = prompts_of(self.seed, iteration)
+        prompts, learning = prompts_of(self.seed, iteration), self.loop.learning
         generated: list[GenerationReport] = self.fleet.call("generate", iteration, prompts)
-        found = {number: one for report in generated for number, one in report.rollouts.items()}
-        rollouts = [found[number] for number in range(len(prompts))]
-        given, step = learned_from(rollouts), self._steps.of_rollouts(rollouts, iteration)
-        updates: list[list[StepReport]] = [self.fleet.call("learn", *step, given) for _ in range(UPDATES)]
+        rollouts = _in_order(generated)
+        greedy = list[Rollout]()
+        if learning.algorithm == REMAX:
+            greedy = _in_order(self.fleet.call("generate", iteration, prompts[::GROUP], True))
+        known = {name: self._scores(name, rollouts, iteration) for name in self.job.others}
+        given = learned_from(learning, rollouts, greedy, known.get(REFERENCE, []), known.get(CRITIC, []))
+        kl, losses = learning.kl if learning.algorithm == GRPO else 0.0, list[tuple[float, ...]]()
+        for which in learning.updates(len(rollouts), self.seed, iteration):
+            some = [rollouts[number] for number in which]
+            steps = {POLICY: (*self._steps[POLICY].of_rollouts(some, iteration), given.of_policy(which, kl))}
+            if CRITIC in self.job.others:
+                steps[CRITIC] = *self._steps[CRITIC].of_rollouts(some, iteration), given.of_critic(which)
+            reports: list[dict[str, StepReport]] = self.fleet.call("update", steps)
+            for name in steps:
+                every = (one[name].loss for one in reports)
+                losses.append(tuple(loss for loss in every if loss is not None))
         return LoopIteration(
             [one.tokens for one in rollouts],
-            given.counted,
-            tuple(tuple(one.loss for one in reports if one.loss is not None) for reports in updates),
+            sum(len(one.response) for one in rollouts),
+            tuple(losses),
             tuple(report.moved for report in generated),
             tuple(flag for report in generated for flag in report.shared),
             self.fleet.call("difference", iteration)[0] if compared else 0.0,
             tuple(self.fleet.call("digest")),
         )
+
+    def _scores(self, model: str, rollouts: Sequence[Rollout], iteration: int) -> list[Floats]:
+        """Returns what a model makes of each token of each response."""
+        step = self._steps[model].of_scores(rollouts, iteration)
+        every = [np.full(len(one.tokens), np.nan) for one in rollouts]
+        for report in self.fleet.call("score_by", model, *step, scored_tokens(rollouts)):
+            for sequence, position, made in report:
+                for number in np.unique(sequence).tolist():
+                    mine = sequence == number
+                    every[number][position[mine]] = made[mine]
+        return [found[one.prompt - 1 : -1] for found, one in zip(every, rollouts, strict=True)]
 
     def save(self, path: str, iteration: int) -> None:
         """Has ranks write a checkpoint that goes on with an iteration."""
@@ -89,3 +117,9 @@ class LoopDriver:
                 raise ValueError(f"resume is {path!r}; its loop has {name} {other!r}, this one {told[name]!r}")
         self.fleet.call("load", path)
         return int(found["next_step"])
+
+
+def _in_order(reports: Sequence[GenerationReport]) -> list[Rollout]:
+    """Returns the rollouts of all ranks in the order of their prompts."""
+    found = {number: one for report in reports for number, one in report.rollouts.items()}
+    return [found[number] for number in range(len(found))]

@@ -12,7 +12,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import COSINE, VALUE, WORDS, Model
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
-from zbench.runtime.stepping.weights import OF_NO_LAYER, OUTSIDE
+from zbench.runtime.stepping.weights import OF_NO_LAYER
 
 USUAL = AdamW()
 # Where little of a gradient is left, as quantisation leaves zeros, its rounding is divided by epsilon: with the usual
@@ -68,7 +68,7 @@ def updated(
     """Returns parameters after one update. gradients: of the sum over all tokens."""
     return {
         name: _updated(value, gradients[name] / num_tokens, of)
-        if name in OUTSIDE
+        if name in OF_NO_LAYER
         else torch.stack([_updated(*one, of) for one in zip(value, gradients[name] / num_tokens, strict=True)])
         for name, value in weights.items()
     }

@@ -12,7 +12,7 @@ from zbench.cost.loss import chunk_rows
 from zbench.describe.arrays import Ints
 from zbench.describe.model import AUTO, Model
 from zbench.runtime.handlers.seats import Seats
-from zbench.runtime.handlers.token_loss import PolicyLoss, PolicyTokens
+from zbench.runtime.handlers.token_loss import TokenLoss, TokenLosses
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import DTYPES, KvHeads
@@ -26,12 +26,12 @@ from zbench.step.layout import StepLayout
 
 @dataclass(frozen=True)
 class TokenWords:
-    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch. policy:
-    what a policy's losses take of tokens; None: losses are negative log-likelihoods."""
+    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch. losses:
+    of its tokens; None: negative log-likelihoods."""
 
     tokens: Mapping[int, Ints]
     targets: Mapping[int, Ints]
-    policy: PolicyTokens | None = None
+    losses: TokenLosses | None = None
 
     def of(self, sequence: Ints, position: Ints) -> tuple[Ints, Ints]:
         """Returns (tokens, targets) at positions of sequences."""
@@ -100,7 +100,7 @@ class Context:
     kernel: Kernel
     routed: RoutedRows | None = None
     chunks: bool = True
-    loss: PolicyLoss | None = None
+    loss: TokenLoss | None = None
     seats: Seats | None = None
     temperature: float = 0.0
 
@@ -126,7 +126,7 @@ class Contexts:
         """Returns the context of a compute. slots: the parts of each slot."""
         sequence, position = self.tokens.rows(slots.get("t", ()))
         tokens, targets = self.words.of(sequence, position)
-        policy = self.words.policy
+        losses = self.words.losses
         dtype = wide(DTYPES[self.model.element_bytes])
         turns = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
         words = self._numbers("v", slots.get("v", ()))
@@ -144,7 +144,7 @@ class Contexts:
             self.kernel,
             self._routed(slots),
             self.model.loss_chunk_tokens == AUTO,
-            None if policy is None else policy.of(sequence, position, turns[0].to(dtype)),
+            None if losses is None else losses.of(sequence, position, turns[0].to(dtype)),
             self._seats(slots),
             self.model.router_temperature,
         )

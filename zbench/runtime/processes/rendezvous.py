@@ -80,7 +80,8 @@ class Rendezvous:
         return len(range(self.local_rank % num_gpus, self.num_ranks, num_gpus))
 
     def open(self, asked: str = "auto") -> "torch.device":
-        """Opens torch.distributed's default group and returns the rank's device, as device(asked).
+        """Opens torch.distributed's default group and returns the rank's device, as device(asked). Of a rank with
+        several models the first one opens it.
 
         nccl where each rank has a GPU of its own; gloo on the CPU, and where ranks share GPUs, which NCCL refuses
         ("Duplicate GPU detected", since 2.5): all ranks of a machine find the same.
@@ -88,6 +89,8 @@ class Rendezvous:
         import torch
         import torch.distributed as dist
 
+        if dist.is_initialized():
+            return self.device(asked)
         store = self.store()  # from an emulated node it cannot be reached
         if self.place is not None:
             self.place.enter()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
-from zbench.rollouts.grpo import Rollout
+from zbench.rollouts.experience import Rollout
 from zbench.runtime.kernels.elementwise import gated, normed, rotate
-from zbench.runtime.rollouts.sampling import END, generator_of, sampled
+from zbench.runtime.rollouts.sampling import END, generator_of, likeliest, sampled
 from zbench.runtime.training.transformer import rope
 
 
@@ -50,20 +50,21 @@ class PolicySlice:
     stage: range | None = None
 
     def responses(
-        self, prompts: Mapping[int, Ints], limit: int, seed: int, iteration: int, tell: Callable[[str], None]
+        self, prompts: Mapping[int, Ints], limit: int, drawn: tuple[int, int] | None, tell: Callable[[str], None]
     ) -> dict[int, Rollout]:
-        """Returns responses to prompts, by number. limit: of tokens of a response."""
+        """Returns responses to prompts, by number. limit: of tokens of a response. drawn: the seed and the iteration
+        that tokens are drawn with; None: each is the likeliest."""
         found = {number: prompt.tolist() for number, prompt in prompts.items()}
         likelihoods: dict[int, list[float]] = {number: [] for number in prompts}
         kept = {number: KeptKeys() for number in prompts}
-        draws = {number: generator_of(seed, iteration, number) for number in prompts}
+        draws = {number: generator_of(*drawn, number) for number in prompts} if drawn is not None else {}
         live, length = list(prompts), 0
         while live:
             tell(f"generating token {length} of {len(live)} sequences")
             new = [found[number][len(kept[number]) :] for number in live]
             logits = self.logits(new, [kept[number] for number in live])
             for number, row in zip(live, logits, strict=True):
-                token, likelihood = sampled(row, draws[number])
+                token, likelihood = sampled(row, draws[number]) if draws else likeliest(row)
                 found[number].append(token)
                 likelihoods[number].append(likelihood)
             length += 1

@@ -1,23 +1,47 @@
 """The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, resharding_of
+from zbench.rollouts.experience import Rollout
 from zbench.rollouts.gathers import ReshardedWeights
-from zbench.rollouts.grpo import Rollout
 from zbench.rollouts.sharded import ShardedWeights
 from zbench.rollouts.weights import step_weights
 from zbench.runtime.job.step_job import StepJob
 from zbench.step.elements import elements_held
 from zbench.step.template import Step
 
+POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"  # models of a loop
+
+
+@dataclass(frozen=True)
+class ModelJob:
+    """The job of a model beside the policy. steps: of the ranks where it lies, from rank `first` on.
+
+    Raises:
+        ValueError: its parameters are not where its forwards leave them, so that it could not be trained after it has
+            scored.
+    """
+
+    steps: StepJob
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        model = self.steps.cost.gpus.model
+        if model.sharding not in ("none", "zero3"):
+            raise ValueError(
+                f"model {model.name} has sharding={model.sharding}; one that scores and is trained takes none or zero3"
+            )
+
 
 @dataclass(frozen=True)
 class PolicyJob:
-    """The job of a loop's ranks. steps: of those that train; the others generate alone. engine, train, generate,
-    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response.
+    """The job of a loop's ranks. steps: of those that train the policy; the others generate alone, or have other
+    models. engine, train, generate, replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a
+    response. others: the models beside the policy, by name.
 
     Raises:
         ValueError: generation has stages, or slices that are no whole number of training's.
@@ -29,6 +53,7 @@ class PolicyJob:
     generate: GenerateDegrees
     replicas: int
     limit: int
+    others: Mapping[str, ModelJob] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         told, slices = f"generate is {self.generate}", self.generate.tensor
@@ -41,7 +66,8 @@ class PolicyJob:
         """Returns the facts that a loop which goes on from a checkpoint has to have in common with the one that wrote
         it."""
         layout = {"engine": self.engine, "train": str(self.train), "generate": str(self.generate)}
-        return self.steps.told() | layout | {"replicas": self.replicas, "limit": self.limit}
+        others = {f"{name} at rank {one.first}": one.steps.told() for name, one in self.others.items()}
+        return self.steps.told() | layout | {"replicas": self.replicas, "limit": self.limit} | others
 
     def resharded(self, step: Step) -> ReshardedWeights:
         """Returns the change of the policy's weights from training to generation. step: of those that train."""

@@ -18,3 +18,10 @@ def sampled(logits: Tensor, rng: np.random.Generator) -> tuple[int, float]:
     drawn = rng.random() * float(chances[-1])
     token = min(int((chances <= drawn).sum()), len(chances) - 1)
     return token, -float(logs[token])
+
+
+def likeliest(logits: Tensor) -> tuple[int, float]:
+    """Returns the likeliest token and its negative log-likelihood, as `sampled`."""
+    logs = logits.double().log_softmax(0)
+    token = int(logs.argmax())
+    return token, -float(logs[token])

@@ -35,6 +35,8 @@ class InitialWeights:
         """Returns a parameter by the name of a step. layer: 0 of one that is of no layer."""
         if name in OUTSIDE:
             return self._network.draw(OUTSIDE[name])
+        if name == "vh":
+            return torch.zeros(1, self.model.hidden)  # so a critic begins with values of 0
         return step_weight(self.model, name, self._network.draw(f"layers.{layer}.{layer_names(self.model)[name]}"))
 
     @cached_property

@@ -1,0 +1,182 @@
+"""The loop in one process: gradients by torch's autograd, updates by its fused AdamW, advantages as sums written out.
+
+Prompts, rewards, and how tokens are drawn and updates divided, are those of what it is compared to.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zbench.correctness.loop.cases import CRITIC, GROUP, LIMIT, RATE, AloneReport, Loop, prompts_of, rewards_of
+from zbench.correctness.loop.reference import generated_alone, last_states, policy_logits
+from zbench.correctness.steps.dense import drawn_weights
+from zbench.rollouts.experience import CLIP, DISCOUNT, GRPO, PPO, REMAX, TRACE, VALUE_CLIP, Learning, Rollout
+from zbench.rollouts.grpo import LEAST_DEVIATION
+from zbench.rollouts.ppo import LEAST_VARIANCE
+from zbench.runtime.job.job import AdamW
+from zbench.runtime.rollouts.policy_job import CRITIC as CRITIC_NAME
+from zbench.runtime.rollouts.policy_job import POLICY as POLICY_NAME
+from zbench.runtime.rollouts.sampling import generator_of
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class AloneIteration(AloneReport):
+    """An iteration in one process. weights: of every model after it."""
+
+    weights: Mapping[str, Weights]
+
+
+def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
+    """Runs a loop. policy: its weights to begin with, whole, by the names of a step, of all layers in one tensor."""
+    learning, now = loop.learning, {POLICY_NAME: {name: value.clone() for name, value in policy.items()}}
+    if learning.algorithm == PPO:
+        now[CRITIC_NAME] = drawn_weights(CRITIC, seed)
+    optimizers, found = {name: _Optimizer(weights) for name, weights in now.items()}, list[AloneIteration]()
+    for iteration in range(loop.iterations):
+        prompts = prompts_of(seed, iteration)
+        rollouts = [
+            generated_alone(now[POLICY_NAME], prompt, generator_of(seed, iteration, number), LIMIT)
+            for number, prompt in enumerate(prompts)
+        ]
+        asked = prompts[::GROUP] if learning.algorithm == REMAX else []
+        greedy = [generated_alone(now[POLICY_NAME], prompt, None, LIMIT) for prompt in asked]
+        known = _Known(learning, rollouts, greedy, policy, now)
+        losses, scales, clipped = list[float](), list[float](), 0
+        for which in learning.updates(len(rollouts), seed, iteration):
+            for name in now:
+                leaves = {one: value.clone().requires_grad_() for one, value in now[name].items()}
+                terms, outside = known.losses(name, leaves, which)
+                loss = terms.sum() / len(terms)
+                loss.backward()
+                gradients = {one: value.grad for one, value in leaves.items() if value.grad is not None}
+                now[name] = optimizers[name].updated(now[name], gradients)
+                losses.append(float(loss.detach()))
+                scales.append(float(terms.detach().abs().mean()))
+                clipped += outside
+        found.append(AloneIteration([one.tokens for one in rollouts], losses, scales, clipped, dict(now)))
+    return found
+
+
+@dataclass
+class _Known:
+    """What is known of rollouts before their first update. reference: the weights of the reference model; now: of the
+    models then. Of each token of each response: its advantage, the logarithm of its likelihood under the reference
+    model, the critic's value and return."""
+
+    learning: Learning
+    rollouts: Sequence[Rollout]
+    greedy: Sequence[Rollout]
+    reference: Weights
+    now: Mapping[str, Weights]
+    advantages: list[Tensor] = field(init=False)
+    logs: list[Tensor] = field(init=False)
+    values: list[Tensor] = field(init=False)
+    returns: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        of, rewards = self.learning, torch.from_numpy(rewards_of(self.rollouts))
+        self.logs = [_logs(self.reference, one) for one in self.rollouts]
+        self.values = self.returns = []
+        if of.algorithm == GRPO:
+            groups = rewards.view(-1, GROUP)
+            off = groups.std(1, correction=0, keepdim=True) + LEAST_DEVIATION
+            self.advantages = list(((groups - groups.mean(1, keepdim=True)) / off).flatten().unbind())
+            return
+        given = [
+            of.kl * (log + torch.from_numpy(one.before)) for log, one in zip(self.logs, self.rollouts, strict=True)
+        ]
+        for one, reward in zip(given, rewards, strict=True):
+            one[-1] += reward
+        if of.algorithm == REMAX:
+            base = torch.from_numpy(rewards_of(self.greedy)).repeat_interleave(GROUP)
+            self.advantages = [
+                torch.stack([one[at:].sum() - less for at in range(len(one))])
+                for one, less in zip(given, base, strict=True)
+            ]
+            return
+        self.values = [_values(self.now[CRITIC_NAME], one) for one in self.rollouts]
+        found = [_summed(*pair) for pair in zip(given, self.values, strict=True)]
+        self.returns = [one + value for one, value in zip(found, self.values, strict=True)]
+        every = torch.cat(found)
+        self.advantages = [(one - every.mean()) / (every.var(correction=0) + LEAST_VARIANCE).sqrt() for one in found]
+
+    def losses(self, name: str, weights: Weights, which: Sequence[int]) -> tuple[Tensor, int]:
+        """Returns the losses of a model, of the tokens of some responses, and how many of them are clipped."""
+        found = [(self._of_critic if name == CRITIC_NAME else self._of_policy)(weights, one) for one in which]
+        return torch.cat([terms for terms, _ in found]), sum(outside for _, outside in found)
+
+    def _of_policy(self, weights: Weights, number: int) -> tuple[Tensor, int]:
+        one, advantage = self.rollouts[number], self.advantages[number]
+        logs = _logs(weights, one)
+        ratio = (logs + torch.from_numpy(one.before)).exp()
+        bounded = ratio.clamp(1 - CLIP, 1 + CLIP)
+        terms = -torch.minimum(ratio * advantage, bounded * advantage)
+        if self.learning.algorithm == GRPO and self.learning.kl:
+            further = self.logs[number] - logs
+            terms = terms + self.learning.kl * (further.exp() - further - 1)
+        return terms, int((ratio * advantage > bounded * advantage).sum())
+
+    def _of_critic(self, weights: Weights, number: int) -> tuple[Tensor, int]:
+        values, before, wanted = _values(weights, self.rollouts[number]), self.values[number], self.returns[number]
+        near = before + (values - before).clamp(-VALUE_CLIP, VALUE_CLIP)
+        plain, clipped = ((one - wanted).square() / 2 for one in (values, near))
+        return torch.where(clipped > plain, clipped, plain), int((clipped > plain).sum())
+
+
+def _logs(weights: Weights, one: Rollout) -> Tensor:
+    """Returns the logarithms of the likelihoods of a response's tokens."""
+    tokens = torch.from_numpy(one.tokens)
+    logs = policy_logits(weights, tokens).log_softmax(1)[one.prompt - 1 : -1]
+    return logs.gather(1, tokens[one.prompt :, None])[:, 0]
+
+
+def _values(weights: Weights, one: Rollout) -> Tensor:
+    """Returns the values of a response's tokens, each before it is there."""
+    states = last_states(CRITIC, weights, torch.from_numpy(one.tokens))
+    return (states @ weights["vh"].T)[one.prompt - 1 : -1, 0]
+
+
+def _summed(rewards: Tensor, values: Tensor) -> Tensor:
+    """Returns advantages, each as the sum of all differences that come after."""
+    after = torch.cat([values[1:], values.new_zeros(1)])
+    off = rewards + DISCOUNT * after - values
+    return torch.stack(
+        [
+            sum((DISCOUNT * TRACE) ** (later - at) * off[later] for later in range(at, len(off)))
+            for at in range(len(off))
+        ]
+    )
+
+
+class _Optimizer:
+    """AdamW by torch's fused kernel: its optimizer class would take seconds to import torch's compiler."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.of, self.steps = AdamW(lr=RATE), torch.zeros(())
+        self.first, self.second = ({name: 0 * value for name, value in weights.items()} for _ in range(2))
+
+    def updated(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the weights after another update."""
+        self.steps = self.steps + 1
+        found = {name: value.clone() for name, value in weights.items()}
+        for name, value in found.items():
+            torch._fused_adamw_(
+                [value],
+                [gradients[name]],
+                [self.first[name]],
+                [self.second[name]],
+                [],
+                [self.steps.clone()],
+                lr=self.of.lr,
+                beta1=self.of.beta1,
+                beta2=self.of.beta2,
+                weight_decay=0.0 if name[0] == "g" else self.of.weight_decay,
+                eps=self.of.epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+        return found

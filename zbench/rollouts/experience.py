@@ -1,0 +1,153 @@
+"""Rollouts, and what models that learn from them train with.
+
+A token's loss is a function of what its model makes of the token: of the negative log-likelihood of its target, or of
+its value. All that this function takes beside (an advantage, a likelihood or a value of before, a return) is data of a
+token as its target is. So a batch may be divided by any system, and of whatever rollouts an update is: the mean is over
+the tokens of all of its responses.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.checks import check_whole_number
+
+GRPO, PPO, REMAX = LEARNT_BY = ("grpo", "ppo", "remax")
+CLIP = 0.2  # of ratios: PPO (arXiv 1707.06347), section 6.1
+VALUE_CLIP = 0.2  # of values: TRL's PPOConfig.cliprange_value
+DISCOUNT, TRACE = 1.0, 0.95  # gamma and lambda of GAE: TRL's PPOConfig.gamma and lam
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt and the response to it. tokens: of both, of which the first `prompt` are the prompt's. before: of each
+    token of the response, its negative log-likelihood when it was generated."""
+
+    tokens: Ints
+    prompt: int
+    before: Floats
+
+    @property
+    def response(self) -> Ints:
+        """The tokens of the response."""
+        return self.tokens[self.prompt :]
+
+    def spread(self, values: Floats | float) -> Floats:
+        """Returns what the tokens of the response have, one number each, at the tokens before them, which tell them; 0
+        elsewhere."""
+        found = np.zeros(len(self.tokens))
+        found[self.prompt - 1 : -1] = values
+        return found
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How models learn from a batch of rollouts. algorithm: of LEARNT_BY. epochs: how often each rollout is trained on;
+    mini_batches: updates of an epoch, each of its share of the rollouts. kl: the coefficient of the KL term to the
+    policy that training began with, 0: there is none; GRPO has it in the loss, the others in the rewards.
+
+    Raises:
+        ValueError: there is no such algorithm, or a number cannot be.
+    """
+
+    algorithm: str
+    epochs: int = 1
+    mini_batches: int = 1
+    kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in LEARNT_BY:
+            raise ValueError(f"algorithm is {self.algorithm!r}; it takes {', '.join(LEARNT_BY)}")
+        check_whole_number("epochs", self.epochs, 1)
+        check_whole_number("mini_batches", self.mini_batches, 1)
+        if not 0 <= self.kl < np.inf:
+            raise ValueError(f"kl is {self.kl}; it takes a number from 0 on")
+
+    def updates(self, rollouts: int, seed: int, iteration: int) -> Iterator[list[int]]:
+        """Yields the numbers of the rollouts of each update; each epoch divides them anew, by chance.
+
+        Raises:
+            ValueError: there are more mini-batches than rollouts.
+        """
+        if self.mini_batches > rollouts:
+            raise ValueError(f"mini_batches is {self.mini_batches}; of {rollouts} rollouts it takes at most as many")
+        for epoch in range(self.epochs):
+            order = np.random.default_rng([seed, iteration, epoch, len("epoch")]).permutation(rollouts)
+            for some in np.array_split(order, self.mini_batches):
+                yield sorted(some.tolist())
+
+
+@dataclass(frozen=True)
+class PolicyTargets:
+    """What a policy's losses take, by names of zbench.runtime.handlers.token_loss.PolicyLoss: of every token in
+    `columns`, by the rollout's number, and for all of them clip and kl."""
+
+    columns: Mapping[str, Mapping[int, Floats]]
+    clip: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class ValueTargets:
+    """What a critic's losses take, as of PolicyTargets, by names of ValueLoss there."""
+
+    columns: Mapping[str, Mapping[int, Floats]]
+    clip: float
+
+
+@dataclass(frozen=True)
+class TrainingTokens:
+    """The tokens of a batch of rollouts by the rollout's number, and what their losses take. counted: tokens of
+    responses, over which the mean is. targets: None of rollouts that are scored."""
+
+    tokens: Mapping[int, Ints]
+    counted: int
+    targets: PolicyTargets | ValueTargets | None = None
+
+
+NOTHING = TrainingTokens({}, 0)
+
+
+def scored_tokens(rollouts: Sequence[Rollout]) -> TrainingTokens:
+    """Returns the tokens of rollouts that are scored, or that a step's parameters are drawn for."""
+    return TrainingTokens(dict(enumerate(one.tokens for one in rollouts)), sum(len(one.before) for one in rollouts))
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A batch of rollouts with what models made of them before the first update. advantages: of each token of each
+    response. reference: negative log-likelihoods under the reference model, () where the loss has no KL term. returns,
+    values: what a critic is trained to, and its values; () without one."""
+
+    rollouts: Sequence[Rollout]
+    advantages: Sequence[Floats]
+    reference: Sequence[Floats] = ()
+    returns: Sequence[Floats] = ()
+    values: Sequence[Floats] = ()
+
+    def of_policy(self, which: Sequence[int], kl: float) -> TrainingTokens:
+        """Returns what the policy trains with in an update of some of the rollouts, numbered anew. kl: the coefficient
+        of the KL term in the loss."""
+        columns = self._columns(which, advantages=self.advantages, before=[one.before for one in self.rollouts])
+        columns |= self._columns(which, reference=self.reference) if kl else {}
+        return self._tokens(which, PolicyTargets(columns, CLIP, kl))
+
+    def of_critic(self, which: Sequence[int]) -> TrainingTokens:
+        """Returns what the critic trains with, as of_policy."""
+        columns = self._columns(which, returns=self.returns, before=self.values)
+        return self._tokens(which, ValueTargets(columns, VALUE_CLIP))
+
+    def _columns(self, which: Sequence[int], **given: Sequence[Floats]) -> dict[str, Mapping[int, Floats]]:
+        every = [self.rollouts[one] for one in which]
+        found: dict[str, Mapping[int, Floats]] = {"counts": {at: one.spread(1.0) for at, one in enumerate(every)}}
+        for name, values in given.items():
+            found[name] = {
+                at: one.spread(values[number]) for at, (one, number) in enumerate(zip(every, which, strict=True))
+            }
+        return found
+
+    def _tokens(self, which: Sequence[int], targets: PolicyTargets | ValueTargets) -> TrainingTokens:
+        tokens = scored_tokens([self.rollouts[one] for one in which])
+        return TrainingTokens(tokens.tokens, tokens.counted, targets)
