@@ -38,9 +38,9 @@ def test_formulas_print_as_they_are_read(text: str) -> None:
         assert parse_formula(str(one)) == one
 
 
-@pytest.mark.parametrize(("tied", "table"), [(False, "wh"), (True, "we")])
-def test_the_head_scores_words_by_its_table(tied: bool, table: str) -> None:
-    found = head(tied)
+@pytest.mark.parametrize(("kind", "table"), [("words", "wh"), ("tied", "we"), ("value", "wh")])
+def test_a_head_is_of_its_table(kind: str, table: str) -> None:
+    found = head(kind)
     assert [parse_formula(str(one)) for one in found] == list(found)
     weights = {ref.tensor for one in found for ref in one.operands if ref.tensor[0] == "w"}
     gradients = {ref.tensor for one in found for ref in one.results if ref.tensor[:2] == "dw"}

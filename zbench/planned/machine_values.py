@@ -26,6 +26,7 @@ LATER_FIELDS = {
         "loss_chunk_tokens",
         "offload",
         "shared_experts",
+        "head",
         "gate",
         "recompute_layers",
         *_ROUTER,
