@@ -207,7 +207,7 @@ SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel gr
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
 
 
-def uncounted(function: str) -> str:
+def without_counts(function: str) -> str:
     """Returns the function that a function of counted seats is but for which rows it has."""
     return function.replace("_counted", "")
 

@@ -15,7 +15,7 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.program import PlayedInstance, StepProgram
 from zbench.simulator.steps.seconds import MATMULS
-from zbench.step.layers import uncounted
+from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
@@ -61,7 +61,7 @@ def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
     }
     if row[0] == COMPUTE:
         formula = layout.formulas[row[1]]
-        function = uncounted(formula.terms[0].function).partition("_d")[0]
+        function = without_counts(formula.terms[0].function).partition("_d")[0]
         kind = "matmul" if function in MATMULS else _COMPUTES.get(function, "elementwise")
         return f"{kind} {layout.labels[row[1]]}", args | {"formula": str(formula)}
     args["for"] = QUEUES[row[8]]

@@ -26,10 +26,12 @@ class CountedSeats(Seated):
 
     @property
     def rows(self) -> range:
+        """The rows of the slice."""
         return range(sum(self.counts))
 
     @property
     def of_expert(self) -> tuple[Ints, Ints]:
+        """The rows of the slice that are the expert's, and the number of their share."""
         number = self.expert[0] - self.slice[0]
         return sum(self.counts[:number]) + np.arange(self.counts[number]), np.zeros(self.counts[number], np.int64)
 

@@ -41,7 +41,7 @@ class CountedRows:
 
     @property
     def counts(self) -> int:
-        """The number of the tensor that has them."""
+        """The number of the tensor that says how many rows there are."""
         return self.layout.number[COUNTS]
 
     def format(self, tensor: int, layer: int) -> Format:

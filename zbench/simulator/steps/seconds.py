@@ -26,7 +26,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.attends import attends_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.formula import Formula, Reference, Term
-from zbench.step.layers import uncounted
+from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE
 
 # Bytes of an element of the result that elementwise work passes through memory, as numbers of an element's bytes where
@@ -101,7 +101,7 @@ class _Formula:
 
     def _term(self, term: Term) -> Floats:
         device, none = self.cost.cluster.device, np.zeros(len(self.mine))
-        term = replace(term, function=uncounted(term.function))
+        term = replace(term, function=without_counts(term.function))
         derived = _DERIVATIVE.search(term.function)
         name = term.function[: derived.start()] if derived else term.function
         starts = none + _STARTS * device.kernel_seconds
