@@ -61,8 +61,9 @@ class Candidate:
         if clock is SimulatedAttention:
             return [bound_seconds(batch, self.mesh.cost) for batch in batches]
         executor = clock(self.mesh.cost)
-        tells = isinstance(executor, Compares)
-        return [executor.least_seconds(batch) * (1 - _ROUNDING) if tells else 0.0 for batch in batches]
+        if not isinstance(executor, Compares):
+            return [0.0] * len(batches)
+        return [executor.least_seconds(batch) * (1 - _ROUNDING) for batch in batches]
 
     def choice(self, num_gpus: int) -> Choice:
         """Returns the keys of the model and of the mesh that this candidate sets, and both in words."""
