@@ -211,7 +211,11 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Experts(routing="hash"), "experts.routing is 'hash'; it takes drawn, token_choice or expert_choice"),
         (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded False; with"),
-        (lambda: Experts(routing="token_choice", capacity=1.25), "experts.capacity is 1.25 and experts.padded False;"),
+        (lambda: Experts(routing="expert_choice", capacity=2), "experts.capacity is 2 and experts.padded False; with"),
+        (
+            lambda: Experts("tutel", 2, routing="token_choice"),
+            "experts.schedule is tutel; with experts.routing=token_choice",
+        ),
         (
             lambda: Experts(routing="token_choice", capacity=1.25, padded=True, skew=1.0),
             "experts.skew is 1.0; with experts.routing=token_choice routers choose",
