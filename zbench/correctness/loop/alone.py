@@ -144,12 +144,11 @@ def _summed(rewards: Tensor, values: Tensor) -> Tensor:
     """Returns advantages, each as the sum of all differences that come after."""
     after = torch.cat([values[1:], values.new_zeros(1)])
     off = rewards + DISCOUNT * after - values
-    return torch.stack(
-        [
-            sum((DISCOUNT * TRACE) ** (later - at) * off[later] for later in range(at, len(off)))
-            for at in range(len(off))
-        ]
-    )
+    found = list[Tensor]()
+    for at in range(len(off)):
+        weights = (DISCOUNT * TRACE) ** torch.arange(len(off) - at, dtype=torch.float64)
+        found.append((weights * off[at:]).sum())
+    return torch.stack(found)
 
 
 class _Optimizer:

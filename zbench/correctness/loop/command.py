@@ -105,11 +105,12 @@ def loops(systems: Sequence[str], algorithms: Sequence[str] = (GRPO,), every: bo
         (engine, TrainDegrees.of(train), GenerateDegrees.of(generate), replicas)
         for engine, train, generate, replicas in LAYOUTS
     ]
-    pairs = [(*layout, algorithm) for algorithm in algorithms for layout in layouts]
+    pairs = [(layout, algorithm) for algorithm in algorithms for layout in layouts]
     if every:
-        return [Loop(*one, system, algorithm) for *one, algorithm in pairs for system in systems]
-    turns = [(*pairs[at % len(pairs)], systems[at % len(systems)]) for at in range(max(len(pairs), len(systems)))]
-    return [Loop(*one, system, algorithm) for *one, algorithm, system in turns]
+        return [Loop(*layout, system, algorithm) for layout, algorithm in pairs for system in systems]
+    turns = range(max(len(pairs), len(systems)))
+    found = [(*pairs[at % len(pairs)], systems[at % len(systems)]) for at in turns]
+    return [Loop(*layout, system, algorithm) for layout, algorithm, system in found]
 
 
 def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) -> LoopVerdict:

@@ -35,7 +35,10 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
         "g1": (c,), "wq": (h, d, c), "wkv": (model.num_kv_heads, 2, d, c), "wo": (h, d, c), "g2": (c,),
         "we": (v, c), "gl": (c,),
     }  # fmt: skip
-    shapes |= {WORDS: {"wh": (v, c)}, VALUE: {"vh": (1, c)}}.get(model.kind_of_head, {})
+    if model.kind_of_head == WORDS:
+        shapes |= {"wh": (v, c)}
+    if model.kind_of_head == VALUE:
+        shapes |= {"vh": (1, c)}
     if experts > 1:
         shapes |= {"ez": (experts, 2, f, c), "ed": (experts, f, c)}
         cosine = {"wp": (model.router_dim, c), "wc": (experts, model.router_dim)}

@@ -38,7 +38,7 @@ EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
 COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS, "vh"), ("ez", "ed")
-HEADS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
+HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
@@ -60,7 +60,7 @@ def weights_of_layers(model: Model) -> tuple[str, ...]:
 
 def outer_weights(head: str) -> tuple[str, ...]:
     """Returns the names of the parameters that are of no layer. head: of zbench.describe.model.Model.kind_of_head."""
-    return ("we", *(name for name in HEADS[head] if name != "we"))
+    return ("we", *(name for name in HEAD_WEIGHTS[head] if name != "we"))
 
 
 def axes_of(weight: str) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ class ShardedParameters:
     @property
     def of_head(self) -> tuple[str, ...]:
         """The parameters that are used after the layers."""
-        return HEADS[self.model.kind_of_head]
+        return HEAD_WEIGHTS[self.model.kind_of_head]
 
     def slices(self, weight: str) -> tuple[str, int]:
         """Returns the index of the slices that a parameter is cut in, and how many there are; "" and 1: it is whole."""
