@@ -26,7 +26,7 @@ class LayoutOffer(Protocol):
 
     @property
     def parts(self) -> Sequence[Callable[[], object]]:
-        """What prices it, part by part, the cheaper ones first."""
+        """The parts of its price, the cheaper ones first; each call makes one."""
 
     def least(self) -> StageTimes:
         """Returns the seconds of each stage that it cannot beat, by what is priced of it so far."""

@@ -131,7 +131,7 @@ class _Offered:
 
     @property
     def parts(self) -> tuple[Callable[[], object], ...]:
-        """What prices it, part by part."""
+        """The parts of its price; each call makes one."""
         prices, packed, generation = self.prices, self.packed, self.generation
         found: list[Callable[[], object]] = []
         if prices.is_trained(self.role):
