@@ -15,12 +15,16 @@ from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.price import priced
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
-WHOLE = "executor=simulated"
+ATTENTION, WHOLE = "executor=simulated_attention", "executor=simulated"
 JOBS = [
-    *(("ring", f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
-    *(("allgather", f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
-    *((system, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
-    *((system, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
+    *(("ring", ATTENTION, f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
+    *(("allgather", ATTENTION, f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
+    *(
+        (system, ATTENTION, f"cluster.num_nodes={nodes}")
+        for system in ("fcp", "local_packing")
+        for nodes in (256, 1024)
+    ),
+    *((system, ATTENTION, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
     *((system, WHOLE, f"cluster.num_nodes={nodes}") for system in ("ring", "allgather") for nodes in (8, 16, 32)),
     ("ring", WHOLE, "cluster.num_nodes=8", "parallel.tensor_parallel=2"),
     ("ring", WHOLE, "cluster.num_nodes=8", "model=llama_7b_pp4"),

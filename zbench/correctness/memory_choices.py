@@ -36,15 +36,14 @@ class MemoryChoice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChoices:
-    """What the choices of conf/ say. chunk_tokens: of chunks that their yamls count, which are far more tokens than a
-    GPU has here."""
+    """The choices of conf/ by their names."""
 
     recompute: Mapping[str, Recompute]
     memory: Mapping[str, TrainingMemory]
 
     @staticmethod
     def of(chunk_tokens: int) -> "MemoryChoices":
-        """Reads conf/."""
+        """Reads conf/. chunk_tokens: of chunks that its yamls count, which are far more tokens than a GPU has here."""
         again = {name: Recompute(**_keys("recompute", name)) for name in choices("recompute")}
         held = {name: _cut(TrainingMemory(**_keys("memory", name)), chunk_tokens) for name in choices("memory")}
         return MemoryChoices(again, held)

@@ -1,4 +1,4 @@
-"""What a run chose for each of its batches: slices of exchanges, chunks of tokens for experts, what is recomputed.
+"""Tells what a run chose for its batches: slices of exchanges, chunks of tokens for experts, recomputation.
 
 Pure: raw records in, figures and words out; no torch. A step has a choice where the run's strategy left it open
 (zbench.simulated.open_choices), and chunks of experts wherever there is more than one.
