@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import pipeline_static_bytes, stage_bytes, static_bytes
+from zbench.cost.memory import pipeline_static_bytes, static_bytes
 from zbench.cost.stage import Stage, refusal
+from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
