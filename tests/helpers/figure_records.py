@@ -153,7 +153,13 @@ def system_samples() -> dict[str, list[Run]]:
         ],
         "memory": [
             run_of(
-                "memory_curve", system, seconds=seconds, capacity_bytes=gib * 2**30, out_of_memory=full, recompute=level
+                "memory_curve",
+                system,
+                seconds=seconds,
+                config={"cluster": {"gib": gib}},
+                capacity_bytes=gib * 2**30,
+                out_of_memory=full,
+                recompute=level,
             )
             for system, gib, seconds, full, level in (
                 ("zeppelin", 48, 2.0, False, {"level": "none"}),
