@@ -44,9 +44,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Learning:
-    """The way in which models learn from a batch of rollouts. algorithm: of LEARNT_BY. epochs: how often each rollout is trained on;
-    mini_batches: updates of an epoch, each of its share of the rollouts. kl: the coefficient of the KL term to the
-    policy that training began with, 0: there is none; GRPO has it in the loss, the others in the rewards.
+    """The way in which models learn from a batch of rollouts. algorithm: of LEARNT_BY. epochs: how often each rollout
+    is trained on; mini_batches: updates of an epoch, each of its share of the rollouts. kl: the coefficient of the
+    KL term to the policy that training began with, 0: there is none; GRPO has it in the loss, the others in the
+    rewards.
 
     Raises:
         ValueError: there is no such algorithm, or a number cannot be.
@@ -81,8 +82,8 @@ class Learning:
 
 @dataclass(frozen=True)
 class PolicyTargets:
-    """The numbers that a policy's losses take, by names of zbench.runtime.handlers.token_loss.PolicyLoss: of every token in
-    `columns`, by the rollout's number, and for all of them clip and kl."""
+    """The numbers that a policy's losses take, by names of zbench.runtime.handlers.token_loss.PolicyLoss: of every
+    token in `columns`, by the rollout's number, and for all of them clip and kl."""
 
     columns: Mapping[str, Mapping[int, Floats]]
     clip: float
