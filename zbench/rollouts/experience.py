@@ -44,10 +44,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Learning:
-    """The way in which models learn from a batch of rollouts.
-
-    algorithm: of LEARNT_BY. epochs: how often each rollout is trained on; mini_batches: updates of an epoch, each of its share of the rollouts. kl: the coefficient of the KL term to the
-    policy that training began with, 0: there is none; GRPO has it in the loss, the others in the rewards.
+    """The way in which models learn from a batch of rollouts. algorithm: of LEARNT_BY. epochs: how often each rollout
+    is trained on; mini_batches: updates of an epoch, each of its share of the rollouts. kl: the coefficient of the
+    KL term to the policy that training began with, 0: there is none; GRPO has it in the loss, the others in the
+    rewards.
 
     Raises:
         ValueError: there is no such algorithm, or a number cannot be.
@@ -82,7 +82,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class PolicyTargets:
-    """The values that a policy's losses take, by names of zbench.runtime.handlers.token_loss.PolicyLoss: of every
+    """The numbers that a policy's losses take, by names of zbench.runtime.handlers.token_loss.PolicyLoss: of every
     token in `columns`, by the rollout's number, and for all of them clip and kl."""
 
     columns: Mapping[str, Mapping[int, Floats]]
@@ -92,7 +92,7 @@ class PolicyTargets:
 
 @dataclass(frozen=True)
 class ValueTargets:
-    """The values that a critic's losses take, as of PolicyTargets, by names of ValueLoss there."""
+    """The numbers that a critic's losses take, as of PolicyTargets, by names of ValueLoss there."""
 
     columns: Mapping[str, Mapping[int, Floats]]
     clip: float
