@@ -20,7 +20,7 @@ from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.describe.expert_schedule import DEGREES
 from zbench.simulated.gradient_order import LINA_PIECE_BYTES
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 
 # Milliseconds: all-to-all, gather, matmuls, reduction, all-reduce.
 PLANNER = (

@@ -17,7 +17,7 @@ from zbench.step.operations import COMPUTE, REDUCE
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import ShardedParameters
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
 from zbench.step.reading import read_step

@@ -14,7 +14,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.proven import ProvenSteps
-from zbench.step.passes.router.routing import ExpertParallel, Routing
+from zbench.step.passes.routing import ExpertParallel, Routing
 
 # Ranks, tensor-parallel degree, ZeRO's stage, recomputation, chunks; shared experts in the last.
 CASES = ((4, 1, "3", "none", ExpertChunks()), (4, 1, "2", "full", ExpertChunks(2, 3)),

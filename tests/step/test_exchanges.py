@@ -22,7 +22,7 @@ from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step, Template
 from zbench.step.text import step_text

@@ -16,7 +16,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

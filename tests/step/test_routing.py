@@ -9,7 +9,7 @@ from tests.helpers.steps import EXPERTS, execute, fault, plan_of
 from zbench.describe.expert_schedule import DIRICHLET, ZIPF, ExpertChunks
 from zbench.describe.overlap import StepOverlap
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 
 
 def shares(how: ExpertParallel, num_experts: int) -> np.ndarray:

@@ -159,8 +159,8 @@ class Experts:
 
     schedule, degree, gradients: as ExpertSchedule has them. skew: how unevenly tokens choose, 0: all alike; popularity:
         the law that it is a number of; drift: how long an expert stays popular (all three:
-        zbench.step.passes.router.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of
-        each GPU's at most, over what it would have of them if all experts had as many; others are dropped.
+        zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of each GPU's
+        at most, over what it would have of them if all experts had as many; others are dropped.
         dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
         from there to these GPUs.
         padded: whether experts get rows of zeros for the tokens that they would take more. routing: DRAWN by the

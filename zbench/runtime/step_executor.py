@@ -43,7 +43,7 @@ from zbench.simulated.open_choices import chosen_steps
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
 

@@ -34,7 +34,7 @@ from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
 from zbench.trace.step import MOST_EVENTS

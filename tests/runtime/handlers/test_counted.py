@@ -21,7 +21,7 @@ from zbench.runtime.steps.instructions import Cells
 from zbench.runtime.steps.seats import SeatParts
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(1, 4, 1, 1, 4, "router", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words

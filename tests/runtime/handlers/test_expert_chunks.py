@@ -13,7 +13,7 @@ from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(1, 4, 1, 1, 4, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words

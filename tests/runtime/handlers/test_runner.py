@@ -30,7 +30,7 @@ from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step

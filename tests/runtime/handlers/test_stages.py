@@ -14,7 +14,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import DROP, SEND, Operations
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
 PAIR = StepCombination(1, 1, 1, 1, 0, "even", 2, 1, "whole", "own", "3", "none", 3, "carry", "uneven")

@@ -18,7 +18,7 @@ from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.layers import CHOICES, SHARES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 
 LENGTHS = [9, 4]
 MODEL = replace(EXPERTS, gate="softmax_all", element_bytes=8, lse_bytes=8)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.steps import EXPERTS
 from zbench.runtime.steps.routed import RoutedTokens
-from zbench.step.passes.router.routing import Routing
+from zbench.step.passes.routing import Routing
 
 
 @st.composite

@@ -22,7 +22,7 @@ from zbench.simulator.steps.play import PlayedStep, play_layers, play_some_layer
 from zbench.simulator.steps.program import StepProgram
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 
 Case = tuple[Step, tuple[Plan, ...], Cost]

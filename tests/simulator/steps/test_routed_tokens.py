@@ -22,7 +22,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 
 LENGTHS = (9000, 4100, 1500, 900, 700, 300, 300, 77)

@@ -14,7 +14,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.play import LAYERS, play_some_layers, play_step
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

@@ -59,12 +59,12 @@ class Loop:
 
     @property
     def learning(self) -> Learning:
-        """The way in which its models learn."""
+        """How its models learn."""
         return LEARNINGS[self.algorithm][0]
 
     @property
     def iterations(self) -> int:
-        """The number of times that it generates."""
+        """How often it generates."""
         return LEARNINGS[self.algorithm][1]
 
     @property

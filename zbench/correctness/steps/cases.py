@@ -12,7 +12,7 @@ from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.step.byte_law import Chosen
 from zbench.step.passes.own_plans import parts_of_layouts
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.template import Step
 
 

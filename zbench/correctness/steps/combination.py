@@ -21,7 +21,7 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
-from zbench.step.passes.router.routing import ExpertParallel
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.

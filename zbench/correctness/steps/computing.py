@@ -29,7 +29,7 @@ class Missing(Exception):
 class Tokens:
     """The tokens of a micro-batch by part of t: sequence, position, token and target, int64 [parts][tokens]; chosen:
     the experts of each, int64 [parts][tokens, chosen], of a model that has some; padding: int64 [parts, experts], as of
-    zbench.step.passes.router.routing.Routing."""
+    zbench.step.passes.routing.Routing."""
 
     sequence: list[Ints]
     position: list[Ints]

@@ -17,7 +17,7 @@ from zbench.plans.plan import Plan
 from zbench.plans.segments import Segments, segments
 from zbench.runtime.steps.instructions import Parts
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import Routing
+from zbench.step.passes.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TokenParts:
     seq, start, stop, part: int64 [pieces], tokens [start, stop) of sequence seq are of the part; sorted by (seq,
     start). lengths: int64 [sequences]; numbers: int64 [sequences], which of the batch's sequences they are. sizes:
     int64 [parts], the tokens of each part. chosen: int64 [tokens, experts a token], the experts of every token in the
-    order of `rows`, None where none are drawn. padding: as of zbench.step.passes.router.routing.Routing.
+    order of `rows`, None where none are drawn. padding: as of zbench.step.passes.routing.Routing.
     """
 
     seq: Ints

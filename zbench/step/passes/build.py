@@ -40,7 +40,7 @@ from zbench.step.passes.pipeline import (
     stage_starts,
 )
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
 from zbench.step.template import Instance, Items, Step, Template

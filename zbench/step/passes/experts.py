@@ -22,7 +22,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import Routing
+from zbench.step.passes.routing import Routing
 from zbench.step.template import COMPLETE
 
 HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out

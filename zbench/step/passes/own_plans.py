@@ -10,7 +10,7 @@ from zbench.plans.columns import Blocks, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 
 
 def plans_of_layouts(plans: Sequence[Plan]) -> list[Plan]:

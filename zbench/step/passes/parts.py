@@ -20,8 +20,8 @@ from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.overlap.token_slices import TokenCuts, parts_of_blocks, slices_in_chunks, tokens_in_slices
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.router.seats import RouterSeats
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
 
 

@@ -16,14 +16,14 @@ from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import forward_step, whole_step
-from zbench.step.passes.drawn_rows import told_rows, with_drawn_rows
 from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.routing import TOGETHER, ExpertParallel, Routing
+from zbench.step.passes.router.drawn_rows import told_rows, with_drawn_rows
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

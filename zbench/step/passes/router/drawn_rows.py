@@ -1,8 +1,7 @@
 """Rows that a draw puts in the place of what routers choose, so that a clock can play a step whose rows are counted.
 
 A step says how many rows there may be at most, and its proof holds for every number below: so for those of a draw, by
-the law that also draws experts before a step is built (zbench.step.passes.router.routing). All layers have the same
-rows then.
+the law that also draws experts before a step is built (zbench.step.passes.routing). All layers have the same rows then.
 """
 
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ from zbench.describe.arrays import Ints
 from zbench.describe.expert_schedule import DRAWN
 from zbench.step.layout import StepLayout
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.routing import Routing
 from zbench.step.passes.router.seats import RouterSeats
+from zbench.step.passes.routing import Routing
 from zbench.step.template import Step
 
 
