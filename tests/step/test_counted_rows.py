@@ -13,13 +13,13 @@ from zbench.describe.cluster import Cluster, Device
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import DrawnRows, told_rows, with_drawn_rows
 from zbench.simulator.steps.play import play_step
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.operations import SEND, Operations
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.drawn_rows import DrawnRows, told_rows, with_drawn_rows
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.reading import read_step

@@ -21,6 +21,7 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
+from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
@@ -134,7 +135,7 @@ class Simulated:
                 "looks into one step of the whole cluster, takes sync=every_step"
             )
         steps = self.chosen(batch, plans).steps
-        return steps.played(steps.of(batch, plans), batch, plans)
+        return played_rows(steps, steps.of(batch, plans), batch, plans)
 
     def chosen(self, batch: Batch, plans: tuple[Plan, ...]) -> ChosenSteps:
         """Returns a batch's steps with what the strategy leaves open chosen."""
@@ -151,7 +152,9 @@ class Simulated:
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
-        played = play_step(chosen.steps.played(step, batch, plans), plans_of_layouts(plans), self.cost.gpus, least)
+        played = play_step(
+            played_rows(chosen.steps, step, batch, plans), plans_of_layouts(plans), self.cost.gpus, least
+        )
         if self.experts.counted:  # there is room for all rows that routers could choose
             played = replace(played, memory=step_memory(StepParts(step, plans_of_layouts(plans), self.cost.gpus)))
         result = chosen.told(self.result(batch, plans, played, ceiling, chosen.recompute), batch, plans)

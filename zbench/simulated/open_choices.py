@@ -16,6 +16,7 @@ from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import played_rows, told_rows
 from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
 from zbench.simulator.steps.play import play_step
@@ -39,7 +40,9 @@ class ChosenSteps:
             result,
             exchange_slices=self.exchange_slices,
             expert_chunks=self.expert_chunks,
-            expert_rows=self.steps.expert_rows(batch, plans),
+            expert_rows=told_rows(self.steps.parts(batch, plans))
+            if self.steps.experts.counted
+            else self.steps.expert_rows(batch, plans),
             recompute={} if self.recompute is None else self.recompute.told,
         )
 
@@ -58,9 +61,8 @@ def chosen_steps(
     if steps.overlap.exchanges.is_open:
         layouts = plans_of_layouts(plans)
         tried = {count: steps.with_slices(count).built(batch, plans) for count in TRIED}
-        seconds = {
-            count: play_step(steps.played(step, batch, plans), layouts, cost).seconds for count, step in tried.items()
-        }
+        played = {count: played_rows(steps, step, batch, plans) for count, step in tried.items()}
+        seconds = {count: play_step(step, layouts, cost).seconds for count, step in played.items()}
         best = min(TRIED, key=seconds.__getitem__)  # the first of those that are as fast
         steps = steps.with_slices(best)
         exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}

@@ -22,7 +22,6 @@ from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.router.drawn_rows import told_rows, with_drawn_rows
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -186,16 +185,9 @@ class ProvenSteps:
         experts, slices = self.experts.of(batch), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
 
-    def played(self, step: Step, batch: Batch, plans: Sequence[Plan]) -> Step:
-        """Returns a batch's step as a clock plays it: with drawn rows, where routers choose how many there are."""
-        return with_drawn_rows(step, self.parts(batch, plans)) if self.experts.counted else step
-
     def expert_rows(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, float]:
         """Returns what a capacity of experts comes to in a batch: the share of tokens' choices that are "dropped", and
-        of experts' rows that are "padded"; nothing without a capacity, or where routers choose while the step runs,
-        unless they choose how many rows there are, of which as many are told as a clock plays."""
-        if self.experts.counted:
-            return told_rows(self.parts(batch, plans))
+        of experts' rows that are "padded"; nothing without a capacity, or where routers choose while the step runs."""
         if self.experts.capacity is None or self.experts.routing != DRAWN:
             return {}
         routing = [one.routing for one in self.parts(batch, plans) if isinstance(one.routing, Routing)]

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import DRAWN
+from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import Routing
 from zbench.step.template import Step
@@ -43,6 +46,11 @@ class DrawnRows:
         """Returns the rows of every cell of parts of a and of experts (e) or slices of them (k), int64 [cells]."""
         each = 1 if index == "e" else self.to_experts.shape[1] // self.seats.slices
         return np.asarray(self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2).reshape(-1))
+
+
+def played_rows(steps: ProvenSteps, step: Step, batch: Batch, plans: Sequence[Plan]) -> Step:
+    """Returns a batch's step as a clock plays it: with drawn rows, where routers choose how many there are."""
+    return with_drawn_rows(step, steps.parts(batch, plans)) if steps.experts.counted else step
 
 
 def with_drawn_rows(step: Step, parts: Sequence[PlanParts]) -> Step:
