@@ -1,9 +1,9 @@
 """python -m zbench.correctness rounds: every system with every choice of conf/sync, as a run makes it. An edge.
 
 On a described cluster of four GPUs each pair plans hard batches, whose steps and ends of rounds are proven and played
-(executor=simulated), or is refused in one sentence that names a key and its value. With --out a command that was stopped
-goes on where it was. Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with what was
-finished until then.
+(executor=simulated), or is refused in one sentence that names a key and its value. With --out what was stopped goes on
+where it was. Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so
+far.
 """
 
 import re
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
     parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
     parser.add_argument(
-        "--out", type=Path, help="keep what was found in this file, of JSON lines, and go on from there"
+        "--out", type=Path, help="keep what was found in this file, and go on from there"
     )
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
