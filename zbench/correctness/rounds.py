@@ -65,9 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m zbench.correctness rounds", description="Every system with every choice of sync.")
     parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
     parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
-    parser.add_argument(
-        "--out", type=Path, help="keep what was found in this file, and go on from there"
-    )
+    parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
