@@ -43,7 +43,7 @@ def test_the_command_counts_and_goes_on_where_it_was(
     assert main() == 0
     told = capsys.readouterr().out
     assert "6 combinations, 6 played with 6 batches each, 0 refused, 0 skipped, 0 of them FAILED" in told
-    assert "| local_packing | 6, node | 6, rank |" in told
+    assert "| local_packing | 6, rank | 6, node |" in told
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:4]))
     checked: list[str] = []
