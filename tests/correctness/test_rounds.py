@@ -1,9 +1,12 @@
 """Every system with a choice of conf/sync, in turn, and the command that plays all of them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from zbench.correctness.__main__ import main
-from zbench.correctness.rounds import RoundCombinations
+from zbench.correctness.rounds import RoundCombinations, RoundVerdict
 from zbench.run.choices import choices
 
 SOME = ("tail", "one")  # of the last some workers have no token
@@ -31,10 +34,26 @@ def test_a_system_that_chooses_before_a_run_is_refused_in_rounds_alone() -> None
     assert not verdict.played
 
 
-def test_the_command_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["zbench.correctness", "rounds", "--systems", "local_packing"])
+def test_the_command_counts_and_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "rounds.jsonl"
+    command = ["zbench.correctness", "rounds", "--systems", "local_packing", "--markdown", "--out", str(kept)]
+    monkeypatch.setattr("sys.argv", command)
     assert main() == 0
-    assert (
-        "6 combinations, 6 played with 6 batches each, 0 refused, 0 skipped, 0 of them FAILED"
-        in capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    assert "6 combinations, 6 played with 6 batches each, 0 refused, 0 skipped, 0 of them FAILED" in told
+    assert "| local_packing | 6, rank | 6, node |" in told
+    lines = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(lines[:4]))
+    checked: list[str] = []
+    check = RoundCombinations.check
+
+    def noted(self: RoundCombinations, system: str, name: str, worker: str) -> RoundVerdict:
+        checked.append(f"{name}, {worker}")
+        return check(self, system, name, worker)
+
+    monkeypatch.setattr(RoundCombinations, "check", noted)
+    assert main() == 0
+    assert capsys.readouterr().out == told
+    assert checked == [f"{line['sync']}, {line['worker']}" for line in map(json.loads, lines[4:])]

@@ -1,14 +1,16 @@
 """python -m zbench.correctness rounds: every system with every choice of conf/sync, as a run makes it. An edge.
 
 On a described cluster of four GPUs each pair plans hard batches, whose steps and ends of rounds are proven and played
-(executor=simulated), or is refused in one sentence that names a key and its value. Exit codes: 0; 1 something is not as
-it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
+(executor=simulated), or is refused in one sentence that names a key and its value. With --out what was stopped goes on
+where it was. Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so
+far.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -19,8 +21,10 @@ from zbench.console.command import Parser
 from zbench.console.meter import Meter
 from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
+from zbench.correctness.ledger import Finding, Ledger
 from zbench.cost.job import make_cost
 from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSync
+from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices, missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import make_model
@@ -61,21 +65,37 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m zbench.correctness rounds", description="Every system with every choice of sync.")
     parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
     parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
+    parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
+    parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
     for name in (one for one in names if one not in choices("system")):
         raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
+    ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest()})
     found: list[RoundVerdict] = []
     try:
         checked = RoundCombinations(names)
         every = checked.combinations(asked.all)
         with Meter(len(every), unit="combination") as meter:
             for one in every:
-                found.append(checked.check(*one))
+                found.append(_found_before(ledger, *one) or checked.check(*one))
+                if ledger is not None and not ledger.has(str(found[-1])):
+                    ledger.add(str(found[-1]), bool(found[-1].fault), **asdict(found[-1]))
                 meter.show("rounds", len(found))
     finally:  # Ctrl-C, too, leaves what was finished
+        if asked.markdown:
+            _print_table(found)
         _print(found)
     return 1 if any(one.fault for one in found) or not found else 0
+
+
+def _found_before(ledger: Ledger | None, system: str, sync: str, worker: str) -> RoundVerdict | None:
+    """Returns the verdict that is kept of a combination; None where there is none, or it failed."""
+    asked = RoundVerdict(system, sync, worker)
+    if ledger is None or not ledger.has(str(asked)):
+        return None
+    kept: Finding = ledger.found[str(asked)]
+    return replace(asked, **{name: kept[name] for name in ("played", "refused", "skipped", "fault")})
 
 
 class RoundCombinations:
@@ -137,6 +157,19 @@ def _short(sync: DictConfig, worker: str) -> DictConfig:
     if found.method == STREAMING_DILOCO:
         found.fragments, found.delay = STEPS, STEPS - 1
     return found
+
+
+def _print_table(found: Sequence[RoundVerdict]) -> None:
+    """Prints systems by choices of sync: the batches that each kind of workers played, or what became of them."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for one in found:
+        became = "FAILED" if one.fault else "refused" if one.refused else "skipped" if one.skipped else str(one.played)
+        cells.setdefault(one.system, {}).setdefault(one.sync, []).append(f"{became}, {one.worker}")
+    titles = list(dict.fromkeys(one.sync for one in found))
+    rows = [[system, *("; ".join(row.get(name, [])) for name in titles)] for system, row in cells.items()]
+    for row in (["", *titles], ["---"] * (1 + len(titles)), *rows):
+        print(f"| {' | '.join(row)} |")
+    print()
 
 
 def _print(found: Sequence[RoundVerdict]) -> None:

@@ -271,7 +271,7 @@ class TrainingStrategy:
         strategy = self.sharding.strategy
         unnested = strategy if strategy != NESTED else "none, zero1, zero2 or zero3"
         for name, value, usual in (
-            ("sync.method", self.sync.method, EVERY.method),
+            ("sync", self.sync.method, EVERY.method),
             ("sharding.strategy", strategy, unnested),
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),

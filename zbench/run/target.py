@@ -179,7 +179,7 @@ def check_steps_alone(strategy: TrainingStrategy) -> None:
     """
     if strategy.sync.in_rounds:
         raise ValueError(
-            f"sync.method is {strategy.sync.method}; only runs with executor=simulated or torch_whole_step have that, "
+            f"sync is {strategy.sync.method}; only runs with executor=simulated or torch_whole_step have that, "
             f"all else takes {EVERY.method}"
         )
     if strategy.job.has_rollouts:

@@ -10,7 +10,17 @@ import numpy as np
 from zbench.correctness.steps.cases import StepCase
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
-from zbench.describe.exchanges import ASYNC_TP, COMMFUSE, DIRECT, RING, SLICED, WHOLE, ExchangeOverlap
+from zbench.describe.exchanges import (
+    AREA,
+    ASYNC_TP,
+    COMMFUSE,
+    DIRECT,
+    QUERY_SPLIT,
+    RING,
+    SLICED,
+    WHOLE,
+    ExchangeOverlap,
+)
 from zbench.describe.expert_schedule import TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -48,6 +58,8 @@ EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "async_tp": ExchangeOverlap(ASYNC_TP, 1, DIRECT),
     "commfuse": ExchangeOverlap(COMMFUSE, 2, RING),
     "direct": ExchangeOverlap(COMMFUSE, 1, DIRECT),
+    "query_split": ExchangeOverlap(QUERY_SPLIT, 2, RING),
+    "by_area": ExchangeOverlap(QUERY_SPLIT, 1, DIRECT, AREA),
 }
 # In place of a stage, of an even number of data- and context-parallel ranks, of which a pair counts as a node.
 DEGREES: Mapping[str, ShardDegrees] = {
@@ -199,16 +211,15 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
         [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
     ).T[order]
     sizes = [len(choices[name]) for name in names]
-    pairs = list(combinations(range(len(names)), 2))
-    numbers = np.stack([(table[:, a] * sizes[b] + table[:, b]).astype(np.int32) for a, b in pairs])
-    missing = np.ones((len(pairs), int(numbers.max()) + 1), bool)
-    gain = np.full(len(every), len(pairs), np.int32)  # of pairs that are missing
+    pairs = combinations(range(len(names)), 2)
+    numbers = [(table[:, a] * sizes[b] + table[:, b]).astype(np.int16) for a, b in pairs]
+    covered: list[set[int]] = [set() for _ in numbers]
+    gain = np.full(len(every), len(numbers), np.int16)  # pairs of each that are still missing
     chosen: list[T] = []
-    while gain.any():
-        best = int(gain.argmax())
-        for column, pair, lacking in zip(numbers, numbers[:, best].tolist(), missing, strict=True):
-            if lacking[pair]:
-                lacking[pair] = False
-                gain -= column == pair
+    while gain[best := int(gain.argmax())] > 0:
+        for of_pair, had in zip(numbers, covered, strict=True):
+            if (number := int(of_pair[best])) not in had:
+                had.add(number)
+                gain -= of_pair == number
         chosen.append(every[int(order[best])])
     return chosen
