@@ -152,14 +152,6 @@ class SimulatedIterations(Simulated):
         result = self._together((transition, generated, models), seconds, whole)
         return replace(result, rollouts=self._told(batch, generated, seconds, whole.waited, late))
 
-    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
-        """Returns whether GPUs have room for an iteration, which is played, as other models are beside the actor."""
-        return not self.step(batch, plans).out_of_memory
-
-    def least_seconds(self, batch: Batch) -> float:
-        """Returns the seconds that no iteration can beat: nothing is known of generation."""
-        return 0.0
-
     def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
         """Plays generation, and what replicas score meanwhile."""
         of, kept, job = self._generation, len(batch.lengths), self.job
