@@ -30,6 +30,7 @@ LATER_FIELDS = {
         "gate",
         "recompute_layers",
         *_ROUTER,
+        "head",
     ),
 }
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today

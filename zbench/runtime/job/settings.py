@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zbench.describe.model import Model
+from zbench.describe.model import VALUE, WORDS, Model
 from zbench.plans.plan import ATTENTIONS
 from zbench.runtime.job.job import CUDA_KERNELS, KERNELS
 
@@ -50,6 +50,8 @@ def check_model(model: Model, vocab: int | None) -> None:
         )
     if model.head_dim % 2:
         raise ValueError(f"model.head_dim is {model.head_dim}; RoPE turns pairs, so it has to be even")
+    if model.head == VALUE:
+        raise ValueError(f"model.head is {VALUE}; training takes targets that are words, and a model with {WORDS}")
     if vocab is not None and model.vocab < vocab:
         raise ValueError(f"model.vocab is {model.vocab}; the workload's tokens are bytes, which need {vocab}")
 
