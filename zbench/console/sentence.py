@@ -22,6 +22,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from zbench import CONF
 from zbench.console.overrides import several, unreadable
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.job import RolloutJob
@@ -32,6 +33,7 @@ from zbench.record.renamed import old_choice, old_key
 from zbench.record.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
+_MOST_CHOICES = 3  # that are named
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
 # Descriptions whose yamls leave out what is as usual, by their place in the configuration.
 _DESCRIBED = {
@@ -163,9 +165,22 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     if named[1].rpartition(".")[2] in _optional(parent):
         typed = re.search(r"use (\+\S.*)", str(error))
         return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
+    if having := _choices_with(parent, named[1].rpartition(".")[2]):
+        return f"{named[1]} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
     adding = f"its yaml has none, and +{named[1]}=... adds it"
     return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding, target)
+
+
+def _choices_with(group: str, key: str) -> str:
+    """Writes which of zbench's own choices of a group have a key, as 'sync=streaming_diloco has it'; "" for none."""
+    has = re.compile(rf"^{re.escape(key)}:", re.MULTILINE)
+    names = [f"{group}={one.stem}" for one in sorted((CONF / group).glob("*.yaml")) if has.search(one.read_text())]
+    if len(names) > _MOST_CHOICES:
+        names = [*names[:_MOST_CHOICES], "others"]
+    if len(names) > 1:
+        return f"{', '.join(names[:-1])} and {names[-1]} have it"
+    return f"{names[0]} has it" if names else ""
 
 
 def _optional(parent: str) -> set[str]:
