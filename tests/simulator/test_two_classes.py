@@ -8,7 +8,8 @@ changed since (both of hybrid data parallelism) and later ones have none. A chan
 estimates must not touch them; one of a system's planner or of the cost model's formulas does, and says so here.
 So did the rule that a next layer hides what is still being sent: exposed seconds are of that change, at which every
 other number was the same. nodewise's are of plans that are compared beside gathers and reductions, hydraulis' of
-strategies that are charged the change from pipelines that fill a node.
+strategies that are charged the change from pipelines that fill a node, and with the memory of pipelines that is told
+since zbench.cost.stage_memory, in which nothing else differs.
 """
 
 import hashlib
@@ -78,7 +79,7 @@ DIGESTS: dict[str, dict[str, str]] = {
     "wide": {
         "allgather": "8c22cb587b5b163e", "bytescale": "ca92e5e935e58fa2", "distca": "9cfbf39759134d53",
         "fcp": "91e278e5352a7985", "flexsp": "8346c4cf2ea2c441", "flexsp_batch_ada": "357ab14c0731e43c",
-        "hydraulis": "a6ab86201acc1f02", "local_packing": "5e9eb85096cfb6ed", "loongtrain": "b0971f0f12c37824",
+        "hydraulis": "3a9cc57904e4c96e", "local_packing": "5e9eb85096cfb6ed", "loongtrain": "b0971f0f12c37824",
         "nodewise": "bb1be16d615ec57c", "ring": "50b0a25e84160f5c", "ulysses": "6660686808ae41e4",
         "ulysses_deepspeed": "6660686808ae41e4", "usp": "b0971f0f12c37824", "wlb_llm": "3b53ae31f8238705",
         "zeppelin": "6a7e60972d44ae97",
@@ -86,7 +87,7 @@ DIGESTS: dict[str, dict[str, str]] = {
     "shared": {
         "allgather": "2750c8b9fe949f51", "bytescale": "0f6ba53b023ebe23", "distca": "5907eb9a1ac72985",
         "fcp": "de5e39725a793f31", "flexsp": "4ab0e230dfaf2863", "flexsp_batch_ada": "ae35d9630974cdf6",
-        "hydraulis": "b905814ff7b148b3", "local_packing": "f0d1e10a81e74b6f", "loongtrain": "e093ba4bf959ccd0",
+        "hydraulis": "7872186af790be7f", "local_packing": "f0d1e10a81e74b6f", "loongtrain": "e093ba4bf959ccd0",
         "nodewise": "3932ea78b896c5a1", "ring": "d4104887d6921675", "ulysses": "284f05228b990e84",
         "ulysses_deepspeed": "284f05228b990e84", "usp": "284f05228b990e84", "wlb_llm": "6c57f39e87eaa1e2",
         "zeppelin": "6d51e3104412a234",
