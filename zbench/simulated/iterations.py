@@ -77,6 +77,11 @@ class SimulatedIterations(Simulated):
             raise ValueError(
                 f"parallel.pipeline_parallel is {self.cost.pp}; with job=rlhf all layers are on all GPUs, so it takes 1"
             )
+        if gpus.model.num_layers % self.job.generate_pipeline:
+            raise ValueError(
+                f"job.generate_pipeline is {self.job.generate_pipeline}; it has to divide num_layers="
+                f"{gpus.model.num_layers}"
+            )
         self._generation = GenerationCost(
             Cost(cluster=self._generating.cluster, model=gpus.model),
             self.job.generate_tensor,
