@@ -59,12 +59,12 @@ class Loop:
 
     @property
     def learning(self) -> Learning:
-        """How its models learn."""
+        """The way in which its models learn."""
         return LEARNINGS[self.algorithm][0]
 
     @property
     def iterations(self) -> int:
-        """How often it generates."""
+        """The number of times that it generates."""
         return LEARNINGS[self.algorithm][1]
 
     @property
