@@ -1,6 +1,7 @@
 """Planners' memory of pipelines beside the live ranges of the steps that they become."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from zbench.simulated.executor import Simulated
 from zbench.systems.hydraulis.planner import Hydraulis
 
 
-def pipelines_of(**model: object) -> Cost:
+def pipelines_of(**model: Any) -> Cost:
     one = small(2, 4)
-    cost = make_cost(one.cluster, replace(one.model, num_layers=8, **model), pipelines=True)  # type: ignore[arg-type]
+    cost = make_cost(one.cluster, replace(one.model, num_layers=8, **model), pipelines=True)
     return replace(cost, even_slices=True)
 
 

@@ -132,4 +132,4 @@ def test_what_cannot_be_the_fastest_is_not_priced() -> None:
     fast, slow = ModelLayout(10, 0, (1.0, 1.0, 1.0)), ModelLayout(10, 0, (9.0, 9.0, 9.0))
     of = search("a", 1, [1], {("a", 1): [slow, fast]}, 0.5)
     assert of.best([(("a",),)]) is not None
-    assert [one.priced for one in of.offers("a", 1)] == [False, True]  # type: ignore[attr-defined]
+    assert [isinstance(one, Offer) and one.priced for one in of.offers("a", 1)] == [False, True]

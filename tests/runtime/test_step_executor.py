@@ -86,10 +86,10 @@ def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> No
     wanted = [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost), 2)]
     all_, few = (Experts(capacity=factor, padded=True, routing="token_choice") for factor in (4.0, 0.75))
     counted = Experts(routing="token_choice")
-    given = {"seed": 3, "warmup": 0, "check": CHECKS, "expert_parallel": 2}
-    found = trained(TorchWholeStep(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)  # type: ignore[arg-type]
-    (less,) = trained(TorchWholeStep(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)  # type: ignore[arg-type]
-    chosen = trained(TorchWholeStep(cost, WORKLOAD, experts=counted, **given), Zeppelin(cost), 2)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS, "expert_parallel": 2}
+    found = trained(TorchWholeStep(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)
+    (less,) = trained(TorchWholeStep(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)
+    chosen = trained(TorchWholeStep(cost, WORKLOAD, experts=counted, **given), Zeppelin(cost), 2)
     assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
     assert [one.loss for one in chosen] == pytest.approx(wanted, rel=1e-12)
     assert max(one.checks["exact"] for one in (*found, less, *chosen)) < 1e-12

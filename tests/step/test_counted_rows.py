@@ -1,6 +1,7 @@
 """Rows that routers choose while a step runs: the step says how many there are at most, their numbers go ahead of them,
 and whatever is chosen, it comes to one dense process that is told."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -100,16 +101,17 @@ def test_the_law_of_bytes_is_at_most_and_of_what_was_chosen() -> None:
     """All tokens to the expert of another GPU: as many rows as tokens, and a number for each expert of a pair."""
     step, plans = built(2, 1, replace(HOW, degree=2), "none")
     parts = [PlanParts(plan, EXPERTS, 1, replace(HOW, degree=2)) for plan in plans]
+    seats = [one.routing for one in parts if isinstance(one.routing, RouterSeats)]
+    assert len(seats) == len(parts)
     told = {}
-    for number, one in enumerate(parts):
-        assert isinstance(one.routing, RouterSeats)
+    for number, one in enumerate(seats):
         for layer in range(EXPERTS.num_layers):
-            for group, tokens in enumerate(one.routing.tokens.tolist()):
+            for group, tokens in enumerate(one.tokens.tolist()):
                 told[number, layer, group] = (0, 0, 0, tokens)  # on GPU 1
     found, most = stated_bytes(step, chosen_rows([told])), stated_bytes(step)
-    tokens = sum(int(one.routing.tokens[one.routing.home == 0].sum()) for one in parts if one.routing)  # type: ignore[union-attr]
+    tokens = sum(int(one.tokens[one.home == 0].sum()) for one in seats)
     row, share = EXPERTS.hidden * EXPERTS.element_bytes, EXPERTS.lse_bytes
-    pairs = sum(len(one.routing.home) for one in parts if one.routing)  # a message of numbers each, with two of them
+    pairs = sum(len(one.home) for one in seats)  # a message of numbers each, with two of them
     sent = sum(one["experts"][0] for one in found)
     assert sent == EXPERTS.num_layers * (tokens * (4 * row + 2 * share) + pairs * 2 * 8)
     assert sent < sum(one["experts"][0] for one in most)
@@ -156,6 +158,6 @@ def test_a_clock_plays_rows_that_are_drawn() -> None:
         (lambda: replace(HOW, padded=True).check(EXPERTS, 4), "padded, with no capacity; it takes a number"),
     ],
 )
-def test_what_cannot_be(make, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()

@@ -30,11 +30,10 @@ _SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """The verdict on a combination that was checked. choice: of recompute= and memory=, None as the
-    model has them. fitting, too_large: how many batches were as they should be, and
-    fitted the described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if
-    it can. skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by
-    batch."""
+    """The verdict on a combination that was checked. choice: of recompute= and memory=, None as the model has them.
+    fitting, too_large: how many batches were as they should be, and fitted the described GPUs' memory or did not.
+    refused: the sentence with which zbench says that it cannot be, "" if it can. skipped: the package that the system
+    needs and that is not installed. failures: what is wrong, batch by batch."""
 
     combination: Combination
     fitting: int = 0

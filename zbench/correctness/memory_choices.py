@@ -116,5 +116,6 @@ def _keys(group: str, name: str) -> dict[str, Any]:
 
 def _cut(memory: TrainingMemory, tokens: int) -> TrainingMemory:
     """Returns the choice with chunks of so many tokens in place of its own number."""
-    counts = {key: tokens for key in ("mlp_chunk_tokens", "loss_chunk_tokens") if type(getattr(memory, key)) is int}
-    return replace(memory, **counts)  # type: ignore[arg-type]
+    keys = [key for key in ("mlp_chunk_tokens", "loss_chunk_tokens") if type(getattr(memory, key)) is int]
+    counts: dict[str, Any] = dict.fromkeys(keys, tokens)
+    return replace(memory, **counts)

@@ -121,7 +121,9 @@ def _is_plain(value: object) -> bool:
         value = list(value.values())
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)
-    return value is None or type(value) is str or (type(value) in (int, float, bool) and math.isfinite(value))  # type: ignore[arg-type]
+    if isinstance(value, int | float):
+        return type(value) in (int, float, bool) and math.isfinite(value)
+    return value is None or type(value) is str
 
 
 def same_plan(one: Plan, other: Plan) -> bool:

@@ -135,9 +135,9 @@ class _Offered:
         prices, packed, generation = self.prices, self.packed, self.generation
         found: list[Callable[[], object]] = []
         if prices.is_trained(self.role):
-            found += [lambda: prices.pack(packed, prices.work.part), lambda: prices.update(packed)]
+            found += [lambda: prices.pack(packed, True), lambda: prices.update(packed)]
         if prices.stages.reads(self.role):
-            found += [lambda: prices.pack(packed, prices.work.lengths), lambda: prices.forward(packed)]
+            found += [lambda: prices.pack(packed, False), lambda: prices.forward(packed)]
         if generation is not None:
             found.append(lambda: prices.generation(generation, packed.gpus))
             found.append(lambda: prices.reshard(packed, generation.tensor))
@@ -148,15 +148,12 @@ class _Offered:
         prices, packed = self.prices, self.packed
         score = train = generated = 0.0
         if reads := prices.stages.reads(self.role):
-            known = prices.known("forward", packed)
-            score = reads * (prices.least_forward(packed) if known is None else known[0])  # type: ignore[index]
+            score = reads * prices.least_forward(packed)
         if prices.is_trained(self.role):
-            known = prices.known("update", packed)
-            each = prices.least_update(packed) if known is None else known[0]  # type: ignore[index]
-            train = prices.work.updates * each
+            train = prices.work.updates * prices.least_update(packed)
         if self.generation is not None:
-            played = prices.known(*prices.generation_key(self.generation, packed.gpus))
-            generated = self.least_generation if played is None else played  # type: ignore[assignment]
+            played = prices.known_generation(self.generation, packed.gpus)
+            generated = self.least_generation if played is None else played
         return 0.0, generated, score, train
 
     def layout(self) -> ModelLayout | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class PlacementPrices:
     work: PlacedWork
     trained: Sequence[str] = SHARDINGS
     tell: Callable[[str], None] = field(default=lambda _: None)
-    _known: dict[Key, object] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for model in self.models.values():
@@ -136,14 +136,17 @@ class PlacementPrices:
         return 2.0 * model.num_layers * model.layer_matmul_params / flops
 
     def least_update(self, of: PackedModel) -> float:
-        """Returns the seconds that an update takes at least, by what is known of its micro-batches so far."""
-        key = ("ceiling", of.model, of.gpus)
-        ceiling = self._once(key, partial(self._ceiling, of))
-        return max(ceiling, passes_of(of.model) * self._least_matmuls(of, self.work.part))
+        """Returns the seconds that an update takes at least, by what is known of it so far: its ceiling, micro-batches,
+        or price."""
+        if played := self._known.get(("update", of)):
+            return float(played[0])
+        ceiling = self._once(("ceiling", of.model, of.gpus), partial(self._ceiling, of))
+        return max(ceiling, passes_of(of.model) * self._least_matmuls(of, True))
 
     def least_forward(self, of: PackedModel) -> float:
         """Returns the seconds that scoring takes at least, as `least_update`."""
-        return self._least_matmuls(of, self.work.lengths)
+        played = self._known.get(("forward", of))
+        return float(played[0]) if played else self._least_matmuls(of, False)
 
     def _ceiling(self, of: PackedModel) -> float:
         cost = self._cost(of)
@@ -151,36 +154,37 @@ class PlacementPrices:
         assert found is not None, "models have no experts"
         return found
 
-    def _least_matmuls(self, of: PackedModel, lengths: Ints) -> float:
+    def _least_matmuls(self, of: PackedModel, trains: bool) -> float:
         """Returns the seconds of a forward's matmuls on the busiest GPU of the last stage, and, where micro-batches are
         known, on the way of its first one through the stages before."""
-        stages = of.model.pipeline_parallel
+        stages, lengths = of.model.pipeline_parallel, self._lengths(trains)
         each = self.token_seconds(of.model) / of.model.tensor_parallel / stages
-        plans = self._known.get(("plans", of, len(lengths)))
+        plans: tuple[Plan, ...] | None = self._known.get(("plans", of, trains))
         if plans is None or stages == 1:
             return each * float(lengths.sum()) * of.model.tensor_parallel * stages / of.gpus
-        tokens = np.array([plan.tokens_per_rank for plan in plans])  # type: ignore[attr-defined]
+        tokens = np.array([plan.tokens_per_rank for plan in plans])
         smallest = np.where(tokens > 0, tokens, tokens.max()).min(axis=0)
         return each * float((tokens.sum(axis=0) + (stages - 1) * smallest).max())
 
     # -- prices -----------------------------------------------------------------------------------------------
 
-    def pack(self, of: PackedModel, lengths: Ints) -> tuple[Plan, ...]:
-        """Returns the plans of sequences, a micro-batch each."""
+    def pack(self, of: PackedModel, trains: bool) -> tuple[Plan, ...]:
+        """Returns the plans of an update's sequences, or of all that are scored, a micro-batch each."""
 
         def made() -> tuple[Plan, ...]:
+            lengths = self._lengths(trains)
             most = max(of.most, int(lengths.max()))
             return Mesh(self._cost(of), "ring", 1, "balanced", most).plan(Batch(lengths, 0, 0))
 
-        return self._once(("plans", of, len(lengths)), made)
+        return self._once(("plans", of, trains), made)
 
     def forward(self, of: PackedModel) -> tuple[float, float]:
         """Returns the seconds and the fullest GPU's bytes of scoring all sequences."""
-        return self._once(("forward", of), lambda: self._played(of, self.work.lengths, True))
+        return self._once(("forward", of), lambda: self._played(of, False))
 
     def update(self, of: PackedModel) -> tuple[float, float]:
         """Returns the seconds and the fullest GPU's bytes of an update."""
-        return self._once(("update", of), lambda: self._played(of, self.work.part, False))
+        return self._once(("update", of), lambda: self._played(of, True))
 
     def generation(self, of: GenerationCost, gpus: int) -> float:
         """Returns the seconds in which the replicas of so many GPUs generate all responses."""
@@ -189,11 +193,11 @@ class PlacementPrices:
             found = generate(self.work.prompts, self.work.responses, of, gpus // of.num_gpus)
             return self.stages.generations * float(found.seconds.max())
 
-        return self._once(self.generation_key(of, gpus), played)
+        return self._once(_generation_key(of, gpus), played)
 
-    def generation_key(self, of: GenerationCost, gpus: int) -> Key:
-        """Returns what the price of generation is known by."""
-        return "generation", of.tensor, of.pipeline, of.memory_share, gpus
+    def known_generation(self, of: GenerationCost, gpus: int) -> float | None:
+        """Returns the price of generation if it was made before; None: it was not."""
+        return self._known.get(_generation_key(of, gpus))
 
     def reshard(self, of: PackedModel, tensor: int) -> float:
         """Returns the seconds of the weights' way to generation by slices. Where groups of a node, or of one node of
@@ -207,16 +211,16 @@ class PlacementPrices:
         job, cost = RolloutJob("grpo", generate_tensor=tensor), Cost(cluster=self.part_of(own), model=model)
         return self._once(("reshard", inside, model, own, tensor), lambda: job_transition(job, cost, cost).seconds)
 
-    def known(self, *key: object) -> object | None:
-        """Returns a price that was made before, by its name and what it is of; None: it was not."""
-        return self._known.get(key)
+    def _lengths(self, trains: bool) -> Ints:
+        """Returns the sequences of an update, or of all that are scored."""
+        return self.work.part if trains else self.work.lengths
 
-    def _played(self, of: PackedModel, lengths: Ints, forward: bool) -> tuple[float, float]:
+    def _played(self, of: PackedModel, trains: bool) -> tuple[float, float]:
         told = f"{of.model.name}, tensor {of.model.tensor_parallel}, stages {of.model.pipeline_parallel}"
         self.tell(f"{told}, {of.model.sharding} on {with_noun(of.gpus, 'GPU')}")
-        cost, plans = self._cost(of), self.pack(of, lengths)
+        cost, plans = self._cost(of), self.pack(of, trains)
         steps = Simulated(cost).steps
-        step = steps.forwards(plans) if forward else steps.of(Batch(lengths, 0, 0), plans)
+        step = steps.of(Batch(self._lengths(trains), 0, 0), plans) if trains else steps.forwards(plans)
         played = play_step(step, plans_of_layouts(plans), cost.gpus)
         return played.seconds, float(played.memory.peak[: of.gpus].max())
 
@@ -236,7 +240,13 @@ class PlacementPrices:
         """Returns a price, which is made once."""
         if key not in self._known:
             self._known[key] = price()
-        return self._known[key]  # type: ignore[return-value]
+        found: T = self._known[key]
+        return found
+
+
+def _generation_key(of: GenerationCost, gpus: int) -> Key:
+    """Returns what the price of generation is known by."""
+    return "generation", of.tensor, of.pipeline, of.memory_share, gpus
 
 
 def passes_of(model: Model) -> int:

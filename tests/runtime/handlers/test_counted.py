@@ -112,7 +112,7 @@ def test_messages_in_batches_and_the_same_bits_twice() -> None:
 
 
 def test_what_is_known_of_rows() -> None:
-    """Of cells whose numbers have come, layer by layer."""
+    """Rows are known of cells whose numbers have come, layer by layer."""
     case = case_of([5, 2])
     layout = case.step.layouts[0]
     seats = SeatParts.of(layout)

@@ -63,7 +63,9 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
 
 @dataclass
 class _Known:
-    """What is known of rollouts before their first update. reference: the weights of the reference model; now: of the
+    """The numbers that are known of rollouts before their first update.
+
+    reference: the weights of the reference model; now: of the
     models then. Of each token of each response: its advantage, the logarithm of its likelihood under the reference
     model, the critic's value and return."""
 

@@ -6,6 +6,8 @@ is in neither.
 
 from typing import Any
 
+import torch
+
 from zbench.runtime.handlers.store import Key, Merge, Slab, Store
 
 Pieces = dict[int, int]  # the bytes of pieces of memory, by their address
@@ -14,8 +16,10 @@ Pieces = dict[int, int]  # the bytes of pieces of memory, by their address
 class PeakStore(Store):
     """The cells on a place, with the bytes of them at the fullest moment (peak)."""
 
-    peak = 0
-    _known: dict[int, tuple[Any, Pieces]] = {}  # noqa: RUF012 (replaced, never changed): by the number of what has them
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(device)
+        self.peak = 0
+        self._known: dict[int, tuple[Any, Pieces]] = {}  # by the number of what has them
 
     def put(self, key: Key, slab: Slab, over: bool = False) -> None:
         """Puts cells, as zbench.runtime.handlers.store.Store does."""

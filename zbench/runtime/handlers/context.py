@@ -61,11 +61,10 @@ class RoutedRows:
 
     chosen: int64 [T, n], the experts of the tokens of t, with room or not. tokens, inside: of each slice in the slot k,
     or node in n, the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these,
-    n]. experts: of each in the slot e, its rows of what its slice was sent (blocks of rows that are
-    counted while the step runs), and as which choices. num_sent: the rows
-    that the slices of these were sent. dtype: of shares. padded: whether there is padding. in_nodes: of each slice in
-    the slot k its rows by their numbers among those that nodes were sent, num_in_nodes of them; () where nodes are of
-    no interest.
+    n]. experts: of each in the slot e, its rows of what its slice was sent (blocks of rows that are counted while the
+    step runs), and as which choices. num_sent: the rows that the slices of these were sent. dtype: of shares. padded:
+    whether there is padding. in_nodes: of each slice in the slot k its rows by their numbers among those that nodes
+    were sent, num_in_nodes of them; () where nodes are of no interest.
     """
 
     chosen: Tensor

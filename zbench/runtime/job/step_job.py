@@ -63,8 +63,8 @@ class StepReport:
     nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
     state moved, as its strategy is another one than that of the step before. seats: that experts have for tokens of
     this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a token, as
-    zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those
-    that the dense model would have chosen otherwise, of equals but for rounding.
+    zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those that the dense model would
+    have chosen otherwise, of equals but for rounding.
     """
 
     loss: float | None

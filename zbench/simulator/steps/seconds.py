@@ -39,12 +39,8 @@ MATMULS = ("", "turn", "turn_keys", "score", "weigh", "enter", "leave")  # funct
 _SORTED = ("enter", "leave", "enter_d0", "leave_d1")  # with which hidden states come into another order
 _SHARES = "leave_d0"  # the gradient of shares: products with u of what leave_d1's matmul makes, by row
 _STARTS = 2  # kernels of a formula: 20 of the 10 of a dense layer's forward beside attention (Cost.LAYER_KERNELS)
-_FREE = (
-    "row_sums",
-    "lose",
-    "regress",
-    "norm_d1",
-)  # parts of other kernels: of attention's backward, the head's, norm_d0
+# Parts of other kernels: of attention's backward, the head's, norm_d0.
+_FREE = ("row_sums", "lose", "regress", "norm_d1")
 _HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
 _DERIVATIVE = re.compile(r"_d(\d)$")
 
