@@ -65,9 +65,8 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
 class _Known:
     """The numbers that are known of rollouts before their first update.
 
-    reference: the weights of the reference model; now: of the
-    models then. Of each token of each response: its advantage, the logarithm of its likelihood under the reference
-    model, the critic's value and return."""
+    reference: the weights of the reference model; now: of the models then. Of each token of each response: its
+    advantage, the logarithm of its likelihood under the reference model, the critic's value and return."""
 
     learning: Learning
     rollouts: Sequence[Rollout]
