@@ -1,7 +1,9 @@
 """Records are read back; what is broken in them is named, and the rest is read."""
 
+import gzip
 import json
 import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -57,6 +59,25 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert problems == []
     assert (first.status, [line["step"] for line in first.steps], first.line) == ("finished", [0, 1], 1)
     assert (second.status, second.line, second.path) == ("interrupted", 5, str(path))
+
+
+def test_a_compressed_record_is_read_as_any_other(tmp_path: Path) -> None:
+    path, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.gz"
+    write(path, start_line(), step_line(number=0), end_line())
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    (run,), problems = read(str(packed))
+    assert problems == [] and run.path == str(packed)
+    assert (run.start, run.steps, run.end) == (read(str(path))[0][0].start, [step_line(number=0)], end_line())
+    with pytest.raises(ValueError, match=r"out is '.*r\.jsonl\.gz'; that file is not a record of runs, so nothing is added"):
+        RecordWriter.open(str(packed))
+
+
+@pytest.mark.parametrize("torn", [lambda data: data[:-9], lambda data: data[:20] + b"\xff" * 8 + data[28:]])
+def test_a_damaged_compressed_record_is_one_sentence(torn: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(torn(gzip.compress(json.dumps(start_line()).encode() + b"\n")))
+    with pytest.raises(ValueError, match=r"r\.jsonl\.gz' cannot be read: \S+"):
+        read(str(path))
 
 
 def test_a_torn_last_line_harms_no_other(tmp_path: Path) -> None:

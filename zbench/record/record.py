@@ -12,12 +12,15 @@ alone. A line that was torn costs that line, and one that cannot be costs its ru
 sentence says why.
 """
 
+import contextlib
+import gzip
 import json
 import re
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from zbench.record.fields import ALIKE, FIELDS, line_fault, shortened
 from zbench.record.older import as_today, with_all_keys
@@ -50,6 +53,8 @@ class Run:
 def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[Run], list[str]]:
     """Reads the whole runs of a file, in the order they started, and a sentence for each line or run that is left out.
 
+    A file that gzip has compressed is read as any other, whatever its name.
+
     wanted: of a start line, whether its run is of interest; lines of other runs are not parsed.
 
     Raises:
@@ -58,7 +63,7 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
     reading = _Reading(path)
     unwanted: set[bytes] = set()
     try:
-        with Path(path).open("rb") as stream:
+        with _opened(path) as stream:
             for number, raw in enumerate(stream, 1):
                 if not raw.strip() or _owner(raw) in unwanted:
                     continue
@@ -72,11 +77,24 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
                 else:
                     reading.take(line, number)
     except OSError as error:
-        raise ValueError(f"record file {path!r} cannot be read: {error.strerror}") from error
+        raise ValueError(f"record file {path!r} cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"record file {path!r} cannot be read: what gzip has compressed is damaged") from error
     except MemoryError as error:
         raise ValueError(f"record file {path!r} cannot be read: a line of it is longer than memory") from error
     problems = reading.told()
     return _today(reading.runs(), problems), problems
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    """Opens a file to read, and what is in it where gzip has compressed it."""
+    with Path(path).open("rb") as stream:
+        if stream.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.open(stream) as inside:
+                yield inside
+        else:
+            yield stream
 
 
 def _today(runs: Iterable[Run], problems: list[str]) -> list[Run]:
