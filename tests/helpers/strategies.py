@@ -142,7 +142,8 @@ def forwards(draw: st.DrawFn, cost: Cost, most: int = 240) -> Plan:
     elif kind in ("ulysses", "usp"):
         fitting = [d for d in range(1, cost.model.num_heads + 1) if ranks % d == 0]
         degree = fitting[-1] if kind == "ulysses" else draw(st.sampled_from(fitting))
-        ulysses_ring(builder, seqs, zero, everyone.reshape(1, -1, degree))
+        slices = draw(st.integers(1, 4)) if degree == ranks else 1
+        ulysses_ring(builder, seqs, zero, everyone.reshape(1, -1, degree), slices=slices)
     elif kind in ("pack", "sequence"):
         cut = pack_zigzag if kind == "pack" else sequence_zigzag
         all_gather(builder, *cut(tokens, ranks, cost.model.mask), everyone.reshape(cost.cluster.num_nodes, -1))

@@ -53,13 +53,15 @@ def arrange_seconds(device: Device, row: int, work: Work, use: Use, backward: bo
     strided = strided_seconds(device, row, use)
     copied = np.where(use.many & ~use.again_kv, kv * (2 if backward else 1), 0)
     part_q = np.where(work.queries < use.q_tokens, work.queries * use.heads * row * (3 if backward else 1), 0)
-    part_kv = np.where(use.buffer < use.kv_tokens, 2 * use.buffer * use.kv_heads * row, 0)
+    read_there = use.cut & use.again_kv  # in the buffer that an earlier attend's strided copy made
+    part_kv = np.where((use.buffer < use.kv_tokens) & ~read_there, 2 * use.buffer * use.kv_heads * row, 0)
     return np.asarray(strided + 2 * (copied + part_q + part_kv) / device.copy_bandwidth, np.float64)
 
 
 def strided_seconds(device: Device, row: int, use: Given) -> Floats:
-    """Returns the seconds of an all-to-all's strided copies: one each of q, o, k and v, where heads are cut."""
-    size = (2 * use.q_tokens * use.heads + 2 * use.kv_tokens * use.kv_heads) * row
+    """Returns the seconds of an all-to-all's strided copies: one each of q and o, and of k and v where no earlier
+    attend had them, where heads are cut."""
+    size = (2 * use.q_tokens * use.heads + np.where(use.again_kv, 0, 2 * use.kv_tokens * use.kv_heads)) * row
     return np.where(use.cut & ~use.again_q, repack_seconds(device, size), 0.0)
 
 

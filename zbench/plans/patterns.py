@@ -11,6 +11,7 @@ and Zhao 2024 (arXiv 2405.07719); the double ring, LoongTrain (arXiv 2406.18485)
 report (arXiv 2407.21783, section 3.3.2).
 """
 
+import itertools
 from typing import Any
 
 import numba as nb
@@ -27,15 +28,20 @@ from zbench.plans.plan import ATTEND, TRANSFER, Ints, Ops
 _AT_ONCE = 1 << 16  # attends of a ring that are laid together: arrays that stay in a processor's cache
 
 
-def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: int | None = None) -> None:
+def ulysses_ring(
+    builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: int | None = None, slices: int = 1
+) -> None:
     """Lays sequences over groups of R x U ranks, zigzag over R and by heads over U.
 
     seqs: int64 [n] sequence indices. group: int64 [n], the group of each. ranks: int64 [K, R, U].
     A token's home is in its zigzag chunk's row; each row's tokens are cut evenly over its U ranks.
     inner: rows of an inner ring, a divisor of R; None: one ring of all rows.
+    slices: runs of a row's ranks; a rank attends with the queries of one run after another, each run's outputs on their
+        way back beside the next attend, those of its own run last. 1: with all queries at once.
 
     Raises:
-        ValueError: U is above the number of heads (a rank would have no head), or inner does not divide R.
+        ValueError: U is above the number of heads (a rank would have no head), inner does not divide R, or there are
+            several slices and a ring.
     """
     num_groups, num_rows, num_cols = ranks.shape
     inner = num_rows if inner is None else inner
@@ -43,6 +49,8 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
         raise ValueError(f"an inner ring of {inner} ranks does not divide a ring of {num_rows}")
     if num_cols > builder.num_heads:
         raise ValueError(f"an all-to-all over {num_cols} ranks needs as many heads; the model has {builder.num_heads}")
+    if slices > 1 and num_rows > 1:
+        raise ValueError(f"{slices} slices of queries take groups of one row; these are rings of {num_rows}")
     seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows, builder.mask)
     seq, start, stop, block = _cut_rows(seq, start, stop, row, num_groups * num_rows, num_cols)
     base = builder.add_blocks(seq, start, stop, block, ranks.reshape(-1))
@@ -51,9 +59,12 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
     rows = ids[:, :, 0] if num_cols == 1 else builder.add_lists(ids.reshape(-1, num_cols)).reshape(num_groups, num_rows)
     if num_cols > 1:
         builder.add_ops(_exchange(ids, ranks, bounds, Q), _exchange(ids, ranks, bounds, KV))
-    builder.add_ops(_ring(rows, ranks, bounds, inner))
-    if num_cols > 1:
-        builder.add_ops(_return(ids, ranks, bounds))
+    if slices > 1:
+        builder.add_ops(_in_slices(builder, ids[:, 0], rows[:, 0], ranks[:, 0], bounds, slices))
+    else:
+        builder.add_ops(_ring(rows, ranks, bounds, inner))
+        if num_cols > 1:
+            builder.add_ops(_return(ids, ranks, bounds))
 
 
 def local(builder: Builder, seqs: Ints, rank: Ints) -> None:
@@ -204,6 +215,33 @@ def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     return Ops.transfers(
         O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to]
     )
+
+
+def _in_slices(builder: Builder, ids: Ints, rows: Ints, ranks: Ints, bounds: Ints, slices: int) -> Ops:
+    """Returns the attends of rows of ranks with the queries of one run of their ranks after another, and what is sent
+    back after each.
+
+    ids, ranks: [K, U]. rows: [K] lists of all keys and values of a row.
+    """
+    num_rows, num_cols = ranks.shape
+    slices = min(slices, num_cols)
+    cuts = num_cols * np.arange(slices + 1, dtype=np.int64) // slices
+    queries = np.stack([builder.add_lists(ids[:, lo:hi]) for lo, hi in itertools.pairwise(cuts)], axis=1)
+    row, col = (axis.reshape(-1) for axis in np.indices(ranks.shape))
+    own = np.searchsorted(cuts, col, side="right") - 1
+    rank, heads = ranks.reshape(-1), (bounds[col], bounds[col + 1])
+    keys = np.repeat(rows, num_cols)
+    ops = []
+    for turn in range(1, slices + 1):
+        run = partner(own, turn, slices) if turn < slices else own
+        ops.append(Ops.attends(rank, heads, queries[row, run], keys))
+        size = cuts[run + 1] - cuts[run]
+        for one in range(int(size.max())):
+            to = cuts[run] + (col + one) % size
+            sent = (one < size) & (to != col)
+            back = Ops.transfers(O, rank, ranks[row, to], heads, ids[row, to])
+            ops.append(back.take(sent))
+    return Ops.concatenate(ops)
 
 
 def sequence_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints, Ints, Ints, Ints]:
