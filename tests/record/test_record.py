@@ -66,7 +66,8 @@ def test_a_compressed_record_is_read_as_any_other(tmp_path: Path) -> None:
     write(path, start_line(), step_line(number=0), end_line())
     packed.write_bytes(gzip.compress(path.read_bytes()))
     (run,), problems = read(str(packed))
-    assert problems == [] and run.path == str(packed)
+    assert problems == []
+    assert run.path == str(packed)
     assert (run.start, run.steps, run.end) == (read(str(path))[0][0].start, [step_line(number=0)], end_line())
     with pytest.raises(
         ValueError, match=r"out is '.*r\.jsonl\.gz'; that file is not a record of runs, so nothing is added"

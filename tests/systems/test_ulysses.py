@@ -29,7 +29,8 @@ def test_a_slice_is_sent_behind_its_attend_and_own_queries_come_last(slices: int
         own = int(np.flatnonzero(plan.blocks.home == rank)[0])
         order = operations_of(plan, rank)
         attended = [blocks for attends, blocks in order if attends]
-        assert len(attended) == min(slices, 4) and own in attended[-1]
+        assert len(attended) == min(slices, 4)
+        assert own in attended[-1]
         assert sorted(itertools.chain(*attended)) == [0, 1, 2, 3]
         done: set[int] = set()
         for attends, blocks in order:

@@ -223,7 +223,7 @@ def _in_slices(builder: Builder, ids: Ints, rows: Ints, ranks: Ints, bounds: Int
 
     ids, ranks: [K, U]. rows: [K] lists of all keys and values of a row.
     """
-    num_rows, num_cols = ranks.shape
+    num_cols = ranks.shape[1]
     slices = min(slices, num_cols)
     cuts = num_cols * np.arange(slices + 1, dtype=np.int64) // slices
     queries = np.stack([builder.add_lists(ids[:, lo:hi]) for lo, hi in itertools.pairwise(cuts)], axis=1)
