@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hydra._internal.hydra import Hydra
+from omegaconf import OmegaConf
 
 from tests.helpers.bad_inputs import LONG, Bad, make_files, table
 from tests.record.test_record import FAULTS
+from zbench import CONF
 from zbench.__main__ import JobsOutcome
 from zbench.run.presets import Presets
 
@@ -70,10 +73,13 @@ def main(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
     Where hydra searches no folder of the user's, the yamls that the command composes beside its own configuration, to
     tell what was changed in them, are those of the lines before (tests/run/test_presets.py has how they are composed).
+    Nor does it compose all a first time then, to see whether a yaml asks for a sweep: only an experiment's does.
     """
     monkeypatch.setattr(sys, "argv", list(words))
     if not any(word.startswith("--c") or "searchpath" in word for word in words):  # --config-dir and its like
         monkeypatch.setattr("zbench.__main__.JobsOutcome", partial(JobsOutcome, presets=COMPOSED))
+        if not any("hydra" in word or "experiment" in word for word in words):
+            monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
     code = importlib.import_module(f"{words[0]}.__main__").main()
     assert isinstance(code, int)
     return code
@@ -101,6 +107,11 @@ def test_the_table_is_large_and_has_every_command_and_no_line_twice() -> None:
     assert len(set(lines)) == len(lines) >= 300
     mains = {path.parent.name for path in Path(importlib.import_module("zbench").__path__[0]).glob("*/__main__.py")}
     assert {line.split()[0] for line in lines} == {"zbench", *(f"zbench.{name}" for name in mains)}
+
+
+def test_only_experiments_ask_for_a_sweep() -> None:
+    asking = {path.parent.name for path in CONF.rglob("*.yaml") if "mode" in OmegaConf.load(path).get("hydra", {})}
+    assert asking == {"experiment"}
 
 
 @pytest.mark.parametrize("bad", table(), ids=lambda bad: bad.line)

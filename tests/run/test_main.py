@@ -137,7 +137,7 @@ def test_an_experiment_sets_and_sweeps_over_the_baselines_keys(
     ("name", "less", "runs"),
     [
         ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.routed_transfers=serial"], 9),
-        ("all_systems", ["system=static_best,flexsp", "workload=github,byted_2m"], 12),
+        ("all_systems", ["system=static_best,flexsp", "workload=github,byted_2m", "cluster.num_nodes=1"], 12),
     ],
 )
 def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(

@@ -96,9 +96,9 @@ def test_every_system_is_exact_and_sends_what_the_simulator_charges(shape: str) 
     with running(shape, check=("exact", "bytes")) as (cost, executor):
         systems = able(OURS, cost)
         assert len(systems) >= 5
-        turn = list(SHAPES).index(shape)  # all lengths on one shape, every other one on the rest, others by each system
+        turn = list(SHAPES).index(shape)  # all lengths on one shape, every third on the rest, others by each system
         for number, (which, lengths) in enumerate(product(systems, (*LENGTHS, MANY))):
-            if shape != "2x2" and (lengths is MANY or (number + turn) % 2):
+            if shape != "2x2" and (lengths is MANY or (number + turn) % 3):
                 continue
             try:
                 step(executor, systems[which], lengths, number)
@@ -135,14 +135,15 @@ def test_every_scheme_is_exact_under_every_mask(shape: str, mask: Mask) -> None:
 def test_every_variant_is_exact_and_sends_what_the_simulator_charges() -> None:
     with running("2x2", check=("exact", "bytes")) as (cost, executor):
         systems = able([variant for variant in VARIANTS if variant.changes], cost).values()
-        for number, (system, lengths) in enumerate(product(systems, LENGTHS[1::2])):  # as their yamls have them: all
-            step(executor, system, lengths, number)
+        for number, system in enumerate(systems):  # as their yamls have them: on all lengths
+            step(executor, system, LENGTHS[1::2][number % 3], 2 * number)
+            step(executor, system, LENGTHS[1::2][(number + 1) % 3], 2 * number + 1)
 
 
 def test_loss_curves_do_not_depend_on_the_system(tmp_path: Path) -> None:
-    """Ten steps of training from the same weights."""
+    """Six steps of training from the same weights."""
     rng = np.random.default_rng(3)
-    batches = [tuple(rng.integers(1, 60, rng.integers(1, 9)).tolist()) for _ in range(10)]
+    batches = [tuple(rng.integers(1, 60, rng.integers(1, 9)).tolist()) for _ in range(6)]
     with running("2x2") as (cost, executor):
         assert executor._fleet is not None
         executor._fleet.call("save", str(tmp_path / "start"), 0)

@@ -1,9 +1,11 @@
 """Makes and checks combinations of a system, a model and a cluster of conf/. An edge: hydra."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product, zip_longest
+from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -18,6 +20,8 @@ from zbench.correctness.step_check import check_step
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
 from zbench.describe.strategy import TrainingStrategy
 from zbench.run.choices import choices, missing_package
 from zbench.run.parts import make_system
@@ -25,6 +29,7 @@ from zbench.run.target import make_model, make_strategy
 
 GROUPS = ("system", "model", "cluster")
 CHUNKS_A_GPU = 2  # of a batch, where chunks are cut: at least, where no GPU has fewer tokens than others
+Made = TypeVar("Made")
 _SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]+[;,] [^\n]+")
 
 
@@ -71,9 +76,17 @@ class Combinations:
                 for group, name in chosen.items():
                     found[group][name] = config
         self.systems = found["system"]
-        pairs = product(found["model"].items(), found["cluster"].items())
         self.memory = MemoryChoices.of(max(self.tokens_per_gpu // CHUNKS_A_GPU, 1))
         self.strategies = {model: make_strategy(config) for model, config in found["model"].items()}
+        models: dict[str, Model | str] = {
+            name: _made(partial(make_model, config, strategy=self.strategies[name]))
+            for name, config in found["model"].items()
+        }
+        clusters: dict[str, Cluster | str] = {
+            name: _made(partial(instantiate, config.cluster, _convert_="all"))
+            for name, config in found["cluster"].items()
+        }
+        pairs = product(models.items(), clusters.items())
         self.costs = {(model, cluster): _cost(a, b) for (model, a), (cluster, b) in pairs}
 
     def can_be(self, model: str, cluster: str) -> bool:
@@ -129,10 +142,22 @@ class Combinations:
         return CombinationVerdict(combination, fitting, too_large, failures=tuple(failures), choice=choice)
 
 
-def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
-    """Returns the cost model, or the sentence that says why there is none."""
+def _made(make: Callable[[], Made]) -> Made | str:
+    """Returns what a yaml makes, or the sentence that says why it makes nothing."""
     try:
-        cost = make_cost(instantiate(cluster.cluster, _convert_="all"), make_model(model))
+        return make()
+    except ValueError as error:
+        return str(error)
+
+
+def _cost(model: Model | str, cluster: Cluster | str) -> Cost | str:
+    """Returns the cost model, or the sentence that says why there is none."""
+    if isinstance(cluster, str):
+        return cluster
+    if isinstance(model, str):
+        return model
+    try:
+        cost = make_cost(cluster, model)
         check_memory(cost)
     except ValueError as error:
         return str(error)

@@ -27,8 +27,11 @@ def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none") -
     return StepCase.of(step, FOUR, plans, 4, slices=how.token_slices)
 
 
-@pytest.mark.parametrize("lengths", [[1], [2], [5], [23], [50, 1, 13]], ids=str)
-@pytest.mark.parametrize("how", HOWS)
+FEW = ([1], [2], [5], [23])
+COVER = [(how, FEW[(number + turn) % 4]) for number, how in enumerate(HOWS) for turn in (0, 1)]  # each with two of them
+
+
+@pytest.mark.parametrize(("how", "lengths"), [*COVER, *((how, [50, 1, 13]) for how in HOWS)], ids=str)
 def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, how: str, lengths: list[int]) -> None:
     """Packed sequences, and fewer tokens than processes. The only query of a step has no gradient but rounding errors,
     which Adam divides by their size, so that parameters are no number to compare then."""

@@ -40,12 +40,18 @@ def case_of(
     return StepCase.of(step, model, plans, 1, experts=how, slices=overlap.token_slices)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "per_token", "skew", "recompute"),
-    [([50, 1, 13], 2, 0.0, "selective"), ([7, 4], 2, 3.0, "full"), ([23], 1, 50.0, "none"), ([1], 2, 0.0, "none")],
-    ids=["uneven", "an expert without a token", "all tokens to one", "one token"],
-)
-@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+ROUTED = {
+    "uneven": ([50, 1, 13], 2, 0.0, "selective"),
+    "an expert without a token": ([7, 4], 2, 3.0, "full"),
+    "all tokens to one": ([23], 1, 50.0, "none"),
+    "one token": ([1], 2, 0.0, "none"),
+}
+COVER = [  # each with two of the others
+    (chunks, *case) for at, chunks in enumerate(CHUNKS) for to, case in enumerate(ROUTED.values()) if (at - to) % 4 < 2
+]
+
+
+@pytest.mark.parametrize(("chunks", "lengths", "per_token", "skew", "recompute"), COVER, ids=str)
 def test_exact_with_the_bytes_of_the_step(
     ranks: LocalFleet, chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str
 ) -> None:

@@ -23,8 +23,8 @@ FOUR = replace(MODEL, num_layers=4)
 PIPELINES = whole_step(FOUR, pipeline_plans([(2, 2), (1, 1)], [[(5, 0), (3, 1)], [(4, 0)]], 5), zero="1")
 
 
-def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int) -> Step:
-    batches = ([9, 4], [1, 2], [3, 1])
+def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int, longer: int = 0) -> Step:
+    batches = ([9 + longer, 4], [1, 2], [3, 1])
     plans = [plan_of(lengths, ranks, 4 // degree, "carry", 1, 2 * at) for at, lengths in enumerate(batches)]
     return whole_step(THREE, plans, degree, zero, 1, recompute, stages=stages)
 

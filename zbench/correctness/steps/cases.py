@@ -19,13 +19,14 @@ from zbench.step.template import Step
 @dataclass(frozen=True)
 class StepCase:
     """A step with its data. tokens: of every micro-batch. sequences: token ids of every sequence of the batch, by its
-    number. seed: of the parameters."""
+    number. seed: of the parameters. weighed: whether stores tell how many bytes they have, which takes them a while."""
 
     step: Step
     model: Model
     tokens: tuple[TokenParts, ...]
     sequences: Mapping[int, Ints]
     seed: int = 0
+    weighed: bool = False
 
     @staticmethod
     def of(
@@ -52,7 +53,8 @@ class StepCase:
 class Executed:
     """The outcome of a process: the largest difference of its gradients and of its parameters, over the largest element
     of each, and the loss, None where it is not here. bytes: (sent, received) by queue. held: the most bytes that its
-    GPU's store had. rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are counted."""
+    GPU's store had, 0 where it was not weighed. rows: of seats with a token, as zbench.step.byte_law.Chosen, where they
+    are counted."""
 
     loss: float | None
     wanted_loss: float

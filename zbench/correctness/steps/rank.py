@@ -20,6 +20,7 @@ from zbench.runtime.handlers.messages import bytes_by_queue, open_messages
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.handlers.store import Store
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -57,7 +58,8 @@ class StepRank:
         noted = NotedUpdate(AdamWUpdate(of, 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
         messages = open_messages(self.group, one_node, self.device, self.way == "batched")
-        runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=PeakStore)
+        kind = PeakStore if case.weighed else Store
+        runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=kind)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
         runner.begin(prepared, lambda name, layer: weights[name] if name in OUTSIDE else weights[name][layer])

@@ -81,6 +81,11 @@ class Format:
         """The sizes as Python's numbers, of which few are added faster than numpy does."""
         return self.sizes[0].tolist(), self.sizes[1].tolist()
 
+    def length(self, which: int, parts: Parts) -> int:
+        """Returns the tokens, heads or columns of some parts along an axis that it is cut along."""
+        sizes = self._sizes[which]
+        return sum([sizes[part] for part in parts])
+
     def pairs(self, first: Parts, second: Parts) -> list[Cell]:
         """Lists the cells of two lists that there are, as they follow one another where they have rows."""
         if self.amounts is None:
@@ -92,9 +97,9 @@ class Format:
         cut = {}
         if self.amounts is not None:
             cut["r"] = int(self.amounts[np.ix_(first, second)].sum())
-        for letter, sizes, parts in zip(self.where, self._sizes, (first, second), strict=True):
+        for which, (letter, parts) in enumerate(zip(self.where, (first, second), strict=True)):
             if letter:
-                cut[letter] = sum([sizes[part] for part in parts])
+                cut[letter] = self.length(which, parts)
         return tuple(cut.get(letter, self.dims.get(letter, 1)) for letter in self.fields[field][0])
 
     def num_bytes(self, first: Parts, second: Parts) -> int:

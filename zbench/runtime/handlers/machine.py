@@ -18,6 +18,7 @@ from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.handlers.store import Key
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.steps.instructions import Compute, Parts
+from zbench.runtime.steps.recurring import KeptPrograms
 from zbench.runtime.steps.routed import RoutedTokens
 from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
@@ -31,7 +32,8 @@ UPDATES = ("adam", "outer", "take")
 @dataclass(frozen=True)
 class StepMachine:
     """The parts of a process that runs steps. choices: of routers in the step that runs, by micro-batch, layer and
-    parts of a: logits of their tokens, and the token in each seat."""
+    parts of a: logits of their tokens, and the token in each seat. programs: instructions of templates, kept from step
+    to step."""
 
     model: Model
     device: torch.device
@@ -39,6 +41,7 @@ class StepMachine:
     messages: StepMessages
     update: Update
     choices: dict[tuple[int, int, Parts], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    programs: KeptPrograms = field(default_factory=KeptPrograms)
 
 
 @dataclass(frozen=True)

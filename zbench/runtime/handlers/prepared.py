@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from zbench.runtime.handlers.context import NO_WORDS, Context, TokenWords
 from zbench.runtime.handlers.encoded import check_runs
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
-from zbench.runtime.steps.compiler import compile_step, start_of
+from zbench.runtime.steps.compiler import start_of
 from zbench.runtime.steps.instructions import Compute, Forget, Instruction, Parts, Programs, TemplateProgram, holders
 from zbench.runtime.steps.resting import items_on
 from zbench.runtime.steps.tokens import NO_TOKENS, TokenParts
@@ -48,7 +48,7 @@ class PreparedStep:
             for at, layout in enumerate(step.layouts)
         )
         check_runs(step.encodings)
-        programs = compile_step(step, process, holder) if process < step.num_gpus else {}
+        programs = machine.programs.of(step, process, holder) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 
     @property

@@ -80,6 +80,8 @@ class Slab:
     def part(self, cells: tuple[Parts, Parts]) -> Fields | None:
         """Returns the fields of some cells as views; None where they do not lie together."""
         views = self.fields
+        if (self.first, self.second) == cells and self.format.amounts is None:
+            return views
         if self.format.amounts is not None:
             pieces = _row_pieces([(self, cell) for cell in self.format.pairs(*cells)])
             return tuple(view[pieces[0][1] : pieces[0][2]] for view in views) if len(pieces) == 1 else None
@@ -89,8 +91,7 @@ class Slab:
             at = mine.index(wanted[0])
             if mine[at : at + len(wanted)] != wanted:
                 return None
-            sizes = self.format.sizes[which]
-            begin, length = int(sizes[list(mine[:at])].sum()), int(sizes[list(wanted)].sum())
+            begin, length = self.format.length(which, mine[:at]), self.format.length(which, wanted)
             views = tuple(
                 view.narrow(self.format.axis(field, which), begin, length) for field, view in enumerate(views)
             )
@@ -120,8 +121,8 @@ class Store:
 
     def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of the cells of two lists, in one piece."""
-        cells = of.pairs(first, second)
-        slabs = [self.slab(key, cell) for cell in cells]
+        cells, held = of.pairs(first, second), self.held.get(key, {})
+        slabs = [held.get(cell) or self.slab(key, cell) for cell in cells]
         if slabs and all(one is slabs[0] for one in slabs):
             found = slabs[0].part((first, second))
             if found is not None:
@@ -198,10 +199,11 @@ class Store:
 
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
         """Lets cells go."""
+        held = self.held.get(key, {})
         for cell in cells:
-            self.slab(key, cell).settle()
-            del self.held[key][cell]
-        if cells and not self.held[key]:
+            (held.get(cell) or self.slab(key, cell)).settle()
+            del held[cell]
+        if cells and not held:
             del self.held[key]
 
     def set_aside(self, keys: Collection[Key]) -> Held:

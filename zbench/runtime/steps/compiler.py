@@ -211,12 +211,17 @@ def start_of(step: Step, instance: Instance, layer: int) -> Start:
     return (ACROSS, *step.shifts[:, min(max(layer, 0), step.num_layers)].tolist())
 
 
-def compile_step(step: Step, process: int, holder: Sequence[int]) -> Programs:
-    """Returns the instructions of all templates of a step for a process, for every start that they are played from."""
+def starts_of(step: Step) -> dict[tuple[int, Start], list[int]]:
+    """Returns, for every template and start that it is played from, the place that each one is that it may name."""
     played = {
         (one.template, start_of(step, one, layer)): (one.place, layer) for one in step.order for layer in one.layers
     }
+    return {key: step.where(*one).tolist() for key, one in played.items()}
+
+
+def compile_step(step: Step, process: int, holder: Sequence[int]) -> Programs:
+    """Returns the instructions of all templates of a step for a process, for every start that they are played from."""
     return {
-        (number, start): compile_template(step, step.templates[number], process, holder, step.where(*played).tolist())
-        for (number, start), played in played.items()
+        (number, start): compile_template(step, step.templates[number], process, holder, where)
+        for (number, start), where in starts_of(step).items()
     }
