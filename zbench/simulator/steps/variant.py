@@ -43,26 +43,17 @@ class Variant:
     ) -> "Variant":
         """Returns a template without the transfers of what is not there. start: its place, and where its places are."""
         place, where = start
-        here = np.ones(len(template.ops), bool)
-        for tensor, offset in missing:
-            here &= (template.ops[:, 0] == COMPUTE) | (template.ops[:, 1] != tensor) | (template.ops[:, 7] != offset)
-        at = np.cumsum(here) - 1
-        edges = here[template.flow.producer] & here[template.flow.consumer]
-        rows = template.flow.rows[here[template.flow.rows[:, 1]]].copy()
-        rows[:, 1] = at[rows[:, 1]]
-        rows[:, 4] = where[rows[:, 4]]
-        ops = template.ops[here]
-        direct = np.isin(ops[:, 0], (SEND, MOVE))
-        named = (ops[:, 2] >= 0) & ~np.isin(ops[:, 0], (GATHER, REDUCE))
-        ops[:, 2] = np.where(named, where[np.where(named, ops[:, 2], 0)], ops[:, 2])
-        ops[:, 3] = np.where(direct, where[np.where(direct, ops[:, 3], 0)], ops[:, 3])
+        gone, of = np.array(missing, np.int64).reshape(-1, 2), template.flow
+        ops, size, seconds, producer, consumer, rows = _of_layers(
+            template.ops, (template.size, template.seconds), (of.producer, of.consumer), of.rows, gone, where
+        )
         lowered = lower(
             template.step,
             (template.layout, where),
             ops,
-            (at[template.flow.producer[edges]], at[template.flow.consumer[edges]]),
-            template.size[here],
-            template.seconds[here],
+            (producer, consumer),
+            size,
+            seconds,
             wires,
         )
         return Variant(template, ops, lowered, rows, missing, place, where)
@@ -127,6 +118,33 @@ class Variant:
         counts = np.bincount(self.lowered.table[OP][hops], minlength=len(self.ops))
         rows = np.concatenate([[0], np.cumsum(counts)]), hops
         return HopsOfGroups(*_of_groups((touches.offsets, touches.ops, touches.places), rows, queued, last))
+
+
+@nb.njit(cache=True)
+def _of_layers(ops, amounts, edges, rows, gone, where):  # type: ignore[no-untyped-def]
+    """Returns the operations of a template without the transfers of what is gone, at their places, with their size,
+    seconds, edges and rows. amounts: size and seconds of all. gone: pairs of tensor and layer offset."""
+    at, used = np.full(len(ops), -1, np.int64), 0
+    for op in range(len(ops)):
+        here = True
+        for one in range(len(gone)):
+            here &= ops[op, 0] == COMPUTE or ops[op, 1] != gone[one, 0] or ops[op, 7] != gone[one, 1]
+        if here:
+            at[op] = used
+            used += 1
+    mine = np.flatnonzero(at >= 0)
+    found = ops[mine]
+    for op in found:
+        if op[2] >= 0 and op[0] != GATHER and op[0] != REDUCE:
+            op[2] = where[op[2]]
+        if op[0] == SEND or op[0] == MOVE:
+            op[3] = where[op[3]]
+    producer, consumer = at[edges[0]], at[edges[1]]
+    both = (producer >= 0) & (consumer >= 0)
+    kept = rows[at[rows[:, 1]] >= 0]
+    for row in kept:
+        row[1], row[4] = at[row[1]], where[row[4]]
+    return found, amounts[0][mine], amounts[1][mine], producer[both], consumer[both], kept
 
 
 @nb.njit(cache=True)
