@@ -184,7 +184,7 @@ def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyp
         first[op + 1] += 1
         purpose[hop], computes[hop], serial[hop] = ops[op, 8], kind == COMPUTE, classes[0][link] == 1
         if link >= 0:
-            whole = kind == GATHER or kind == REDUCE or serial[hop]
+            whole = kind in (GATHER, REDUCE) or serial[hop]
             busy[hop] = carried[1][hop] if whole else carried[0][hop]
             if kind < GATHER:
                 delay[hop] = classes[1][link] + (seconds[1][op] if last else 0.0)

@@ -200,10 +200,10 @@ def _collectives(
     mine = np.flatnonzero((ops[:, 0] >= GATHER) & (ops[:, 0] != DROP) & (size >= 0))
     every: list[Legs] = []
     of_list: dict[int, Legs] = {}
-    for op, members, moved in zip(mine.tolist(), ops[mine, 3].tolist(), size[mine].tolist(), strict=True):
-        if members not in of_list:
-            of_list[members] = wires.legs(where[1][where[0].lists[members]])
-        legs = of_list[members]
+    for op, which, moved in zip(mine.tolist(), ops[mine, 3].tolist(), size[mine].tolist(), strict=True):
+        if which not in of_list:
+            of_list[which] = wires.legs(where[1][where[0].lists[which]])
+        legs = of_list[which]
         every.append(legs)
         counts[op], latency[op], pieces[op] = len(legs.member), legs.latency, wires.pieces(legs, moved)
     none = np.zeros(0, np.int64)
