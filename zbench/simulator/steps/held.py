@@ -95,7 +95,8 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
                 for ref in (*formula.operands, *formula.results)
                 if not of.layout.of_batch(of.layout.number[ref.tensor])
             )
-            each = zip(sizes.tokens(formula, mine), sizes.share(formula, weight, mine), strict=True)
+            named = sizes.of(formula, mine)
+            each = zip(named.tokens, named.share(weight), strict=True)
             size = np.array([logits_bytes(model, int(tokens), share) for tokens, share in each], np.int64)
             found.append(np.stack([of.ops[mine, 2], mine, size], axis=1))
     if not found:
