@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import INNER
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
 from zbench.simulator.hops import Hops
@@ -162,23 +163,32 @@ def hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untype
     An operation starts, all hops with -1 in `after`, when its producers' last hops are complete; a hop with another one
     in `after` starts when that is. first: of every operation its first hop, and one more for the end.
     """
-    count = 0
-    for fill in range(2):
-        if fill:
-            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
-            count = 0
-        for edge in range(len(producer)):
-            for a in range(first[producer[edge]], first[producer[edge] + 1]):
-                if not last[a]:
-                    continue
-                for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
-                    if after[b] == -1:
-                        if fill:
-                            sources[count], targets[count] = a, b
-                        count += 1
-        for hop in range(len(after)):
-            if after[hop] >= 0:
-                if fill:
-                    sources[count], targets[count] = after[hop], hop
-                count += 1
+    ends, begins = _marked(first, last != 0), _marked(first, after == -1)  # a collective has one in hundreds of hops
+    count = np.sum(after >= 0)
+    for edge in range(len(producer)):
+        a, b = producer[edge], consumer[edge]
+        count += (ends[0][a + 1] - ends[0][a]) * (begins[0][b + 1] - begins[0][b])
+    sources, targets, at = np.empty(count, np.int64), np.empty(count, np.int64), 0
+    for edge in range(len(producer)):
+        for a in ends[1][ends[0][producer[edge]] : ends[0][producer[edge] + 1]]:
+            for b in begins[1][begins[0][consumer[edge]] : begins[0][consumer[edge] + 1]]:
+                sources[at], targets[at] = a, b
+                at += 1
+    for hop in range(len(after)):
+        if after[hop] >= 0:
+            sources[at], targets[at] = after[hop], hop
+            at += 1
     return sources, targets
+
+
+@nb.njit(**INNER)
+def _marked(first, marked):  # type: ignore[no-untyped-def]
+    """Returns the hops that are marked, compressed rows by operation. first: as of `hop_edges`."""
+    offsets, found, count = np.zeros(len(first), np.int64), np.empty(len(marked), np.int64), 0
+    for op in range(len(first) - 1):
+        for hop in range(first[op], first[op + 1]):
+            if marked[hop]:
+                found[count] = hop
+                count += 1
+        offsets[op + 1] = count
+    return offsets, found

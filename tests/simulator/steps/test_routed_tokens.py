@@ -136,7 +136,7 @@ def test_seats_are_played_as_padded_rows_are() -> None:
     formula, seats = layout.formulas[layout.labels.index("i")], layout.tensors[layout.number["i"]]
     ops = sizes.template.operations
     mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == layout.labels.index("i")))
-    found = sizes.bytes_of(formula, formula.results[0], mine)
+    found = sizes.of(formula, mine).bytes_of(formula.results[0])
     assert seats.amounts is not None
     assert len(layout.index["t"]) > len(layout.index["a"]) == len(found)
     assert found.tolist() == (seats.unit * seats.amounts.reshape(len(found), -1).sum(axis=1)).tolist()

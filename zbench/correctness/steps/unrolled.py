@@ -9,7 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
-from zbench.step.proof.coverage import formula_fault
+from zbench.step.proof.coverage import coverage_fault
 from zbench.step.proof.item_rules import (
     BASE,
     HIGHEST,
@@ -27,7 +27,7 @@ from zbench.step.proof.item_rules import (
 from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, find_item
 from zbench.step.proof.ranges import Owners, numbers_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts, with_layers
-from zbench.step.proof.template_rules import computed_by, enter_items, new_state
+from zbench.step.proof.template_rules import enter_items, new_state
 from zbench.step.proof.walk import walk_items
 from zbench.step.template import ACROSS, COMPLETE, Instance, Items, Step, Template
 from zbench.step.tensor import SUM
@@ -43,11 +43,9 @@ def unrolled_fault(step: Step) -> str:
         layout = step.layouts[template.layout]
         if fault := numbers_fault(step, template, Owners.in_layout(layout)):
             return fault
-        for formula, makers in computed_by(layout, template):
-            rows = template.operations.table
-            _, word = formula_fault(layout, tables[template.layout], formula, rows, makers)
-            if word:
-                return word
+        _, word = coverage_fault(layout, tables[template.layout], template)
+        if word:
+            return word
     state = new_state(MOST_ITEMS, MOST_TENSORS)
     enter_items(tables[0], _every_layer(step, tables[0], step.begins), state.items)
     for number, one in enumerate(step.order):

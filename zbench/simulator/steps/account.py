@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.held import LOGITS, HeldBytes, HeldTemplate, held_by
+from zbench.simulator.steps.held import LOGITS, HeldTemplate, held_by
 from zbench.simulator.steps.program import StepParts
-from zbench.simulator.steps.variant import Variant
 from zbench.step.template import AT_HOME, Step
 
 
@@ -36,7 +35,9 @@ def step_memory(parts: StepParts) -> StepMemory:
     variants, which = parts.of_step
     templates = {id(one.of): one.of for one in variants}
     lives = {number: HeldTemplate.of(one, parts.cost.model) for number, one in templates.items()}
-    held = [_named(one, lives[id(one.of)], names, step.num_places) for one in variants]
+    rows = [np.array([names[name] for name in (*one.number, LOGITS)], np.int64) for one in step.layouts]
+    shape = len(names), step.num_places
+    held = [held_by(one, lives[id(one.of)], rows[one.of.template.layout], shape) for one in variants]
     began = _beginnings(parts, names)
     changes = np.stack([one.after - one.before for one in held])
     totals = changes.sum(axis=1)[which]
@@ -52,18 +53,6 @@ def step_memory(parts: StepParts) -> StepMemory:
         inside = began + np.tensordot(times, changes, 1) - one.before + one.then
         best[:, here] = inside[:, here]
     return StepMemory(peak, {name: best[at] for name, at in names.items() if best[at].any()})
-
-
-def _named(variant: Variant, of: HeldTemplate, names: Mapping[str, int], places: int) -> HeldBytes:
-    """Returns what a variant holds, by the step's tensors and from its first place on. of: its template's lives."""
-    rows = np.array([names[one.name] for one in variant.of.layout.tensors] + [names[LOGITS]], np.int64)
-    one = held_by(variant, of, places)
-    found = np.zeros((3, len(names), places), np.int64)
-    parted, peak = np.stack([one.before, one.after, one.then]), np.zeros_like(one.peak)
-    used = np.flatnonzero(parted.any(axis=(0, 1)) | (one.peak != 0))
-    found[:, rows[:, None], variant.where[used]] = parted[:, :, used]
-    peak[variant.where[used]] = one.peak[used]
-    return HeldBytes(found[0], found[1], found[2], peak)
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:

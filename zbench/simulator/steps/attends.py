@@ -1,5 +1,8 @@
 """Seconds of a step's attends, counted as a plan's are: by what queries see of the keys that they are given."""
 
+from itertools import pairwise
+
+import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
@@ -29,31 +32,48 @@ def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: 
         distinct, at = np.unique(column, return_inverse=True)
         numbers.append(len(lists) + at.reshape(-1))
         lists += distinct.tolist()
-    items = [layout.lists[which] for which in lists]
     low, high = _heads(sizes, heads[mine], plan.num_heads)
     rank = ops.src[mine]
     listed = Ops.attends(rank, (low, high), numbers[0], numbers[1])
     # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
     own = plan.with_(forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
+    rows = Lists(*_lists_of_blocks(layout.lists.offsets, layout.lists.parts, np.array(lists, np.int64), block))
     if relation.first_group.max() == block.max():
-        own = own.with_(lists=Lists.of([_ascending(block[row]) for row in items]))
+        own = own.with_(lists=rows)
         amount = _counted(plan, own.lists, (numbers[0], numbers[1])) or work(own, listed)[1]
     else:
-        parts = cut_blocks(plan.blocks, block, layout.index["t"].sizes)
+        parts, items = cut_blocks(plan.blocks, block, layout.index["t"].sizes), [layout.lists[which] for which in lists]
         amount = work(own.with_(blocks=parts, lists=Lists.of(items)), listed)[1]
-        own = _named(own, items, block, parts.tokens)
+        own = _named(own, items, rows, parts.tokens)
     return cost.attend_seconds(own, listed, np.arange(len(listed)), amount, backward)
 
 
-def _ascending(row: Ints) -> Ints:
-    return row if (row[1:] > row[:-1]).all() else np.unique(row)
+@nb.njit(cache=True)
+def _lists_of_blocks(offsets, parts, which, block):  # type: ignore[no-untyped-def]
+    """Returns (offsets, items) of lists of blocks, each once and in ascending order, of some lists of parts."""
+    begin, room = np.zeros(len(which) + 1, np.int64), 0
+    for one in which:
+        room += offsets[one + 1] - offsets[one]
+    items, count = np.empty(room, np.int64), 0
+    for at in range(len(which)):
+        first, ascends = count, True
+        for part in range(offsets[which[at]], offsets[which[at] + 1]):
+            items[count] = block[parts[part]]
+            ascends &= count == first or items[count] > items[count - 1]
+            count += 1
+        if not ascends:
+            row = np.unique(items[first:count])
+            items[first : first + len(row)] = row
+            count = first + len(row)
+        begin[at + 1] = count
+    return begin, items[:count].copy()
 
 
-def _named(plan: Plan, items: list[Ints], block: Ints, tokens: Ints) -> Plan:
+def _named(plan: Plan, items: list[Ints], rows: Lists, tokens: Ints) -> Plan:
     """Returns a plan in which lists are of blocks, as far as the cost of attends looks at one: lists of queries, which
-    may be some of a block's, of one that has their tokens. block, tokens: of every part."""
+    may be some of a block's, of one that has their tokens. items: of parts; rows: of blocks; tokens: of every part."""
     queries, count = int(plan.forward.kv_blocks.min()), len(plan.blocks)
-    lists = [np.array([count + at]) for at in range(queries)] + [_ascending(block[row]) for row in items[queries:]]
+    lists = [np.array([count + at]) for at in range(queries)] + [rows[at] for at in range(queries, len(rows))]
     sizes = np.concatenate([plan.blocks.tokens, [tokens[row].sum() for row in items[:queries]]]).astype(np.int64)
     blocks = Blocks(0 * sizes, 0 * sizes, sizes, np.arange(len(sizes)), 0 * sizes)
     return plan.with_(blocks=blocks, lists=Lists.of(lists))
@@ -62,18 +82,41 @@ def _named(plan: Plan, items: list[Ints], block: Ints, tokens: Ints) -> Plan:
 def _counted(plan: Plan, lists: Lists, pairs: tuple[Ints, Ints]) -> Work | None:
     """Returns the work of attends, pairs of lists of blocks, where the plan's attends have such pairs, whose work is
     counted once for all; else None."""
-    used: list[Ints] = []
+    used, known = np.zeros(len(plan.lists), bool), dict[bytes, int]()
     for ops in (plan.forward, plan.backward):
-        used += [column[ops.kind == ATTEND].astype(np.int64) for column in (ops.blocks, ops.kv_blocks)]
-    known: dict[bytes, int] = {}
-    for which in np.unique(np.concatenate(used)).tolist():
-        known.setdefault(np.sort(plan.lists[which]).tobytes(), which)
-    number = np.array([known.get(lists[which].tobytes(), -1) for which in range(len(lists))], np.int64)
+        attends = ops.kind == ATTEND
+        used[ops.blocks[attends]] = used[ops.kv_blocks[attends]] = True
+    named = np.flatnonzero(used)
+    for which, row in zip(
+        named.tolist(), _rows_as_bytes(Lists(*_in_order(plan.lists.offsets, plan.lists.items, named))), strict=True
+    ):
+        known.setdefault(row, which)
+    number = np.array([known.get(row, -1) for row in _rows_as_bytes(lists)], np.int64)
     q, kv = number[pairs[0]], number[pairs[1]]
     if len(q) == 0 or min(q.min(), kv.min()) < 0:
         return None
     at = plan.pairs.find(q, kv)
     return None if (at < 0).any() else plan.pairs.work.take(at)
+
+
+def _rows_as_bytes(lists: Lists) -> list[bytes]:
+    """Returns the items of every list as bytes."""
+    whole, ends = lists.items.tobytes(), (lists.items.itemsize * lists.offsets).tolist()
+    return [whole[begin:end] for begin, end in pairwise(ends)]
+
+
+@nb.njit(cache=True)
+def _in_order(offsets, items, which):  # type: ignore[no-untyped-def]
+    """Returns (offsets, items) of some lists, of each its items in ascending order."""
+    begin, room = np.zeros(len(which) + 1, np.int64), 0
+    for at in range(len(which)):
+        room += offsets[which[at] + 1] - offsets[which[at]]
+        begin[at + 1] = room
+    found = np.empty(room, np.int64)
+    for at in range(len(which)):
+        row = items[offsets[which[at]] : offsets[which[at] + 1]]
+        found[begin[at] : begin[at + 1]] = row if (row[1:] >= row[:-1]).all() else np.sort(row)
+    return begin, found
 
 
 def _heads(sizes: Sizes, lists: Column, num_heads: int) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import NIC
 from zbench.simulator.hops import class_of, proxy
-from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, REDUCE, SEND
 
 TX, RX, THROUGH_TX, THROUGH_RX = range(4)
 START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
@@ -164,3 +164,65 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
         out[IS_LAST, at] = 1
         at += 1
     return out[:, :at].copy(), edges[0], edges[1], meeting
+
+
+@nb.njit(cache=True)
+def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyped-def]
+    """Returns, of a table of hops, the first hop of every operation (and one more for the end), each hop's purpose,
+    whether its queues have one channel, whether it computes, and its busy and latency.
+
+    seconds: of operations, those of computes, and latencies. carried: of hops, the seconds of their bytes as a message
+    on one channel, and on all of a link. classes: channels and latencies of the classes of links.
+    """
+    count = table.shape[1]
+    first, purpose = np.zeros(len(ops) + 1, np.int64), np.empty(count, np.int64)
+    serial, computes = np.empty(count, np.bool_), np.empty(count, np.bool_)
+    busy, delay = np.zeros(count), np.zeros(count)
+    for hop in range(count):
+        op, link, last = table[OP, hop], table[CLASS, hop], table[IS_LAST, hop] == 1
+        kind = ops[op, 0]
+        first[op + 1] += 1
+        purpose[hop], computes[hop], serial[hop] = ops[op, 8], kind == COMPUTE, classes[0][link] == 1
+        if link >= 0:
+            whole = kind in (GATHER, REDUCE) or serial[hop]
+            busy[hop] = carried[1][hop] if whole else carried[0][hop]
+            if kind < GATHER:
+                delay[hop] = classes[1][link] + (seconds[1][op] if last else 0.0)
+        elif table[QUEUE_A, hop] >= 0:
+            busy[hop] = seconds[0][op]
+        if last and table[QUEUE_A, hop] < 0:
+            delay[hop] = seconds[1][op]
+    for op in range(len(ops)):
+        first[op + 1] += first[op]
+    return first, purpose, serial, computes, busy, delay
+
+
+@nb.njit(cache=True)
+def leg_trains(offsets, pieces, first):  # type: ignore[no-untyped-def]
+    """Returns the legs that go in several pieces, as zbench.simulator.steps.trains.clock has trains. offsets: of the
+    legs of operations; first: the first hop of every operation."""
+    count = 0
+    for op in range(len(pieces)):
+        count += (offsets[op + 1] - offsets[op]) * (pieces[op] > 1)
+    found, at = np.empty((count, 3), np.int64), 0
+    for op in range(len(pieces)):
+        legs = (offsets[op + 1] - offsets[op]) * (pieces[op] > 1)
+        for leg in range(legs):
+            found[at, 0], found[at, 1], found[at, 2] = first[op] + 1 + leg, legs, pieces[op]
+            at += 1
+    return found
+
+
+@nb.njit(cache=True)
+def misplaced(ops, gpus, per_node):  # type: ignore[no-untyped-def]
+    """Tells whether a transfer is in queue compute, whether one is at a host memory, and whether one of these is not
+    between that and a GPU of its node."""
+    in_compute, at_host, apart = False, False, False
+    for op in ops:
+        in_compute |= op[0] != COMPUTE and op[0] != DROP and op[8] == 0
+        if (op[0] == SEND or op[0] == MOVE) and (op[2] >= gpus or op[3] >= gpus):
+            at_host = True
+            one = op[2] - gpus if op[2] >= gpus else op[2] // per_node
+            other = op[3] - gpus if op[3] >= gpus else op[3] // per_node
+            apart |= one != other or (op[2] >= gpus and op[3] >= gpus)
+    return in_compute, at_host, apart

@@ -30,7 +30,7 @@ _TENSOR, _PLACE, _BEGIN, _END, _SIZE = range(5)  # columns of lives; a moment of
 
 
 class HeldBytes(NamedTuple):
-    """Bytes by tensor, logits last, int64 [tensors, places], from the place that the template is played from on.
+    """Bytes by the step's tensors and places, int64 [tensors, places].
 
     before, after: of what its contract needs and leaves. then: at its fullest moment, of what its contract names or
     its operations touch. peak: the sum of these, int64 [places].
@@ -67,13 +67,13 @@ class HeldTemplate:
         return HeldTemplate(needs, leaves, before, after, others)
 
 
-def held_by(variant: Variant, of: HeldTemplate, places: int) -> HeldBytes:
-    """Returns what a variant holds while it is played. of: its template."""
-    missing = np.array(variant.missing, np.int64).reshape(-1, 2)
-    shape, operations = (len(variant.of.layout.tensors) + 1, places), len(variant.of.ops)
+def held_by(variant: Variant, of: HeldTemplate, rows: Ints, shape: tuple[int, int]) -> HeldBytes:
+    """Returns what a variant holds while it is played. of: its template. rows: of its layout's tensors, logits last,
+    the numbers among the step's. shape: how many of these, and places, there are."""
+    missing, operations = np.array(variant.missing, np.int64).reshape(-1, 2), len(variant.of.ops)
     of_items = of.needs, of.leaves, of.before, of.after
     lives = _lives(variant.of.flow.tables, variant.of.flow.items, of_items, of.others, missing, operations)
-    return HeldBytes(*_fullest(lives, of.needs, of.leaves, missing, shape, operations))
+    return HeldBytes(*_fullest(lives, of_items[:2], missing, (rows, variant.where), shape, operations))
 
 
 def _ended(rows: Ints, tables: AtomTables) -> Ints:
@@ -95,7 +95,8 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
                 for ref in (*formula.operands, *formula.results)
                 if not of.layout.of_batch(of.layout.number[ref.tensor])
             )
-            each = zip(sizes.tokens(formula, mine), sizes.share(formula, weight, mine), strict=True)
+            named = sizes.of(formula, mine)
+            each = zip(named.tokens, named.share(weight), strict=True)
             size = np.array([logits_bytes(model, int(tokens), share) for tokens, share in each], np.int64)
             found.append(np.stack([of.ops[mine, 2], mine, size], axis=1))
     if not found:
@@ -220,14 +221,18 @@ def _write(found, count, life):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _fullest(lives, needs, leaves, missing, shape, operations):  # type: ignore[no-untyped-def]
-    """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that."""
+def _fullest(lives, contract, missing, named, shape, operations):  # type: ignore[no-untyped-def]
+    """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that. contract: needs and
+    leaves. named: the step's tensors and places for those of lives, which are changed to them."""
     before, after, then = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     level, peak, when = np.zeros(shape[1], np.int64), np.zeros(shape[1], np.int64), np.full(shape[1], -4, np.int64)
-    for rows, into in ((needs, before), (leaves, after)):
+    tensors, places = named
+    for rows, into in ((contract[0], before), (contract[1], after)):
         for row in range(len(rows)):
             if not _is_missing(missing, rows[row, 0], rows[row, 1]):
-                into[rows[row, 0], rows[row, 2]] += rows[row, 4]
+                into[tensors[rows[row, 0]], places[rows[row, 2]]] += rows[row, 4]
+    for life in lives:
+        life[_TENSOR], life[_PLACE] = tensors[life[_TENSOR]], places[life[_PLACE]]
     offsets = np.zeros(2 * operations + 5, np.int64)  # a counting sort by moment
     order = np.empty(2 * len(lives), np.int64)
     _followed(lives, offsets, order, (level, peak, when), then)

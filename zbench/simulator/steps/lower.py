@@ -25,15 +25,17 @@ from zbench.simulator.steps.expand import (
     BYTES,
     CLASS,
     IS_LAST,
-    OP,
     QUEUE_A,
     QUEUE_B,
     CollectiveLegs,
     Topology,
     expand,
+    hop_columns,
+    leg_trains,
+    misplaced,
 )
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
+from zbench.step.operations import DROP, GATHER, QUEUES, REDUCE
 from zbench.step.template import Step
 
 
@@ -72,6 +74,7 @@ class ClusterPorts:
 
     cost: Cost
     known: dict[bytes, Legs] = field(default_factory=dict)
+    _pieces: dict[tuple[int, int], int] = field(default_factory=dict)  # by legs and bytes
 
     @cached_property
     def topology(self) -> Topology:
@@ -89,12 +92,26 @@ class ClusterPorts:
             gpu_queues(cluster),
         )
 
+    @cached_property
+    def classes(self) -> tuple[Ints, Floats]:
+        """The channels of each class of links, and after them of no link, and the latency of each."""
+        links = self.cost.cluster.links
+        channels = np.array([*(one.channels for one in links), 1], np.int64)
+        return channels, self.cost.latency_seconds(np.arange(len(links)))
+
     def legs(self, gpus: Ints) -> Legs:
         """Returns the legs of a collective over some GPUs."""
         key = gpus.tobytes()
         if key not in self.known:
             self.known[key] = legs_of(gpus, self.cost)
         return self.known[key]
+
+    def pieces(self, legs: Legs, size: int) -> int:
+        """Returns in how many pieces a collective of `size` bytes over some of the known legs goes."""
+        key = id(legs), size
+        if key not in self._pieces:
+            self._pieces[key] = pieces_of(legs, size, self.cost)
+        return self._pieces[key]
 
 
 def gpu_queues(cluster: Cluster) -> int:
@@ -130,41 +147,15 @@ def lower(
     legs, latency = _collectives(where, ops, size, wires)
     latency += encoding_seconds(step, where, ops, size, cost)
     table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wires.topology)
-    link = table[CLASS]
-    each = np.array([one.channels for one in cluster.links] + [1], np.int64)[link]
-    whole = (ops[table[OP], 0] == GATHER) | (ops[table[OP], 0] == REDUCE) | (each == 1)
-    moves = link >= 0
-    of_class = np.where(moves, link, NVLINK)
-    alone, together = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
-    busy = np.where(moves, np.where(whole, together, alone), np.where(table[QUEUE_A] >= 0, seconds[table[OP]], 0.0))
-    direct = moves & (ops[table[OP], 0] < GATHER)
-    delay = np.where(direct, cost.latency_seconds(of_class), 0.0)
-    delay += np.where(direct & (table[IS_LAST] == 1), latency[table[OP]], 0.0)
-    delay[(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)] = latency[
-        table[OP][(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)]
-    ]
-    first = np.concatenate([[0], np.cumsum(np.bincount(table[OP], minlength=len(ops)))])
+    of_class = np.where(table[CLASS] >= 0, table[CLASS], NVLINK)
+    carried = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
+    first, purpose, *columns = hop_columns(table, ops, (seconds, latency), carried, wires.classes)
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
-    queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], each == 1, ops[table[OP], 0] == COMPUTE, busy, delay)
+    queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], *columns)
     joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
     producer, consumer = needed_edges(*joined, queued, all_queues(cluster))
-    return Lowered(
-        table,
-        queued,
-        producer,
-        consumer,
-        ops[table[OP], 8],
-        int(meetings),
-        _trains(legs, first),
-    )
-
-
-def _trains(legs: CollectiveLegs, first: Ints) -> Ints:
-    """Returns the legs that go in several pieces, as `Lowered.trains`. first: the first hop of every operation."""
-    count = np.where(legs.pieces > 1, np.diff(legs.offsets), 0)
-    op = np.repeat(np.arange(len(count)), count)
-    number = np.arange(len(op)) - np.repeat(np.cumsum(count) - count, count)
-    return np.stack([first[op] + 1 + number, count[op], legs.pieces[op]], axis=1)
+    trains = leg_trains(legs.offsets, legs.pieces, first)
+    return Lowered(table, queued, producer, consumer, purpose, int(meetings), trains)
 
 
 def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
@@ -175,18 +166,13 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
         raise ValueError(
             f"the step has {step.num_hosts} host memories; a cluster of {cluster.num_nodes} nodes takes that many, or 0"
         )
-    direct = ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] < GATHER)]
-    if (ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] != DROP)][:, 8] == 0).any():
+    in_compute, at_host, apart = misplaced(ops, step.num_gpus, cluster.gpus_per_node)
+    if in_compute:
         raise ValueError("a transfer is in queue compute; it has to be in another one")
-    host = direct[(direct[:, 2:4] >= step.num_gpus).any(axis=1)]
-    if len(host):
-        if cluster.host is None:
-            raise ValueError("cluster.host_bandwidth is not given; transfers to and from host memory need a link")
-        nodes = np.where(
-            host[:, 2:4] >= step.num_gpus, host[:, 2:4] - step.num_gpus, host[:, 2:4] // cluster.gpus_per_node
-        )
-        if (nodes[:, 0] != nodes[:, 1]).any() or (host[:, 2:4] >= step.num_gpus).all(axis=1).any():
-            raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
+    if at_host and cluster.host is None:
+        raise ValueError("cluster.host_bandwidth is not given; transfers to and from host memory need a link")
+    if apart:
+        raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
 
 
 def encoding_seconds(step: Step, where: tuple[StepLayout, Ints], ops: Ints, size: Ints, cost: Cost) -> Floats:
@@ -211,16 +197,21 @@ def _collectives(
 ) -> tuple[CollectiveLegs, Floats]:
     """Returns the legs of all collectives, and the latency of each operation."""
     counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
+    mine = np.flatnonzero((ops[:, 0] >= GATHER) & (ops[:, 0] != DROP) & (size >= 0))
     every: list[Legs] = []
-    for op in np.flatnonzero(ops[:, 0] >= GATHER).tolist():
-        if ops[op, 0] == DROP or size[op] < 0:
-            continue
-        legs = wires.legs(where[1][where[0].lists[int(ops[op, 3])]])
+    of_list: dict[int, Legs] = {}
+    for op, which, moved in zip(mine.tolist(), ops[mine, 3].tolist(), size[mine].tolist(), strict=True):
+        if which not in of_list:
+            of_list[which] = wires.legs(where[1][where[0].lists[which]])
+        legs = of_list[which]
         every.append(legs)
-        counts[op], latency[op] = len(legs.member), legs.latency
-        pieces[op] = pieces_of(legs, int(size[op]), wires.cost)
+        counts[op], latency[op], pieces[op] = len(legs.member), legs.latency, wires.pieces(legs, moved)
+    none = np.zeros(0, np.int64)
     member, link = (
-        np.concatenate([*(getattr(one, name) for one in every), np.zeros(0, np.int64)]) for name in ("member", "link")
+        np.concatenate([none, *(one.member for one in every)]),
+        np.concatenate([none, *(one.link for one in every)]),
     )
-    share = np.concatenate([*(one.share for one in every), np.zeros(0)])
-    return CollectiveLegs(np.concatenate([[0], np.cumsum(counts)]), member, link, share, pieces), latency
+    share = np.concatenate([np.zeros(0), *(one.share for one in every)])
+    offsets = np.zeros(len(ops) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return CollectiveLegs(offsets, member, link, share, pieces), latency

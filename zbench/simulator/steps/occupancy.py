@@ -11,7 +11,6 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
-from zbench.simulator.steps.dataflow.implied import by_row
 
 Column = NDArray[np.signedinteger[Any]]
 NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
@@ -30,9 +29,10 @@ class Occupancy(NamedTuple):
 
 
 class LinkedHops(NamedTuple):
-    """Columns of hops: the queues at both ends (-1: a host's), and the class of their links, -1 without one. queues: of
-    a GPU, of which the first is its compute queue."""
+    """Columns of hops. row: of each its place in the others: the queues at both ends (-1: a host's), and the class of
+    links, -1 without one. queues: of a GPU, of which the first is its compute queue."""
 
+    row: Column
     queue_a: Column
     queue_b: Column
     link_class: Column
@@ -42,12 +42,12 @@ class LinkedHops(NamedTuple):
 @dataclass(frozen=True)
 class LinkUse:
     """The use of GPUs' links while hops are played. moves, across: hops that transfer, in the order of their begin,
-    and those of them that do across nodes. queues: of a GPU. times: when each begins and ends, with the pieces that
-    follow it at once. busy: when GPUs compute."""
+    and those of them that do across nodes. hops: all. times: when each begins and ends, with the pieces that follow it
+    at once. busy: when GPUs compute."""
 
     moves: Ints
     across: Ints
-    queues: int
+    hops: LinkedHops
     times: "_Times"
     busy: "_Busy"
 
@@ -58,31 +58,27 @@ class LinkUse:
         trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
         here.
         """
-        computes = np.flatnonzero((hops.link_class < 0) & (hops.queue_a >= 0) & (hops.queue_a < num_gpus * hops.queues))
-        bounds, places = by_row(hops.queue_a[computes] // hops.queues, num_gpus)
-        order = computes[places]
         joined, end = _joined(trains, timeline.start, timeline.release)
-        moves = np.flatnonzero((hops.link_class >= 0) & ~joined)
-        moves = moves[np.argsort(timeline.start[moves], kind="stable")]
+        bounds, order, moves = _parted(hops, joined, num_gpus)
+        # Which of several that begin at one moment is first makes no difference, so the quicker sort will do.
+        moves = moves[np.argsort(timeline.start[moves])]
         return LinkUse(
             moves,
-            moves[hops.link_class[moves] == NIC],
-            hops.queues,
-            _Times(hops.queue_a, hops.queue_b, timeline.start, end),
+            moves[hops.link_class[hops.row[moves]] == NIC],
+            hops,
+            _Times(timeline.start, end),
             _Busy(timeline.start[order], timeline.release[order], bounds),
         )
 
     def spans(self, marks: Floats) -> Occupancy:
         """Tells of the spans that end at `marks`, seconds, ascending; the first begins at 0."""
-        moving, exposed = _under_way(self.moves, self.queues, self.times, self.busy, marks)
-        return Occupancy(moving, exposed, _under_way(self.across, self.queues, self.times, self.busy, marks)[1])
+        moving, exposed = _under_way(self.moves, self.hops, self.times, self.busy, marks)
+        return Occupancy(moving, exposed, _under_way(self.across, self.hops, self.times, self.busy, marks)[1])
 
 
 class _Times(NamedTuple):
-    """The queues at both ends of hops (-1: a host's), and when they begin and end."""
+    """The moments at which hops begin and end."""
 
-    queue_a: Column
-    queue_b: Column
     start: Floats
     release: Floats
 
@@ -93,6 +89,32 @@ class _Busy(NamedTuple):
     start: Floats
     release: Floats
     bounds: Ints
+
+
+@nb.njit(cache=True)
+def _parted(hops, joined, gpus):  # type: ignore[no-untyped-def]
+    """Returns (where the computes of each GPU begin, these, and hops that transfer and are not joined to the one before
+    them)."""
+    row, queue_a, _, link_class, queues = hops
+    bounds, count = np.zeros(gpus + 1, np.int64), 0
+    for hop in range(len(row)):
+        if link_class[row[hop]] >= 0:
+            count += not joined[hop]
+        elif 0 <= queue_a[row[hop]] < gpus * queues:
+            bounds[queue_a[row[hop]] // queues + 1] += 1
+    for gpu in range(gpus):
+        bounds[gpu + 1] += bounds[gpu]
+    fill, order, moves, at = bounds[:-1].copy(), np.empty(bounds[gpus], np.int64), np.empty(count, np.int64), 0
+    for hop in range(len(row)):
+        if link_class[row[hop]] >= 0:
+            if not joined[hop]:
+                moves[at] = hop
+                at += 1
+        elif 0 <= queue_a[row[hop]] < gpus * queues:
+            gpu = queue_a[row[hop]] // queues
+            order[fill[gpu]] = hop
+            fill[gpu] += 1
+    return bounds, order, moves
 
 
 @nb.njit(cache=True)
@@ -146,26 +168,26 @@ def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no
 
 
 @nb.njit(cache=True)
-def _under_way(hops, queues, times, busy, marks):  # type: ignore[no-untyped-def]
-    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. hops: in
-    the order in which they start; queues: of a GPU."""
+def _under_way(moves, hops, times, busy, marks):  # type: ignore[no-untyped-def]
+    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. moves:
+    in the order in which they start."""
     gpus = len(busy.bounds) - 1
     moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
     state = (np.zeros(gpus), np.zeros(gpus)), (busy.bounds[:-1].copy(), np.zeros(gpus, np.int64))
-    _follow(hops, queues, times, busy, marks, (moving, exposed), state)
+    _follow(moves, hops, times, busy, marks, (moving, exposed), state)
     return moving, exposed
 
 
 @nb.njit(**IN_PLACE)
-def _follow(hops, queues, times, busy, marks, sums, state):  # type: ignore[no-untyped-def]
+def _follow(moves, hops, times, busy, marks, sums, state):  # type: ignore[no-untyped-def]
     """Adds the transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
     (moving, exposed), ((left, right), (place, span)) = sums, state
-    for hop in hops:
-        begin, end = times.start[hop], times.release[hop]
-        for queue in (times.queue_a[hop], times.queue_b[hop]):
+    for hop in moves:
+        begin, end, row = times.start[hop], times.release[hop], hops.row[hop]
+        for queue in (hops.queue_a[row], hops.queue_b[row]):
             if queue < 0:
                 continue
-            gpu = queue // queues
+            gpu = queue // hops.queues
             if begin <= right[gpu]:
                 right[gpu] = max(right[gpu], end)
                 continue

@@ -220,9 +220,8 @@ class _Played:
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
         edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
-        row, rows = made.hops.row.astype(np.int64), made.hops.rows
-        queues = rows.queue_a.take(row), rows.queue_b.take(row)
-        hops = LinkedHops(*queues, rows.link_class.take(row), made.gpu_queues)
+        row, rows = made.hops
+        hops = LinkedHops(row, rows.queue_a, rows.queue_b, rows.link_class, made.gpu_queues)
         use = LinkUse.of(hops, timeline, step.num_gpus, made.trains)
         for first, last in pairwise(edges):
             mine = np.flatnonzero((places == first) | (places < 0))

@@ -14,6 +14,7 @@ from zbench.plans.plan import WAITS, Plan
 from zbench.simulator.rounds import later_computes, round_waits
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
+from zbench.simulator.steps.dataflow.touched import OFFSETS, NamedPairs, named_pairs
 from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -22,8 +23,6 @@ from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step, Template
 
 _ATTENTION = QUEUES.index("attention")
-OFFSETS = 128  # more than there are layer offsets, half of them below 0
-NO_VERSION = -(2**31)
 
 
 @dataclass(frozen=True)
@@ -67,36 +66,16 @@ class PlayedTemplate:
         return self.flow.tables.nature
 
     @cached_property
+    def pairs(self) -> NamedPairs:
+        """The pairs of a tensor and a layer offset that it names."""
+        contract = self.template.needs.table, self.template.leaves.table
+        return NamedPairs(*named_pairs(self.ops, *contract, self.layout.lists.offsets, len(self.nature)))
+
+    @cached_property
     def touched(self) -> Ints:
         """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
-        moves, both = self.ops[:, 0] != COMPUTE, (self.template.needs, self.template.leaves)
-        named = np.zeros(len(self.nature) * OFFSETS, bool)
-        named[pair_codes(self.ops[moves, 1], self.ops[moves, 7])] = True
-        for items in both:
-            named[pair_codes(items.tensor, items.layer)] = True
-        return decoded_pairs(np.flatnonzero(named))
-
-    @cached_property
-    def held(self) -> Ints:
-        """The pairs that its contract names, int64 [n, 3]: (code, items before, items after it)."""
-        length = np.append(np.diff(self.layout.lists.offsets), 1)  # of a list; of none, and of homes, -1: one
-        named, total = np.zeros(len(self.nature) * OFFSETS, bool), np.zeros((len(self.nature) * OFFSETS, 2), np.int64)
-        for side, items in enumerate((self.template.needs, self.template.leaves)):
-            codes = pair_codes(items.tensor, items.layer)
-            named[codes] = True
-            np.add.at(total[:, side], codes, length[items.places] * length[items.list0] * length[items.list1])
-        pairs = np.flatnonzero(named)
-        return np.column_stack([pairs, total[pairs]])
-
-    @cached_property
-    def replaced(self) -> Ints:
-        """The codes of pairs that transfers bring in a later version than there was before: they replace what is
-        there, and need no room of their own."""
-        needs, transfers = self.template.needs, self.ops[self.ops[:, 0] != COMPUTE]
-        before = np.full(len(self.nature) * OFFSETS, NO_VERSION, np.int64)
-        np.maximum.at(before, pair_codes(needs.tensor, needs.layer), needs.version)
-        codes = pair_codes(transfers[:, 1], transfers[:, 7])
-        return np.unique(codes[(before[codes] > NO_VERSION) & (transfers[:, 9] > before[codes])])
+        codes = self.pairs.touched
+        return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
 
     @cached_property
     def reach(self) -> int:
@@ -117,11 +96,6 @@ class PlayedTemplate:
 def pair_codes(tensor: NDArray[Any], offset: NDArray[Any]) -> Ints:
     """Returns the numbers of pairs of a tensor and a layer offset."""
     return np.asarray(tensor.astype(np.int64) * OFFSETS + offset + OFFSETS // 2, np.int64)
-
-
-def decoded_pairs(codes: Ints) -> Ints:
-    """Returns the (tensor, layer offset) of the numbers of pairs, int64 [n, 2]."""
-    return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
 
 
 def _planned_waits(plan: Plan, layout: StepLayout, ops: Ints, size: Ints, found: Edges) -> list[tuple[Ints, Ints]]:

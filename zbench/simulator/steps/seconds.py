@@ -12,7 +12,8 @@ weighed, after: a pass each, backward as well.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -24,7 +25,7 @@ from zbench.cost.matmul import matmul_seconds
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.attends import attends_seconds
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.sizes import ComputeSizes, Sizes
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE
@@ -55,8 +56,12 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
     ops = sizes.template.operations
     found = np.zeros(len(ops))
     attends: list[tuple[Ints, bool]] = []
+    computes = np.flatnonzero(ops.kind == COMPUTE)
+    what = ops.what[computes]
+    order = computes[np.argsort(what, kind="stable")]
+    ends = [0, *np.cumsum(np.bincount(what, minlength=len(sizes.layout.formulas))).tolist()]
     for number in sizes.template.formulas:
-        mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == number))
+        mine = order[ends[number] : ends[number + 1]]
         formula = sizes.layout.formulas[number]
         name = formula.terms[0].function
         if name in ("attend", "attend_d"):
@@ -64,7 +69,7 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         elif len(mine):
             if name != "adam" and (ops.src[mine] >= cost.cluster.num_ranks).any():
                 raise ValueError(f"a compute of {formula} is at a host memory; updates alone may be there")
-            found[mine] = _Formula(sizes, formula, mine, cost).seconds()
+            found[mine] = _Formula(sizes.of(formula, mine), formula, mine, cost).seconds()
     if attends and plan is None:
         raise ValueError(f"template {sizes.template.name} has attention; it takes the plan of its micro-batch")
     for mine, backward in attends:
@@ -73,11 +78,19 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
     return found
 
 
+@cache
+def _parsed(function: str) -> tuple[str, str, str]:
+    """Returns a function's name without counts, the name without its derivative, and which that is of, "" if none."""
+    function = without_counts(function)
+    derived = _DERIVATIVE.search(function)
+    return (function, function[: derived.start()], derived[1]) if derived else (function, function, "")
+
+
 @dataclass(frozen=True)
 class _Formula:
     """Operations `mine` of a formula."""
 
-    sizes: Sizes
+    sizes: ComputeSizes
     formula: Formula
     mine: Ints
     cost: Cost
@@ -85,7 +98,7 @@ class _Formula:
     def seconds(self) -> Floats:
         """Returns the seconds of each operation."""
         device, terms = self.cost.cluster.device, self.formula.terms
-        back = any(_DERIVATIVE.search(term.function) for term in terms)
+        back = any(_parsed(term.function)[2] for term in terms)
         found = sum((self._term(term) for term in terms), np.zeros(len(self.mine)))
         more = len(terms) - 1
         if more:
@@ -97,28 +110,26 @@ class _Formula:
 
     def _term(self, term: Term) -> Floats:
         device, none = self.cost.cluster.device, np.zeros(len(self.mine))
-        term = replace(term, function=without_counts(term.function))
-        derived = _DERIVATIVE.search(term.function)
-        name = term.function[: derived.start()] if derived else term.function
+        function, name, derived = _parsed(term.function)
         starts = none + _STARTS * device.kernel_seconds
-        if term.function in _FREE or (not name and len(term.operands) == 1):
+        if function in _FREE or (not name and len(term.operands) == 1):
             return none
-        if term.function == "adam":
+        if function == "adam":
             weight = self.formula.results[0]
             return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / self._update_bandwidth()
-        if term.function == _SHARES:
+        if function == _SHARES:
             return self._passes("enter", term.operands[1]) + starts
         if name in MATMULS:
-            found = self._matmul(term)
+            found = self._matmul(term, function)
             if name == "score":
-                share = self.sizes.share(self.formula, self._weight(term), self.mine)
-                size = moved_bytes(self.cost.model, self.sizes.tokens(self.formula, self.mine)) * share
+                share = self.sizes.share(self._weight(term))
+                size = moved_bytes(self.cost.model, self.sizes.tokens) * share
                 return found + size / device.copy_bandwidth / _HEAD_MATMULS
             if name in ("enter", "leave"):
-                return found + (self._sorting(name) if term.function in _SORTED else none) + starts
-            if name in _PASSES and term.function == name:
+                return found + (self._sorting(name) if function in _SORTED else none) + starts
+            if name in _PASSES and function == name:
                 found = found + self._passes(name, self.formula.results[0])
-            elif name in _PASSES and derived and derived[1] == "0":
+            elif name in _PASSES and derived == "0":
                 found = found + 2 * self._passes(name, term.operands[0])
             return found + starts
         if name in ("lookup",):
@@ -126,14 +137,12 @@ class _Formula:
         if name in _PASSES:
             of = term.operands[0] if derived else self.formula.results[0]
             return (2 if derived else 1) * (self._passes(name, of) + starts)
-        size = sum(
-            (self.sizes.bytes_of(self.formula, one, self.mine) for one in (*self.formula.results, *term.operands)), none
-        )
-        return self.sizes.meeting(self.formula, self.mine) * size / device.copy_bandwidth + device.kernel_seconds
+        size = sum((self.sizes.bytes_of(one) for one in (*self.formula.results, *term.operands)), none)
+        return self.sizes.meeting * size / device.copy_bandwidth + device.kernel_seconds
 
     def _update_bandwidth(self) -> Floats:
         """Returns the bytes/s with which each operation updates parameters: a GPU's, or that of a node's CPUs."""
-        cluster, places = self.cost.cluster, self.sizes.template.operations.src[self.mine]
+        cluster, places = self.cost.cluster, self.sizes.of.template.operations.src[self.mine]
         hosts = places >= cluster.num_ranks
         if hosts.any() and cluster.host_adam_bandwidth is None:
             raise ValueError("cluster.host_adam_bandwidth is not given; updates in host memory take it")
@@ -146,51 +155,49 @@ class _Formula:
 
     def _sorting(self, name: str) -> Floats:
         """Returns the seconds in which hidden states of routed tokens come into another order."""
-        elements = self.sizes.rows(self.formula, self.mine).sum(axis=1) * self.cost.model.hidden
+        elements = self.sizes.rows.sum(axis=1) * self.cost.model.hidden
         return np.asarray(self._each(name) * elements / self.cost.cluster.device.copy_bandwidth, np.float64)
 
     def _passes(self, name: str, ref: Reference) -> Floats:
         model, each = self.cost.model, self._each(name)
-        elements = self.sizes.bytes_of(self.formula, ref, self.mine) / model.element_bytes
-        meeting = self.sizes.meeting(self.formula, self.mine)
+        elements = self.sizes.bytes_of(ref) / model.element_bytes
+        meeting = self.sizes.meeting
         return np.asarray(each * elements * meeting / self.cost.cluster.device.copy_bandwidth, np.float64)
 
     def _weight(self, term: Term) -> Reference:
         """Returns the reference that a matmul's parameter, or its gradient, has in the formula."""
         for ref in (*term.operands, *self.formula.results):
-            if not self.sizes.layout.of_batch(self.sizes.layout.number[ref.tensor]):
+            if not self.sizes.of.layout.of_batch(self.sizes.of.layout.number[ref.tensor]):
                 return ref
         raise ValueError(f"formula {self.formula}: a product has no parameter, and no gradient of one")
 
     def _parameter(self, ref: Reference) -> str:
         """Returns the name of the parameter that a reference is of, or of whose gradient."""
         plain = ref.tensor.removeprefix("d")
-        return plain if plain in self.sizes.layout.number else ref.tensor
+        return plain if plain in self.sizes.of.layout.number else ref.tensor
 
     def _elements(self, name: str, ref: Reference) -> Floats:
         """Returns the elements of a parameter that a reference names."""
-        layout = self.sizes.layout
-        tensor = layout.tensors[layout.number[name]]
-        size = tensor.unit * np.prod([float(layout.size_of[axis]) for axis in tensor.axes])
-        return np.asarray(size / self.cost.model.element_bytes * self.sizes.share(self.formula, ref, self.mine))
+        size = self.sizes.of.whole(self.sizes.of.layout.number[name])
+        return np.asarray(size / self.cost.model.element_bytes * self.sizes.share(ref))
 
-    def _matmul(self, term: Term) -> Floats:
+    def _matmul(self, term: Term, function: str) -> Floats:
         """Returns the seconds of a matmul: of tokens with a parameter, or of tokens with tokens to a parameter's
         gradient."""
         device, model, weight = self.cost.cluster.device, self.cost.model, self._weight(term)
-        rows = self.sizes.rows(self.formula, self.mine)
+        rows = self.sizes.rows
         elements = self._elements(self._parameter(weight), weight)[:, None]
-        if self.sizes.routed(self.formula) is not None:
-            elements = elements / self.sizes.parts(self.formula, weight, self.mine)[:, None]
+        if self.sizes.routed is not None:
+            elements = elements / self.sizes.parts(weight)[:, None]
         curve = device.matmul_by_tokens.get(model.name)
-        if curve is not None and not term.function.startswith("score"):
+        if curve is not None and not function.startswith("score"):
             return np.asarray((2 * rows * elements * curve.seconds(np.maximum(rows, 1))).sum(axis=1), np.float64)
         # A parameter has the hidden size on one side and what it is cut along on the other.
         hidden, other = np.full_like(elements, model.hidden), elements / model.hidden
         if weight in self.formula.results:
             matmul = matmul_seconds(device, hidden, other, rows, model.element_bytes).sum(axis=1)
             return np.asarray(self._added(elements) + matmul, np.float64)
-        if term.function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
+        if function == "score" or not weight.slots or weight.slots[0] in self._result_slots():
             shape = rows, other, hidden
         else:
             shape = rows, hidden, other
@@ -199,9 +206,10 @@ class _Formula:
     def _added(self, elements: Floats) -> Floats:
         """Returns the seconds in which a parameter's gradient is read and written once more by each of several
         operations of a GPU, as chunks of tokens are, but for the first."""
-        places = self.sizes.template.operations.src[self.mine]
-        again = np.ones(len(places))
-        again[np.unique(places, return_index=True)[1]] = 0
+        places = self.sizes.of.template.operations.src[self.mine]
+        first, every = np.empty(int(places.max(initial=0)) + 1, np.int64), np.arange(len(places))
+        first[places[::-1]] = every[::-1]  # of several the last that is written stays
+        again = np.where(first[places] == every, 0.0, 1.0)
         return np.asarray(2 * GRADIENT_BYTES * again * elements.sum(axis=1) / self.cost.cluster.device.copy_bandwidth)
 
     def _result_slots(self) -> set[str]:

@@ -1,6 +1,8 @@
 """Sizes of what operations of a template read, make and move."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -18,6 +20,10 @@ class Sizes:
 
     layout: StepLayout
     template: Template
+
+    def of(self, formula: Formula, mine: Ints) -> "ComputeSizes":
+        """Returns the sizes of operations `mine`, which compute a formula."""
+        return ComputeSizes(self, formula, mine)
 
     @property
     def of_lists(self) -> Ints:
@@ -37,7 +43,7 @@ class Sizes:
             if len(mine):
                 one = layout.tensors[tensor]
                 first, second = ops.list0[mine].astype(np.int64), ops.list1[mine].astype(np.int64)
-                found[mine] = one.unit * self._amounts(tensor, first, second).sum(axis=1)
+                found[mine] = one.unit * self.amounts(tensor, first, second).sum(axis=1)
         known: dict[tuple[int, ...], int] = {}
         for op in np.flatnonzero(ops.encoding >= 0).tolist():
             key = tuple(int(column[op]) for column in (ops.what, ops.list0, ops.list1, ops.encoding))
@@ -54,73 +60,12 @@ class Sizes:
         sides = [layout.lists[which] if which >= 0 else np.zeros(1, np.int64) for which in (first, second)]
         return int(size.reshape(layout.shape(tensor))[np.ix_(*sides)].sum())
 
-    def share(self, formula: Formula, ref: Reference, mine: Ints) -> Floats:
-        """Returns the share of a tensor that operations `mine` of a formula name by a reference, [len(mine)]."""
-        found = np.ones(len(mine))
-        for slot in ref.slots:
-            found = found * self._slot(formula, slot, mine) / self._whole(slot)
-        return found
+    def whole(self, tensor: int) -> float:
+        """Returns the bytes of all of a tensor."""
+        one = self.layout.tensors[tensor]
+        return one.unit * prod([float(self.layout.size_of[axis]) for axis in one.axes])
 
-    def tokens(self, formula: Formula, mine: Ints) -> Floats:
-        """Returns the product of the sizes of the lists along indices of the batch, [len(mine)]; slots that a formula
-        has them under in its relation alone count together, as pairs that meet, weighted with the others' share."""
-        slots = [slot for slot in formula.slots if self.layout.index[self.layout.index_of(slot)].of_batch]
-        found = np.ones(len(mine))
-        for slot in slots:
-            found = found * self._slot(formula, slot, mine)
-        return found
-
-    def meeting(self, formula: Formula, mine: Ints) -> Floats:
-        """Returns which share of the pairs of a formula's relation, each with its sizes, meets; 1 where it has none, or
-        tensors say how many tokens of each pair do."""
-        if formula.relation is None or self.routed(formula) is not None:
-            return np.ones(len(mine))
-        number, first, second = self.layout.bound.relation[self.layout.formulas.index(formula)].tolist()
-        one, lists = self.layout.relations[number], self.layout.lists
-        meets = np.zeros((int(one.first_group.max()) + 1, int(one.second_group.max()) + 1))
-        meets[np.repeat(np.arange(len(meets)), np.diff(one.offsets)), one.partners] = 1
-        left, right = self.layout.index[one.first].sizes, self.layout.index[one.second].sizes
-        found = []
-        for op in mine.tolist():
-            a, b = lists[self._list(op, first)], lists[self._list(op, second)]
-            pairs = left[a] @ meets[np.ix_(one.first_group[a], one.second_group[b])] @ right[b]
-            found.append(pairs / (left[a].sum() * right[b].sum()))
-        return np.array(found, np.float64)
-
-    def bytes_of(self, formula: Formula, ref: Reference, mine: Ints) -> Floats:
-        """Returns the bytes that a reference of a formula names, [len(mine)]."""
-        number = self.layout.number[ref.tensor]
-        tensor = self.layout.tensors[number]
-        if tensor.amounts is not None:
-            first, second = (self._column(formula, axis.slot)[mine] for axis in ref.axes)
-            return np.asarray(tensor.unit * self._amounts(number, first, second, ref).sum(axis=1), np.float64)
-        whole = tensor.unit * np.prod([float(self.layout.size_of[axis]) for axis in tensor.axes])
-        return np.asarray(whole * self.share(formula, ref, mine), np.float64)
-
-    def routed(self, formula: Formula) -> Reference | None:
-        """Returns the reference of a formula to tokens that have gone to what its relation's second slot is of, None if
-        no tensor of it says how many have."""
-        slots = formula.relation[1:] if formula.relation else ()
-        for one in (*formula.results, *formula.operands):
-            tensor = self.layout.tensors[self.layout.number[one.tensor]]
-            if tensor.amounts is not None and tuple(map(str, one.axes)) == slots:
-                return one
-        return None
-
-    def rows(self, formula: Formula, mine: Ints) -> Floats:
-        """Returns the tokens that each operation has of every part of its relation's second index (of every expert),
-        float64 [len(mine), parts], where a tensor says how many; of others all in one column."""
-        one = self.routed(formula)
-        if one is None:
-            return (self.tokens(formula, mine) * self.meeting(formula, mine))[:, None]
-        first, second = (self._column(formula, axis.slot)[mine] for axis in one.axes)
-        return self._amounts(self.layout.number[one.tensor], first, second, one).astype(np.float64)
-
-    def parts(self, formula: Formula, ref: Reference, mine: Ints) -> Ints:
-        """Returns the number of parts that operations `mine` name by the first axis of a reference, [len(mine)]."""
-        return np.diff(self.layout.lists.offsets)[self._column(formula, ref.axes[0].slot)[mine]]
-
-    def _amounts(self, tensor: int, first: Ints, second: Ints, ref: Reference | None = None) -> Ints:
+    def amounts(self, tensor: int, first: Ints, second: Ints, ref: Reference | None = None) -> Ints:
         """Returns the tokens of the cells that pairs of lists name of a tensor with amounts, for every part of its
         second axis, int64 [pairs, parts]. ref: in which a formula names it, maybe by a finer index's lists."""
         layout, shape = self.layout, self.layout.shape(tensor)
@@ -160,18 +105,101 @@ class Sizes:
             return parts
         return next(one.part for one in self.layout.maps if (one.coarse, one.fine) == (wanted, index))[parts]
 
-    def _column(self, formula: Formula, slot: str) -> Ints:
-        ops = self.template.operations
-        return np.asarray((ops.list0, ops.list1, ops.list2)[formula.slots.index(slot)], np.int64)
 
-    def _list(self, op: int, slot: int) -> int:
-        ops = self.template.operations
-        return int((ops.list0, ops.list1, ops.list2)[slot][op])
+@dataclass(frozen=True)
+class ComputeSizes:
+    """The sizes of operations `mine`, which compute a formula."""
 
-    def _slot(self, formula: Formula, slot: str, mine: Ints) -> Ints:
-        ops = self.template.operations
-        column = (ops.list0, ops.list1, ops.list2)[formula.slots.index(slot)]
-        return self.of_lists[column[mine]]
+    of: Sizes
+    formula: Formula
+    mine: Ints
+    _lists: dict[str, tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def _whole(self, slot: str) -> int:
-        return self.layout.size_of[self.layout.index_of(slot)]
+    def share(self, ref: Reference) -> Floats:
+        """Returns the share of a tensor that each operation names by a reference, [len(mine)]."""
+        found = None
+        for slot in ref.slots:
+            sizes, whole = self._slot(slot), self.of.layout.size_of[self.of.layout.index_of(slot)]
+            found = sizes / whole if found is None else found * sizes / whole
+        return np.ones(len(self.mine)) if found is None else found
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """The product of the sizes of the lists along indices of the batch, [len(mine)]; slots that a formula has
+        them under in its relation alone count together, as pairs that meet, weighted with the others' share."""
+        layout, found = self.of.layout, None
+        for slot in self.formula.slots:
+            if layout.index[layout.index_of(slot)].of_batch:
+                sizes = self._slot(slot).astype(np.float64)
+                found = sizes if found is None else found * sizes
+        return np.ones(len(self.mine)) if found is None else found
+
+    @cached_property
+    def meeting(self) -> Floats:
+        """The share of the pairs of the formula's relation, each with its sizes, that meets; 1 where it has none, or
+        tensors say how many tokens of each pair do."""
+        layout = self.of.layout
+        if self.formula.relation is None or self.routed is not None:
+            return np.ones(1)
+        number, first, second = layout.bound.relation[layout.formulas.index(self.formula)].tolist()
+        one, lists = layout.relations[number], layout.lists
+        meets = np.zeros((int(one.first_group.max()) + 1, int(one.second_group.max()) + 1))
+        meets[np.repeat(np.arange(len(meets)), np.diff(one.offsets)), one.partners] = 1
+        left, right = layout.index[one.first].sizes, layout.index[one.second].sizes
+        found, slots = [], self.formula.slots
+        for a, b in zip(self._named(slots[first]).tolist(), self._named(slots[second]).tolist(), strict=True):
+            rows, columns = lists[a], lists[b]
+            pairs = left[rows] @ meets[np.ix_(one.first_group[rows], one.second_group[columns])] @ right[columns]
+            found.append(pairs / (left[rows].sum() * right[columns].sum()))
+        return np.array(found, np.float64)
+
+    def bytes_of(self, ref: Reference) -> Floats:
+        """Returns the bytes that each operation names by a reference, [len(mine)]."""
+        layout = self.of.layout
+        number = layout.number[ref.tensor]
+        tensor = layout.tensors[number]
+        if tensor.amounts is not None:
+            first, second = (self._named(axis.slot) for axis in ref.axes)
+            return np.asarray(tensor.unit * self.of.amounts(number, first, second, ref).sum(axis=1), np.float64)
+        return self.of.whole(number) * self.share(ref)
+
+    @cached_property
+    def routed(self) -> Reference | None:
+        """The reference of the formula to tokens that have gone to what its relation's second slot is of, None if no
+        tensor of it says how many have."""
+        slots, layout = self.formula.relation[1:] if self.formula.relation else (), self.of.layout
+        for one in (*self.formula.results, *self.formula.operands):
+            tensor = layout.tensors[layout.number[one.tensor]]
+            if tensor.amounts is not None and tuple(map(str, one.axes)) == slots:
+                return one
+        return None
+
+    @cached_property
+    def rows(self) -> Floats:
+        """The tokens that each operation has of every part of the relation's second index (of every expert), float64
+        [len(mine), parts], where a tensor says how many; of others all in one column."""
+        one = self.routed
+        if one is None:
+            return (self.tokens * self.meeting)[:, None]
+        first, second = (self._named(axis.slot) for axis in one.axes)
+        return self.of.amounts(self.of.layout.number[one.tensor], first, second, one).astype(np.float64)
+
+    def parts(self, ref: Reference) -> Ints:
+        """Returns the number of parts that each operation names by the first axis of a reference, [len(mine)]."""
+        return np.diff(self.of.layout.lists.offsets)[self._named(ref.axes[0].slot)]
+
+    def _named(self, slot: str) -> Ints:
+        """Returns the list that each operation has of a slot."""
+        return self._looked_at(slot)[0]
+
+    def _slot(self, slot: str) -> Ints:
+        """Returns the size of the list that each operation has of a slot."""
+        return self._looked_at(slot)[1]
+
+    def _looked_at(self, slot: str) -> tuple[Ints, Ints]:
+        if slot not in self._lists:
+            ops = self.of.template.operations
+            column = (ops.list0, ops.list1, ops.list2)[self.formula.slots.index(slot)]
+            named = column[self.mine].astype(np.int64)
+            self._lists[slot] = named, self.of.of_lists[named]
+        return self._lists[slot]

@@ -13,8 +13,8 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE
-from zbench.simulator.steps.played_template import OFFSETS
-from zbench.simulator.steps.variant import BUFFERS, HopsOfGroups, Variant
+from zbench.simulator.steps.dataflow.touched import BUFFERS, OFFSETS, HopsOfGroups
+from zbench.simulator.steps.variant import Variant
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 

@@ -8,46 +8,83 @@ formula has a relation, its two slots are looked at group by group, and only pai
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Ints
 from zbench.describe.compiled import INNER
 from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.proof.walk import rows_meet
+from zbench.step.template import Template
 
-_OK, _TWICE, _MISSING = range(3)
+_OK, _TWICE, _MISSING, _SPLIT = range(4)
 
 
-def formula_fault(
-    layout: StepLayout, tables: WalkTables, formula: int, operations: Ints, mine: Ints
-) -> tuple[int, str]:
-    """Returns (operation, what is wrong), (-1, "") if the operations compute every part of a formula once.
+def coverage_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
+    """Returns (operation, what is wrong), (-1, "") if a template's operations compute every part of its formulas once.
 
-    operations: their rows; mine: the numbers of those that compute the formula. An operation is -1 where none is to
-    blame, as where a part is missing.
+    An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may
+    be held in several places, each of which updates its own, and versions say how often.
     """
-    parts, label = layout.parts_of_slots[formula], layout.labels[formula]
-    relation, slots = tables.relation[formula].tolist(), layout.formulas[formula].slots
-    looked = []
-    for slot, size in enumerate(parts.tolist()):
-        side = tables.group_offsets[2 * relation[0] + relation.index(slot, 1) - 1] if slot in relation[1:] else -1
-        groups = tables.groups[side : side + size, 0] if side >= 0 else tables.groups[:0, 0]
-        column = operations[mine, 4 + slot] if size else np.zeros(len(mine), np.int64)
-        found = _atoms(tables.list_offsets, tables.parts, groups, column, size)
-        if found[3] >= 0:
-            word = f"names a part of a group of {layout.index_of(slots[slot])}, which its relation takes as one"
-            return int(mine[found[3]]), word
-        looked.append(found)
-    atoms, spans, rows = (tuple(one[at] for one in looked) for at in range(3))
+    formulas = np.array([one for one in template.formulas if not layout.updates[one]], np.int64)
+    lists, groups = (tables.list_offsets, tables.parts), (tables.group_offsets, tables.groups)
     pairs = (tables.row_begin, tables.partner_offsets, tables.partners)
-    code, op, other, first = _covered(pairs, tables.relation[formula], parts, atoms, spans, rows)
+    about = layout.parts_of_slots, tables.relation
+    formula, code, op, other, first = _first_fault(template.operations.table, formulas, about, lists, groups, pairs)
     if code == _OK:
         return -1, ""
+    label, slots = layout.labels[formula], layout.formulas[formula].slots
+    if code == _SPLIT:
+        return op, f"names a part of a group of {layout.index_of(slots[other])}, which its relation takes as one"
     where = ", ".join(f"part {part} of {slot}" for part, slot in zip(first.tolist(), slots, strict=False) if part >= 0)
     if code == _TWICE:
         where = where or "its only part"
-        return int(mine[op]), f"computes {label} for {where} a second time, after operation {int(mine[other])}"
+        return op, f"computes {label} for {where} a second time, after operation {other}"
     return -1, f"{where or 'its only part'} of {label} is computed by no operation"
+
+
+@nb.njit(cache=True)
+def _first_fault(ops, formulas, about, lists, groups, pairs):  # type: ignore[no-untyped-def]
+    """Returns (the first formula that is not computed as it has to be, the fault, the operation, the one before it or
+    the slot that it splits, a part of each slot). about: the parts of formulas' slots, and their relations."""
+    sizes, relations = about
+    begin, mine = np.zeros(len(sizes) + 1, np.int64), np.empty(len(ops), np.int64)
+    for op in ops:
+        begin[op[1] + 1] += op[0] == COMPUTE
+    for formula in range(len(sizes)):
+        begin[formula + 1] += begin[formula]
+    fill = begin[:-1].copy()
+    for at in range(len(ops)):
+        if ops[at, 0] == COMPUTE:
+            mine[fill[ops[at, 1]]] = at
+            fill[ops[at, 1]] += 1
+    for formula in formulas:
+        makers = mine[begin[formula] : begin[formula + 1]]
+        code, op, other, told = _fault(ops, makers, sizes[formula], relations[formula], lists, groups, pairs)
+        if code != _OK:
+            before = makers[other] if code == _TWICE else other
+            return formula, code, makers[op] if op >= 0 else np.int64(-1), before, told
+    return np.int64(-1), _OK, np.int64(-1), np.int64(-1), np.full(3, -1, np.int64)
+
+
+@nb.njit(**INNER)
+def _fault(ops, makers, parts, relation, lists, groups, pairs):  # type: ignore[no-untyped-def]
+    """Returns what is wrong with the operations that compute a formula, as `_covered`, or where one has a list that
+    splits a group of a relation: (_SPLIT, the operation, the slot)."""
+    first = _atoms(ops, makers, 0, parts, relation, lists, groups)
+    if first[3] >= 0:
+        return _SPLIT, first[3], np.int64(0), np.full(3, -1, np.int64)
+    second = _atoms(ops, makers, 1, parts, relation, lists, groups)
+    if second[3] >= 0:
+        return _SPLIT, second[3], np.int64(1), np.full(3, -1, np.int64)
+    third = _atoms(ops, makers, 2, parts, relation, lists, groups)
+    if third[3] >= 0:
+        return _SPLIT, third[3], np.int64(2), np.full(3, -1, np.int64)
+    atoms, spans, rows = (
+        (first[0], second[0], third[0]),
+        (first[1], second[1], third[1]),
+        (first[2], second[2], third[2]),
+    )
+    return _covered(pairs, relation, parts, atoms, spans, rows)
 
 
 @nb.njit(**INNER)
@@ -97,24 +134,32 @@ def _grouped(offsets, parts, groups, lists):  # type: ignore[no-untyped-def]
             atom[parts[at]] = groups[parts[at]]
         for at in range(offsets[which], offsets[which + 1]):
             if found[groups[parts[at]]] != count[groups[parts[at]]]:
-                return atom, which
+                return atom, np.int64(which)
         for at in range(offsets[which], offsets[which + 1]):
             found[groups[parts[at]]] = 0
-    return atom, -1
+    return atom, np.int64(-1)
 
 
-@nb.njit(cache=True)
-def _atoms(offsets, parts, groups, column, size):  # type: ignore[no-untyped-def]
-    """Looks at a slot: returns (the atom of every part; the atoms of each operation's list as first and last place;
-    these; the operation with a list that splits a group, or -1).
+@nb.njit(**INNER)
+def _atoms(ops, makers, slot, sizes, relation, of_lists, of_groups):  # type: ignore[no-untyped-def]
+    """Looks at a slot of a formula: returns (the atom of every part; the atoms of each operation's list as first and
+    last place; these; the operation with a list that splits a group, or -1).
 
-    column: the list of every operation. groups: of the parts, where a relation has the slot, else none. size: the
-    number of parts; 0 of a slot that the formula has not, which is of one atom that all operations have.
+    makers: the operations that compute it. sizes: the parts of its slots, 0 of one that the formula has not, which is
+    of one atom that all operations have. relation: of the formula. of_lists, of_groups: of WalkTables.
     """
-    spans = np.zeros((len(column), 2), np.int64)
+    (offsets, parts), size, column = of_lists, sizes[slot], np.empty(len(makers), np.int64)
+    spans = np.zeros((len(makers), 2), np.int64)
     if size == 0:
         spans[:, 1] = 1
-        return np.zeros(1, np.int64), spans, np.zeros(1, np.int64), -1
+        return np.zeros(1, np.int64), spans, np.zeros(1, np.int64), np.int64(-1)
+    for at in range(len(makers)):
+        column[at] = ops[makers[at], 4 + slot]
+    groups = of_groups[1][:0, 0]
+    for side in range(2):
+        if relation[1 + side] == slot:
+            where = of_groups[0][2 * relation[0] + side]
+            groups = of_groups[1][where : where + size, 0]
     number = np.full(len(offsets), -1, np.int64)
     lists, count, most = np.empty(len(column), np.int64), 0, 0
     for which in column:
@@ -123,7 +168,7 @@ def _atoms(offsets, parts, groups, column, size):  # type: ignore[no-untyped-def
             lists[count] = which
             most += offsets[which + 1] - offsets[which]
             count += 1
-    wrong = -1
+    wrong = np.int64(-1)
     if len(groups) == 0:
         atom = _refined(offsets, parts, lists[:count], size)
     else:
@@ -138,7 +183,7 @@ def _atoms(offsets, parts, groups, column, size):  # type: ignore[no-untyped-def
                 rows[used] = one
                 used += 1
         begin[at + 1] = used
-    split = -1
+    split = np.int64(-1)
     for at in range(len(column)):
         spans[at, 0], spans[at, 1] = begin[number[column[at]]], begin[number[column[at]] + 1]
         if split < 0 and column[at] == wrong:
@@ -177,7 +222,7 @@ def _first_missing(pairs, relation, keys, firsts):  # type: ignore[no-untyped-de
     return told
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _covered(pairs, relation, parts, atoms, spans, rows):  # type: ignore[no-untyped-def]
     """Marks what every operation computes: returns (fault, operation, the one before it, a part of each slot).
 
@@ -214,18 +259,18 @@ def _covered(pairs, relation, parts, atoms, spans, rows):  # type: ignore[no-unt
                         told[0] = first0[three[0]] if parts[0] else -1
                         told[1] = first1[three[1]] if parts[1] else -1
                         told[2] = first2[three[2]] if parts[2] else -1
-                        return _TWICE, op, by[at], told
+                        return _TWICE, np.int64(op), by[at], told
                     keys[at], by[at] = key, op
                     done += size0[three[0]] * size1[three[1]] * size2[three[2]]
     if done == wanted:
-        return _OK, -1, -1, told
+        return _OK, np.int64(-1), np.int64(-1), told
     for slot in range(3):
         for part in range(parts[slot]):
             if atoms[slot][part] < 0:
                 told[slot] = part
-                return _MISSING, -1, -1, told
+                return _MISSING, np.int64(-1), np.int64(-1), told
     told = _first_missing(pairs, relation, keys, (first0, first1, first2))
     for slot in range(3):
         if parts[slot] == 0:
             told[slot] = -1
-    return _MISSING, -1, -1, told
+    return _MISSING, np.int64(-1), np.int64(-1), told

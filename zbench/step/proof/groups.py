@@ -1,8 +1,9 @@
 """Groups of a contract: all items of one tensor and layer, numbered, so that equal groups have one number."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
@@ -32,23 +33,17 @@ class Groups:
     numbers: dict[bytes, int] = field(default_factory=dict)
     items: list[bytes] = field(default_factory=list)
 
-    def of(self, rows: ItemRows) -> Iterator[tuple[tuple[int, int], ItemGroup]]:
-        """Yields ((tensor, layer offset), group) for the items of a contract."""
-        starts = np.flatnonzero(np.diff(rows.tensor, prepend=-1) | np.diff(rows.layer, prepend=-99))
-        if not len(starts):
-            return
-        table = np.stack([rows.place, rows.cell, rows.contributions, rows.version, rows.hops], axis=1)
-        sizes = np.diff(starts, append=len(table))
-        lowest = np.minimum.reduceat(table, starts, axis=0)
-        table[:, [0, 3]] -= np.repeat(lowest[:, [0, 3]], sizes, axis=0)
-        whole, width = table.astype(np.int32).tobytes(), 4 * _COLUMNS
-        tensors, layers = rows.tensor[starts].tolist(), rows.layer[starts].tolist()
-        for at, (begin, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-            key = whole[begin * width : (begin + size) * width]
-            number = self.numbers.setdefault(key, len(self.items))
+    def of(self, rows: ItemRows) -> Ints:
+        """Returns the groups of a contract's items, int64 [groups, 5]: tensor, layer offset, and an ItemGroup."""
+        starts, found, table = _heads(rows)
+        whole, width, known = table.tobytes(), 4 * _COLUMNS, self.numbers
+        for at, (begin, end) in enumerate(pairwise(starts.tolist())):
+            key = whole[begin * width : end * width]
+            number = known.setdefault(key, len(self.items))
             if number == len(self.items):
                 self.items.append(key)
-            yield (tensors[at], layers[at]), ItemGroup(number, int(lowest[at, 3]), int(lowest[at, 0]))
+            found[at, 2] = number
+        return found
 
     def group(self, row: Ints) -> ItemGroup | None:
         """Returns the group of (number, version, place); a number of -1 is none."""
@@ -120,3 +115,29 @@ def _told(layout: StepLayout, tensor: int, item: list[int] | None) -> str:
     if hops:
         words.append(f"after {hops} lossy hops")
     return ", ".join(words)
+
+
+@nb.njit(cache=True)
+def _heads(rows):  # type: ignore[no-untyped-def]
+    """Returns, of items that are sorted, where those of each tensor and layer offset begin (and one more for the end),
+    (tensor, offset, 0, first version, first place) of these, and the columns of a group's items, int32."""
+    count, starts = 0, np.empty(len(rows.key) + 1, np.int64)
+    for row in range(len(rows.key)):
+        same = row > 0 and rows.tensor[row] == rows.tensor[row - 1] and rows.layer[row] == rows.layer[row - 1]
+        if not same:
+            starts[count] = row
+            count += 1
+    starts[count] = len(rows.key)
+    found, table = np.zeros((count, 5), np.int64), np.empty((len(rows.key), _COLUMNS), np.int32)
+    for at in range(count):
+        begin, end = starts[at], starts[at + 1]
+        version, place = rows.version[begin:end].min(), rows.place[begin:end].min()
+        found[at, 0], found[at, 1], found[at, 3], found[at, 4] = rows.tensor[begin], rows.layer[begin], version, place
+        for row in range(begin, end):
+            table[row, 0], table[row, 1], table[row, 2] = (
+                rows.place[row] - place,
+                rows.cell[row],
+                rows.contributions[row],
+            )
+            table[row, 3], table[row, 4] = rows.version[row] - version, rows.hops[row]
+    return starts[: count + 1], found, table

@@ -5,14 +5,18 @@ many layers costs its contracts once, and a few comparisons an instance. What is
 pipeline: an instance in one pipeline says all there is there, and one that is of all pipelines says it of each.
 """
 
+from collections.abc import Mapping
+
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.groups import Groups, difference_word, named
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.pipelines import Slots, groups_of_pipelines, places_fault
+from zbench.step.proof.ranges import MOST_OFFSET
 from zbench.step.proof.tables import item_rows, with_layers
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Items, Step
@@ -35,7 +39,8 @@ def order_fault(step: Step, tables: list[WalkTables], looked: list[Looked]) -> s
         return fault
     groups, slots = Groups(), Slots.of(step)
     used = sorted({(one.template, one.place == ACROSS) for one in step.order})
-    contracts = [_contract(step, template, across, looked[template], (slots, groups)) for template, across in used]
+    tensors = [_about(layout, row, slots.each) for layout, row in zip(step.layouts, slots.numbers, strict=True)]
+    contracts = [_contract(step, template, across, looked[template], (tensors, groups)) for template, across in used]
     there = np.full((slots.count, step.num_layers + 1, 3), -1, np.int64)
     wanted = there.copy()
     for items, into in ((step.begins, there), (step.ends, wanted)):
@@ -95,44 +100,73 @@ def _enter(step: Step, items: Items, tables: WalkTables, known: tuple[Slots, Gro
     """Enters the step's own items for every layer that has them, in the places of the stages of their pipelines."""
     layout, (slots, groups) = step.layouts[0], known
     zeros = np.zeros(len(layout.tensors), np.int64)
-    for pipeline, (tensor, _), group in groups_of_pipelines(
-        step, groups, item_rows(items, with_layers(tables, zeros, zeros)), True
-    ):
+    rows = item_rows(items, with_layers(tables, zeros, zeros))
+    for pipeline, tensor, _, *group in groups_of_pipelines(step, groups, rows, True).tolist():
         kind, slot = layout.tensors[tensor].layers, slots.numbers[0][tensor]
         slot += pipeline * slots.each[slot]
         count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[kind]
-        into[slot, :count] = group.number, group.version, group.place
+        into[slot, :count] = group
         if kind != "none":
             into[slot, :count, 2] += step.shifts[pipeline, :count]
 
 
-def _contract(step: Step, number: int, across: bool, looked: Looked, known: tuple[Slots, Groups]) -> Ints:
+def _contract(step: Step, number: int, across: bool, looked: Looked, known: tuple[list[Ints], Groups]) -> Ints:
     """Returns a template's contract as rows, one for each (tensor, layer offset) that it needs, touches or leaves; of
-    one that is played across pipelines, one in each."""
-    template, (slots, groups) = step.templates[number], known
-    layout, ops = step.layouts[template.layout], template.operations
-    bound = layout.bound
-    moves = ops.kind != COMPUTE
-    touched = np.unique(ops.what[moves].astype(np.int64) * 1000 + ops.layer[moves])
-    used = {((one + 500) // 1000, (one + 500) % 1000 - 500) for one in touched.tolist()}
-    computed = set()
-    for formula in template.formulas:
-        computed |= set(map(tuple, bound.rows[bound.offsets[formula] : bound.offsets[formula + 1], 1:3].tolist()))
-    sides = [
-        {(pipeline, *key): group for pipeline, key, group in groups_of_pipelines(step, groups, items, across)}
-        for items in (looked.needs, looked.leaves)
+    one that is played across pipelines, one in each. known: what is known of the tensors of every layout."""
+    template, (tensors, groups) = step.templates[number], known
+    bound = step.layouts[template.layout].bound
+    sides = [groups_of_pipelines(step, groups, items, across) for items in (looked.needs, looked.leaves)]
+    formulas, count = np.array(template.formulas, np.int64), len(step.pipelines) if across else 0
+    rows = (bound.offsets, bound.rows)
+    found: Ints = _rows(
+        template.operations.table, (formulas, *rows), tensors[template.layout], sides[0], sides[1], count
+    )
+    return found
+
+
+def _about(layout: StepLayout, row: tuple[int, ...], each: Mapping[int, int]) -> Ints:
+    """Returns what rows of contracts say of a layout's tensors, int64 [tensors, 4]: slot, kind, whether state, and
+    whether each pipeline has a slot. row, each: of Slots."""
+    told = [
+        (slot, LAYERS.index(one.layers), int(one.nature == "state"), each[slot])
+        for one, slot in zip(layout.tensors, row, strict=True)
     ]
-    rows = []
-    for tensor, offset in sorted(used | computed | {key[1:] for side in sides for key in side}):
-        one, slot = layout.tensors[tensor], slots.numbers[template.layout][tensor]
-        about = [slot, LAYERS.index(one.layers), offset, (tensor, offset) in computed, one.nature == "state"]
-        for pipeline in range(len(step.pipelines)) if across else (-1,):
-            row = list(about)
-            for side in sides:
-                group = side.get((pipeline, tensor, offset))
-                row += [-1, 0, 0] if group is None else [group.number, group.version, group.place]
-            rows.append([*row, pipeline, slots.each[slot]])
-    return np.array(rows, np.int64).reshape(-1, 13)
+    return np.array(told, np.int64).reshape(-1, 4)
+
+
+@nb.njit(cache=True)
+def _rows(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-untyped-def]
+    """Returns a contract as rows. formulas: their numbers, and FormulaRows.offsets and rows. about: of `_about`. needs,
+    leaves: of `groups_of_pipelines`. pipelines: how many have rows of their own, 0 of an instance in one."""
+    made, offsets, rows = formulas
+    named = np.zeros((len(about), 2 * MOST_OFFSET + 1), np.bool_)
+    computed = named.copy()
+    for op in ops:
+        if op[0] != COMPUTE:
+            named[op[1], op[7] + MOST_OFFSET] = True
+    for formula in made:
+        for row in rows[offsets[formula] : offsets[formula + 1]]:
+            named[row[1], row[2] + MOST_OFFSET] = computed[row[1], row[2] + MOST_OFFSET] = True
+    for side in (needs, leaves):
+        for group in side:
+            named[group[1], group[2] + MOST_OFFSET] = True
+    each, count, place = max(pipelines, 1), 0, np.zeros(named.shape, np.int64)
+    found = np.zeros((np.sum(named) * each, 13), np.int64)
+    for tensor in range(len(about)):
+        for offset in range(named.shape[1]):
+            place[tensor, offset] = count
+            for pipeline in range(each if named[tensor, offset] else 0):
+                row = found[count]
+                row[_SLOT], row[_KIND], row[_STATE], row[_EACH] = about[tensor]
+                row[_OFFSET], row[_COMPUTED] = offset - MOST_OFFSET, computed[tensor, offset]
+                row[_NEEDS] = row[_LEAVES] = -1
+                row[_PIPELINE] = pipeline if pipelines else -1
+                count += 1
+    for column, side in ((_NEEDS, needs), (_LEAVES, leaves)):
+        for group in side:
+            at = place[group[1], group[2] + MOST_OFFSET] + max(group[0], 0)
+            found[at, column : column + 3] = group[3:]
+    return found
 
 
 @nb.njit(cache=True)

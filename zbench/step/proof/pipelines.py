@@ -1,15 +1,14 @@
 """The rules of a step's order for pipelines side by side: which of them has which groups, and which places."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import StepLayout
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
-from zbench.step.proof.groups import Groups, ItemGroup, slots_of
+from zbench.step.proof.groups import Groups, slots_of
 from zbench.step.proof.tables import ItemRows
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Step, Template
@@ -54,18 +53,17 @@ class Slots:
         return next((at, row.index(first)) for at, row in enumerate(self.numbers) if first in row)
 
 
-def groups_of_pipelines(
-    step: Step, groups: Groups, items: ItemRows, across: bool
-) -> Iterator[tuple[int, tuple[int, int], ItemGroup]]:
-    """Yields (pipeline, (tensor, layer offset), group) for the items of a contract. across: they are told apart by the
-    pipelines of their places; else all are of the instance's, -1."""
+def groups_of_pipelines(step: Step, groups: Groups, items: ItemRows, across: bool) -> Ints:
+    """Returns the groups of a contract's items, int64 [groups, 6]: pipeline, tensor, layer offset, and an ItemGroup.
+    across: they are told apart by the pipelines of their places; else all are of the instance's, -1."""
     if not across:
-        yield from ((-1, key, group) for key, group in groups.of(items))
-        return
-    of = step.pipeline_of[items.place]
+        found = groups.of(items)
+        return np.concatenate([np.full((len(found), 1), -1), found], axis=1)
+    of, rows = step.pipeline_of[items.place], [np.zeros((0, 6), np.int64)]
     for pipeline in np.unique(of).tolist():
-        mine = ItemRows(*(column[of == pipeline] for column in items))
-        yield from ((pipeline, key, group) for key, group in groups.of(mine))
+        found = groups.of(ItemRows(*(column[of == pipeline] for column in items)))
+        rows.append(np.concatenate([np.full((len(found), 1), pipeline), found], axis=1))
+    return np.concatenate(rows)
 
 
 def stages_fault(step: Step) -> str:
@@ -98,7 +96,7 @@ def places_fault(step: Step, looked: list[Looked]) -> str:
             return f"instance {number} is played from place {one.place} on; there are {step.num_places}"
         if one.template not in named:
             template = step.templates[one.template]
-            named[one.template] = _named_places(step.layouts[template.layout], template, looked[one.template])
+            named[one.template] = _named_places(step, template, looked[one.template])
         places = named[one.template]
         if one.place != ACROSS:
             last = one.place + int(places.max(initial=0))
@@ -135,17 +133,29 @@ def _of_batches(step: Step, template: Template) -> str:
     return next((layout.tensors[one].name for one in sorted(tensors) if layout.of_batch(one)), "")
 
 
-def _named_places(layout: StepLayout, template: Template, looked: Looked) -> Ints:
-    """Returns the places that a template names, each once."""
-    ops, lists = template.operations, layout.lists
-    single = (ops.kind == SEND) | (ops.kind == MOVE)
-    many = (ops.kind == GATHER) | (ops.kind == REDUCE)
-    found = [ops.src[(ops.src >= 0) & ~many], ops.dst[single], looked.needs.place, looked.leaves.place]
-    found += [lists[which] for which in np.unique(ops.dst[many]).tolist()]
-    runs = np.flatnonzero(many & (ops.src > 0))
-    found += [
-        lists[which] // every * every + every - 1 for which, every in zip(ops.dst[runs], ops.src[runs], strict=True)
-    ]
-    homes = [layout.tensors[what].home for what in np.unique(ops.what[many & (ops.src < 0)]).tolist()]
-    found += [home[home >= 0] for home in homes]
-    return np.unique(np.concatenate(found)).astype(np.int64)
+def _named_places(step: Step, template: Template, looked: Looked) -> Ints:
+    """Returns the places that a template names, each once; of runs of places that have homes of their own the last."""
+    layout, ops = step.layouts[template.layout], template.operations
+    homes = [one.home for one in layout.tensors]
+    at_home = np.unique(ops.what[(ops.kind >= GATHER) & (ops.kind <= REDUCE) & (ops.src < 0)]).tolist()
+    named = np.zeros(2 * step.num_places, np.bool_)
+    for what in at_home:
+        named[homes[what][homes[what] >= 0]] = True
+    named[looked.needs.place] = named[looked.leaves.place] = True
+    _name(ops.table, layout.lists.offsets, layout.lists.parts, named)
+    return np.flatnonzero(named)
+
+
+@nb.njit(cache=True)
+def _name(ops, offsets, parts, named):  # type: ignore[no-untyped-def]
+    """Marks the places that operations name beside homes."""
+    for op in ops:
+        if op[0] == GATHER or op[0] == REDUCE:
+            for at in range(offsets[op[3]], offsets[op[3] + 1]):
+                named[parts[at]] = True
+                if op[2] > 0:
+                    named[parts[at] // op[2] * op[2] + op[2] - 1] = True
+        else:
+            named[op[2]] = True
+            if op[0] == SEND or op[0] == MOVE:
+                named[op[3]] = True

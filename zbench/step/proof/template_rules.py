@@ -1,6 +1,5 @@
 """The rules of one template: numbers in range, every formula covered, items followed from contract to contract."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numba as nb
@@ -9,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import READ, StepLayout
 from zbench.step.operations import COMPUTE, GATHER
-from zbench.step.proof.coverage import formula_fault
+from zbench.step.proof.coverage import coverage_fault
 from zbench.step.proof.item_rules import (
     BASE,
     FIRST_CELL,
@@ -51,10 +50,9 @@ def template_fault(step: Step, template: Template, tables: WalkTables, owners: O
     if fault := numbers_fault(step, template, owners) or contract_fault(step, template, owners):
         return fault, None
     ops = template.operations.table
-    for formula, mine in computed_by(layout, template):
-        op, word = formula_fault(layout, tables, formula, ops, mine)
-        if word:
-            return say.at(op, word), None
+    op, word = coverage_fault(layout, tables, template)
+    if word:
+        return say.at(op, word), None
     tables = with_layers(tables, *_reach(layout, template))
     needs, leaves = (item_rows(items, tables) for items in (template.needs, template.leaves))
     for name, items in (("needs", needs), ("leaves", leaves)):
@@ -69,21 +67,6 @@ def template_fault(step: Step, template: Template, tables: WalkTables, owners: O
     if at >= 0:
         return say.contract(_differs(step, layout, leaves, at, have)), None
     return _left(say, tables, state.items, named), Looked(needs, leaves, int(state.fault[TOUCHES]), state.hops)
-
-
-def computed_by(layout: StepLayout, template: Template) -> Iterator[tuple[int, Ints]]:
-    """Yields each formula that is under coverage, and the numbers of the operations that compute it.
-
-    State may be held in several places, each of which updates its own: versions say how often.
-    """
-    ops = template.operations
-    compute = np.flatnonzero(ops.kind == COMPUTE)
-    what = ops.what[compute]
-    order = compute[np.argsort(what, kind="stable")]
-    ends = np.cumsum(np.bincount(what, minlength=len(layout.formulas)))
-    for formula in template.formulas:
-        if layout.formulas[formula].action != ":=":
-            yield formula, order[ends[formula - 1] if formula else 0 : ends[formula]]
 
 
 def new_state(most: int, tensors: int) -> WalkState:

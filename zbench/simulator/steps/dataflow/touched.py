@@ -1,0 +1,237 @@
+"""What a variant of a template touches, in groups that wait for those of other instances; compiled."""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import IN_PLACE
+from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.dataflow.implied import keep_first, keep_last
+from zbench.step.operations import COMPUTE
+from zbench.step.tensor import STATE
+
+WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
+OFFSETS = 128  # more than there are layer offsets, half of them below 0
+NO_VERSION = -(2**31)
+
+
+class TouchRelations(NamedTuple):
+    """Groups of rows that wait for those of other instances, that others wait for, and that end.
+
+    waits: those that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who wrote it (WRITERS),
+    who read it (READERS), or who used the buffer that it takes (BUFFERS). notes: those that others may wait for, alike,
+    with WRITERS or READERS. ends: the pairs of which it leaves nothing, gives a buffer back, or has used one while
+    another is gathered, int64 [n, 4]: (code, whether its buffer is free for the next layer's, whether it is kept and
+    the next that is gathered ahead has its turn, whether nothing is left).
+    """
+
+    waits: Ints
+    notes: Ints
+    ends: Ints
+
+
+class HopsOfGroups(NamedTuple):
+    """Hops of the operations of groups of rows: offsets of groups, and by hop, sorted by place in each, its place and
+    its number."""
+
+    offsets: Ints
+    places: Ints
+    hops: Ints
+
+
+class TouchedItems(NamedTuple):
+    """Rows in groups of a kind and a pair of tensor and layer offset, sorted by place in each: kinds, pairs (codes),
+    offsets of groups, and by row the operation and the place."""
+
+    kinds: Ints
+    pairs: Ints
+    offsets: Ints
+    ops: Ints
+    places: Ints
+
+
+class NamedPairs(NamedTuple):
+    """The pairs of a tensor and a layer offset that a template names.
+
+    touched: of transfers and the contract, codes. held: that its contract names, int64 [n, 3]: (code, items before,
+    items after it). replaced: by code, whether transfers bring it in a later version than there was before: they
+    replace what is there, and need no room of their own.
+    """
+
+    touched: Ints
+    held: Ints
+    replaced: Flags
+
+
+@nb.njit(cache=True)
+def named_pairs(ops, needs, leaves, offsets, tensors):  # type: ignore[no-untyped-def]
+    """Returns the fields of `NamedPairs`. needs, leaves: tables of Items. offsets: of the layout's lists. tensors: how
+    many it has."""
+    codes = tensors * OFFSETS
+    touched, held, replaced = np.zeros(codes, np.bool_), np.zeros(codes, np.bool_), np.zeros(codes, np.bool_)
+    before, items = np.full(codes, NO_VERSION, np.int64), np.zeros((2, codes), np.int64)
+    for side, table in enumerate((needs, leaves)):
+        for row in table:
+            code, count = row[0] * OFFSETS + row[1] + OFFSETS // 2, np.int64(1)
+            for which in (row[2], row[3], row[4]):  # -1: none, or at home, one
+                count *= offsets[which + 1] - offsets[which] if which >= 0 else 1
+            touched[code] = held[code] = True
+            items[side, code] += count
+            if side == 0:
+                before[code] = max(before[code], row[6])
+    for op in ops:
+        if op[0] != COMPUTE:
+            code = op[1] * OFFSETS + op[7] + OFFSETS // 2
+            touched[code] = True
+            replaced[code] |= before[code] > NO_VERSION and op[9] > before[code]
+    named = np.flatnonzero(held)
+    found = np.empty((len(named), 3), np.int64)
+    for at in range(len(named)):
+        found[at, 0], found[at, 1], found[at, 2] = named[at], items[0, named[at]], items[1, named[at]]
+    return np.flatnonzero(touched), found, replaced
+
+
+def touched_items(rows: Ints, shape: tuple[int, int, int]) -> TouchedItems:
+    """Returns rows of Flow in groups. shape: tensors, places and operations."""
+    keys: Ints = _touch_keys(rows, shape)
+    keys.sort()
+    return TouchedItems(*_touch_groups(keys, shape))
+
+
+@nb.njit(cache=True)
+def _touch_keys(rows, shape):  # type: ignore[no-untyped-def]
+    """Returns a number for every row, which are in the order of kinds, pairs, places and operations."""
+    (tensors, places, ops), found = shape, np.empty(len(rows), np.int64)
+    for at in range(len(rows)):
+        kind, op, tensor, offset, place = rows[at]
+        group = (kind * tensors + tensor) * OFFSETS + offset + OFFSETS // 2
+        found[at] = (group * places + place) * ops + op
+    return found
+
+
+@nb.njit(cache=True)
+def _touch_groups(keys, shape):  # type: ignore[no-untyped-def]
+    """Returns the fields of `TouchedItems`. keys: of `_touch_keys`, in order."""
+    tensors, places, ops = shape
+    kinds, pairs, offsets = (
+        np.empty(len(keys) + 1, np.int64),
+        np.empty(len(keys), np.int64),
+        np.empty(len(keys) + 1, np.int64),
+    )
+    op, place, last, count = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.int64(-1), 0
+    for at in range(len(keys)):
+        both = keys[at] // ops
+        group = both // places
+        op[at], place[at] = keys[at] - both * ops, both - group * places
+        if group != last:
+            kinds[count], pairs[count], offsets[count], last = *divmod(group, tensors * OFFSETS), at, group
+            count += 1
+    offsets[count] = len(keys)
+    return kinds[:count].copy(), pairs[:count].copy(), offsets[: count + 1].copy(), op, place
+
+
+@nb.njit(cache=True)
+def related(kinds, pairs, about, gone):  # type: ignore[no-untyped-def]
+    """Returns the fields of `TouchRelations`. kinds, pairs: of TouchedItems. about: the nature of tensors, of codes of
+    pairs whether what arrives takes no room of its own, and NamedPairs.held. gone: the codes of what is not there."""
+    nature, replaced, held = about
+    takes, uses, arrives = np.zeros(len(replaced), np.bool_), np.zeros(len(replaced), np.bool_), replaced & False
+    waits, notes, used, noted = np.empty((len(kinds), 3), np.int64), np.empty((len(kinds), 3), np.int64), 0, 0
+    ahead = np.zeros(len(nature), np.bool_)
+    for group in range(len(kinds)):
+        kind, pair, side = kinds[group], pairs[group], -1
+        if kind == ARRIVES:
+            arrives[pair] = True
+            if not replaced[pair]:
+                side, takes[pair], ahead[pair // OFFSETS] = BUFFERS, True, True
+        elif kind == READS:
+            side = WRITERS
+        elif kind == WRITES and nature[pair // OFFSETS] == STATE:
+            side = READERS
+        if side >= 0:
+            waits[used, 0], waits[used, 1], waits[used, 2] = group, side, pair
+            used += 1
+        if kind in (WRITES, USES):
+            notes[noted, 0], notes[noted, 1], notes[noted, 2] = group, WRITERS if kind == WRITES else READERS, pair
+            noted += 1
+        uses[pair] |= kind == USES
+    before, after = np.zeros(len(replaced), np.int64), np.zeros(len(replaced), np.int64)
+    for row in range(len(held)):
+        before[held[row, 0]], after[held[row, 0]], arrives[held[row, 0]] = held[row, 1], held[row, 2], True
+    arrives[gone] = False
+    ends, ended = np.empty((np.sum(arrives), 4), np.int64), 0
+    for pair in np.flatnonzero(arrives):
+        had, has, tensor = before[pair], after[pair], pair // OFFSETS
+        lets = (had > has and has > 0) or (takes[pair] and has <= had)
+        frees = nature[tensor] == STATE and lets
+        own = pair % OFFSETS == OFFSETS // 2  # of the instance's own layer
+        turns = ahead[tensor] and uses[pair] and (had == has or (takes[pair] and own)) and not frees
+        if frees or turns or has == 0:
+            ends[ended, 0], ends[ended, 1], ends[ended, 2], ends[ended, 3] = pair, frees, turns, has == 0
+            ended += 1
+    return waits[:used].copy(), notes[:noted].copy(), ends[:ended].copy()
+
+
+@nb.njit(cache=True)
+def hops_of_groups(touches, marks, queued, last):  # type: ignore[no-untyped-def]
+    """Returns the fields of `HopsOfGroups`. marks: of hops their operations and what marks them, and the mark of those
+    that are meant. last: whether others wait for them."""
+    of, mark, meant = marks
+    most = -1
+    for op in touches.ops:
+        most = max(most, op)
+    for op in of:
+        most = max(most, op)
+    begin, hops, count = np.zeros(most + 2, np.int64), np.empty(len(of), np.int64), 0
+    for hop in range(len(of)):  # hops are in the order of their operations
+        if mark[hop] == meant:
+            hops[count] = hop
+            count += 1
+            begin[of[hop] + 1] += 1
+    for op in range(most + 1):
+        begin[op + 1] += begin[op]
+    queues, room = 0, 0
+    for hop in range(len(of)):
+        queues = max(queues, queued.queue_a[hop] + 1, queued.queue_b[hop] + 1)
+    for op in touches.ops:
+        room += begin[op + 1] - begin[op]
+    work = np.full(queues, -1, np.int64), np.arange(room), np.ones(room, np.bool_)
+    out = np.zeros(len(touches.offsets), np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    used = _put_groups(touches, (begin, hops), queued, last, work, out)
+    return out[0], out[1][:used].copy(), out[2][:used].copy()
+
+
+@nb.njit(**IN_PLACE)
+def _put_groups(touches, rows, queued, last, work, out):  # type: ignore[no-untyped-def]
+    """Writes what `hops_of_groups` returns, and returns how many hops there are. rows: marked hops of operations,
+    compressed rows. work: of every queue -1, the numbers of hops that there may be, and whether each is needed, which
+    is so of all."""
+    (none, every, needed), (begin, place, found) = work, out
+    offsets, ops, places = touches.offsets, touches.ops, touches.places
+    used = 0
+    for group in range(len(offsets) - 1):
+        at = offsets[group]
+        while at < offsets[group + 1]:
+            first, where = used, places[at]
+            while at < offsets[group + 1] and places[at] == where:
+                for hop in range(rows[0][ops[at]], rows[0][ops[at] + 1]):
+                    found[used] = rows[1][hop]
+                    used += 1
+                at += 1
+            if used > first + 1:
+                if last:
+                    keep_last(every, (first, used), found, queued, none, needed)
+                else:
+                    keep_first(every, (first, used), found, queued, none, needed)
+                end, used = used, first
+                for hop in range(first, end):
+                    if needed[hop]:
+                        found[used] = found[hop]
+                        used += 1
+                    needed[hop] = True
+            for hop in range(first, used):
+                place[hop] = where
+        begin[group + 1] = used
+    return used
