@@ -144,8 +144,10 @@ def test_what_every_system_has_to_be_tried_is_keys_of_its_own() -> None:
     targets = {path.stem: str(OmegaConf.load(path)["_target_"]) for path in (CONF / "system").glob("*.yaml")}
     classes = {name: resolve_name(target) for name, target in targets.items()}
     assert not [name for name, kind in classes.items() if "limits" in kind.__dataclass_fields__]
-    found = {name: kind(small(2, 2)).limits(10_000) for name, kind in classes.items() if hasattr(kind, "limits")}
-    assert set(found) == {"dp_balanced", "verl_balance", "slime_schedule"}
+    narrow = small(2, 2)
+    narrow = replace(narrow, cluster=replace(narrow.cluster, nic_bandwidth=1e9))  # where nodewise has something open
+    found = {name: kind(narrow).limits(10_000) for name, kind in classes.items() if hasattr(kind, "limits")}
+    assert set(found) == {"dp_balanced", "verl_balance", "slime_schedule", "nodewise"}
     for name, tried in found.items():
         assert {key for keys in tried for key in keys} <= set(classes[name].__dataclass_fields__)
         assert len(tried) > 1
@@ -168,6 +170,16 @@ def test_an_open_limit_is_chosen_and_a_given_one_stays(monkeypatch: pytest.Monke
     before = Replay.of(replace(chosen, start=old)).system
     assert isinstance(before, DpBalanced)
     assert before.pack_tokens is None  # as a run was made before limits were chosen
+
+
+def test_nodewise_settles_before_a_run_what_its_lengths_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a narrow network pipelines are slower with long documents and faster with short ones."""
+    words = ("cluster.nic_bandwidth=50 Gbit/s", "system=nodewise", "baseline=null")
+    chosen = {}
+    for kind, length in (("long", 16_384), ("short", 512)):
+        *_, run = call(monkeypatch, *words, "workload=fixed", f"workload.length={length}")
+        chosen[kind] = run.start["chosen"]["keys"]
+    assert chosen == {"long": {"pipelines": "never"}, "short": {"pipelines": "usual"}}
 
 
 def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
