@@ -58,7 +58,8 @@ def meshes(cost: Cost, keys: Mapping[str, Any]) -> System:
 @pytest.mark.parametrize("memory", [20e9, 60e9])
 def test_the_choice_is_the_best_of_all_settings(memory: float) -> None:
     """Of every sharding, recomputation and degree, played on all batches: the one with the fewest out of memory, then
-    the fastest. With little memory it recomputes, or has fewer copies of the optimizer's states."""
+    the fastest, where the batch that is there to fit, one in a thousand, has no part. With little memory it recomputes,
+    or has fewer copies of the optimizer's states."""
     cost = small(2, 2, memory=memory)
     of = study_of(cost, "sharding", "recompute")
     degrees = [{"degree": degree} for degree in (1, 2, 4)]
@@ -69,8 +70,9 @@ def test_the_choice_is_the_best_of_all_settings(memory: float) -> None:
         laid = make_cost(cost.cluster, replace(cost.model, **model))
         system = meshes(laid, keys)
         results = [SimulatedAttention(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
-        fitting = [result.seconds for result in results if not result.out_of_memory]
-        return len(results) - len(fitting), sum(fitting) / max(len(fitting), 1)
+        lacking = sum(result.out_of_memory for result in results)
+        fitting = [result.seconds for result in results[1:] if not result.out_of_memory]
+        return lacking, sum(fitting) / max(len(fitting), 1)
 
     every = [verdict(model, keys) for model, _ in free_models(cost.model, tuple(FREE)) for keys in degrees]
     assert len(set(every)) > 6
@@ -174,9 +176,10 @@ def test_an_open_limit_is_chosen_and_a_given_one_stays(monkeypatch: pytest.Monke
 
 def test_nodewise_settles_before_a_run_what_its_lengths_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow network pipelines are slower with long documents and faster with short ones."""
-    words = ("cluster.nic_bandwidth=50 Gbit/s", "system=nodewise", "baseline=null")
+    words = ("cluster.nic_bandwidth=30 Gbit/s", "tokens_per_gpu=4096", "system=nodewise", "baseline=null")
+    words = (*words, "executor=simulated_attention")
     chosen = {}
-    for kind, length in (("long", 16_384), ("short", 512)):
+    for kind, length in (("long", 65_536), ("short", 512)):
         *_, run = call(monkeypatch, *words, "workload=fixed", f"workload.length={length}")
         chosen[kind] = run.start["chosen"]["keys"]
     assert chosen == {"long": {"pipelines": "never"}, "short": {"pipelines": "usual"}}
