@@ -17,6 +17,7 @@ from zbench.passes.reverse import MODES
 from zbench.run.choices import NEEDS, choices
 
 SWITCHES = {
+    ("bytescale", "tokens_per_rank"): ("published",),
     ("flexsp", "least_degree"): (2,),
     ("flexsp", "padding"): ("published",),
     ("flexsp_batch_ada", "packing"): ("published",),
