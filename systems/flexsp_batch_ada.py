@@ -22,7 +22,7 @@ from zbench.systems.common.padding import Padding, check_padding
 from zbench.systems.flexsp.batches import MicroBatch, split_batch, total_seconds
 from zbench.systems.flexsp.cost import Objective, group_degrees, objective
 from zbench.systems.flexsp.pack import pack_groups
-from zbench.systems.flexsp.planner import PADDING, SOLVER, Padded, micro_batch_plan
+from zbench.systems.flexsp.planner import PADDING, SOLVER, PaddedLengths, micro_batch_plan
 from zbench.systems.flexsp.published import published_groups
 from zbench.systems.flexsp.search import FoundGroups, equal_counts
 
@@ -66,7 +66,7 @@ class FlexSPBatchAda:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
         packed."""
-        given = Padded.of(batch, self.padding, self.cost)
+        given = PaddedLengths.of(batch, self.padding, self.cost)
         parts = self.micro_batches(given.lengths)
         return tuple(micro_batch_plan(part, given, self.cost, self.objective, self.received_kv) for part in parts)
 

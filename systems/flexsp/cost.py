@@ -120,9 +120,9 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
     room = cost.cluster.device.memory_bytes - static_bytes(cost)
     per_rank = np.floor(room / (occupied / (TILE * TILES)) - SLACK)
     capacity = np.maximum(per_rank, 0).astype(np.int64) * size
-    offered = size >= min(least, sizes[-1])
-    columns = (column[offered] for column in (size, square, linear, fixed, capacity))
-    return Objective(*columns, cost.cluster.num_ranks, Collectives.of(cost))
+    on = size >= min(least, sizes[-1])
+    of = cost.cluster.num_ranks, Collectives.of(cost)
+    return Objective(size[on], square[on], linear[on], fixed[on], capacity[on], *of)
 
 
 @lru_cache(maxsize=16)

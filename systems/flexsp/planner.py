@@ -83,7 +83,7 @@ class FlexSP:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
         beat, and by how much it misses that."""
-        given = Padded.of(batch, self.padding, self.cost)
+        given = PaddedLengths.of(batch, self.padding, self.cost)
         parts = self.micro_batches(given.lengths)
         return tuple(micro_batch_plan(part, given, self.cost, self.objective, self.received_kv) for part in parts)
 
@@ -112,20 +112,20 @@ class FlexSP:
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
 
 
-class Padded(NamedTuple):
+class PaddedLengths(NamedTuple):
     """A batch's lengths as groups have them, and by how much each is padded; None: not at all."""
 
     lengths: Ints
     padding: Ints | None
 
     @staticmethod
-    def of(batch: Batch, padding: Padding, cost: Cost) -> "Padded":
+    def of(batch: Batch, padding: Padding, cost: Cost) -> "PaddedLengths":
         """Pads a batch as `padding` says."""
         by = padding_of(batch.lengths, padding, cost.cluster.num_ranks)
-        return Padded(batch.lengths if by is None else batch.lengths + by, by)
+        return PaddedLengths(batch.lengths if by is None else batch.lengths + by, by)
 
 
-def micro_batch_plan(part: MicroBatch, batch: Padded, cost: Cost, of: Objective, backward: Mode) -> Plan:
+def micro_batch_plan(part: MicroBatch, batch: PaddedLengths, cost: Cost, of: Objective, backward: Mode) -> Plan:
     """Returns the micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside
     nodes."""
     sequences = np.sort(part.sequences)

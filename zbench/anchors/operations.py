@@ -15,7 +15,7 @@ from zbench.anchors.anchor import GetCluster, published_rows
 from zbench.anchors.flexsp_constants import operations_by_constants
 from zbench.anchors.steps import BATCHES, GetWorkload, batch, flexsp_systems, published_cost
 from zbench.simulated.executor import Simulated
-from zbench.systems.flexsp.planner import Padded
+from zbench.systems.flexsp.planner import PaddedLengths
 
 AHEAD = 1  # layers whose parameters are gathered ahead, as whole steps have it by default
 # What parts of zbench.interfaces.result.SECONDS_FOR are called beside FlexSP's constants; others have their own names.
@@ -78,7 +78,7 @@ def step_operations(
         played: dict[str, float] = defaultdict(float)
         constants: dict[str, float] = defaultdict(float)
         for one in drawn:
-            lengths = Padded.of(one, system.padding, cost).lengths
+            lengths = PaddedLengths.of(one, system.padding, cost).lengths
             parts = system.micro_batches(lengths)
             counts.append(len(parts))
             executor.start()
