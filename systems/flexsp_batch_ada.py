@@ -18,10 +18,11 @@ from zbench.describe.checks import check_whole_number
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.padding import Padding, check_padding
 from zbench.systems.flexsp.batches import MicroBatch, split_batch, total_seconds
 from zbench.systems.flexsp.cost import Objective, group_degrees, objective
 from zbench.systems.flexsp.pack import pack_groups
-from zbench.systems.flexsp.planner import micro_batch_plan
+from zbench.systems.flexsp.planner import PADDING, SOLVER, PaddedLengths, micro_batch_plan
 from zbench.systems.flexsp.published import published_groups
 from zbench.systems.flexsp.search import FoundGroups, equal_counts
 
@@ -31,17 +32,16 @@ class FlexSPBatchAda:
     """FlexSP's baseline BatchAda as a system: one degree for all groups of a batch, the best one for each batch.
     degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
     micro-batches and packs by predicted time; "published" packs by best fit into the fewest micro-batches, as FlexSP's
-    public code does for its baseline. tried_micro_batch_counts (of "search"), received_kv: as FlexSP's.
+    public code does for its baseline. tried_micro_batch_counts (of "search"), received_kv, padding: as FlexSP's.
 
     Raises:
-        ValueError: degree is none that FlexSP offers on the cluster, packing is neither, or tried_micro_batch_counts
-            is not a whole number of at least 1.
+        ValueError: degree is none that FlexSP offers on the cluster, packing or padding is neither, or
+            tried_micro_batch_counts is not a whole number of at least 1.
     """
 
     PUBLISHED: ClassVar[Published] = {
-        "packing": PublishedValue(
-            "published", "PKU-DAIR/Hetu-Galvatron, branch flexsp (b4666892), flexsp_solver/solver.py"
-        )
+        "packing": PublishedValue("published", SOLVER),
+        "padding": PublishedValue("published", PADDING),
     }
 
     cost: Cost
@@ -49,10 +49,12 @@ class FlexSPBatchAda:
     packing: Literal["search", "published"] = "search"
     tried_micro_batch_counts: int = 5
     received_kv: Mode = "keep"
+    padding: Padding = "none"
     objective: Objective = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
+        check_padding(self.padding, self.cost.model.mask)
         check_whole_number("system.tried_micro_batch_counts", self.tried_micro_batch_counts, 1)
         if self.packing not in ("search", "published"):
             raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
@@ -64,8 +66,9 @@ class FlexSPBatchAda:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
         packed."""
-        parts = self.micro_batches(batch.lengths)
-        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.received_kv) for part in parts)
+        given = PaddedLengths.of(batch, self.padding, self.cost)
+        parts = self.micro_batches(given.lengths)
+        return tuple(micro_batch_plan(part, given, self.cost, self.objective, self.received_kv) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
         """Returns the micro-batches of the degree whose predicted seconds are least. lengths: int64 [n]."""

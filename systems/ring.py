@@ -13,7 +13,6 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.mask import FULL
 from zbench.interfaces.protocols import Size
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import into_rounds, reverse
@@ -21,6 +20,7 @@ from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.padding import Padding, check_padding, padding_of
 
 SOURCE = "Transformer Engine 2.18 (27486e03), pytorch/attention/dot_product_attention/context_parallel.py"
 
@@ -49,18 +49,15 @@ class Ring:
     cost: Cost
     wait: Literal["overlapped", "published"] = "overlapped"
     run_ahead: Literal["overlapped", "published"] = "overlapped"
-    padding: Literal["none", "published"] = "none"
+    padding: Padding = "none"
     received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        for name, usual in (("wait", "overlapped"), ("run_ahead", "overlapped"), ("padding", "none")):
-            if getattr(self, name) not in (usual, "published"):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {usual} or published")
-        if self.padding == "published" and self.cost.model.mask == FULL:
-            raise ValueError(
-                "system.padding is published, which a full mask would have all tokens see; it takes mask=causal"
-            )
+        for name in ("wait", "run_ahead"):
+            if getattr(self, name) not in ("overlapped", "published"):
+                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes overlapped or published")
+        check_padding(self.padding, self.cost.model.mask)
 
     def size(self, lengths: Ints, count: int) -> Size:
         """Estimates the size of a step's plans: every rank attends to and passes on every chunk of keys; a sequence is
@@ -71,9 +68,8 @@ class Ring:
         return Size(operations=4 * ranks**2, pieces=int(count * float(chunks.mean())))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        count, ranks, padding = len(batch.lengths), self.cost.cluster.num_ranks, None
-        if self.padding == "published":
-            padding = -batch.lengths % (2 * ranks)
+        count, ranks = len(batch.lengths), self.cost.cluster.num_ranks
+        padding = padding_of(batch.lengths, self.padding, ranks)
         lengths = batch.lengths if padding is None else batch.lengths + padding
         builder = Builder(lengths, ranks, self.cost.model.num_heads, self.cost.model.mask)
         ring(builder, np.arange(count), np.zeros(count, np.int64), np.arange(ranks).reshape(1, -1))

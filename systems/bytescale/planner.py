@@ -18,6 +18,7 @@ from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
 from zbench.describe.degrees import degrees_of
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -34,27 +35,31 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 class ByteScale:
     """ByteScale's hybrid data parallelism as a system: long sequences over rings of many ranks, short ones whole.
     tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one whose
-    busiest rank is done first, or without `balance_micro_batches` what fits a GPU.
+    busiest rank is done first, or without `balance_micro_batches` what fits a GPU, which "published" is always.
     balance_micro_batches: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by
     itself, all of them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none,
     micro-batches filled in turn, longest first (the paper's naive HDP).
     received_kv: what becomes of it until the backward.
 
     Raises:
-        ValueError: tokens_per_rank is not a whole number of at least 1, or balance_micro_batches is none of these, or
-            "pp" without stages.
+        ValueError: tokens_per_rank is neither a whole number of at least 1 nor "published", or balance_micro_batches
+            is none of these, or "pp" without stages.
     """
 
     plans_stages: ClassVar[bool] = True
+    PUBLISHED: ClassVar[Published] = {
+        "tokens_per_rank": PublishedValue("published", "arXiv 2502.21231, algorithm 1: C is what a GPU holds"),
+    }
 
     cost: Cost
-    tokens_per_rank: int | None = None
+    tokens_per_rank: int | Literal["published"] | None = None
     balance_micro_batches: bool | Literal["dp", "pp"] = True
     received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
+        if self.tokens_per_rank != "published":
+            check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
         if not isinstance(self.balance_micro_batches, bool) and self.balance_micro_batches not in ("dp", "pp"):
             raise ValueError(
                 f"system.balance_micro_batches is {self.balance_micro_batches!r}; it takes true, false, dp or pp"
@@ -120,7 +125,8 @@ class ByteScale:
     def layout(self, lengths: Ints, room: int) -> RingAssignment:
         """Returns the ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are
         ranks."""
-        most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
+        wanted = self.tokens_per_rank if isinstance(self.tokens_per_rank, int) else room
+        most = max(min(wanted, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
         if not self.balance_micro_batches:
             return self._in_turn(lengths, most)
         tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]

@@ -36,7 +36,7 @@ def micro_batch_bound(lengths: Ints, of: Objective, most: float) -> float:
 
 def likely_counts(lengths: Ints, of: Objective, most: float, slower: float) -> Ints:
     """Returns int64 [num_degrees]: the number of groups of each degree if sequences could be cut; GPUs left over are
-    groups of one.
+    groups of the smallest.
 
     slower: by how much, relatively, all may end later than they then could. Here time and memory both have to
     suffice in every degree. That is no bound (how memory is filled best is not settled by the argument above) but
@@ -49,7 +49,7 @@ def likely_counts(lengths: Ints, of: Objective, most: float, slower: float) -> I
         counts = np.zeros(len(of.degree), np.int64)
         counts[-1] = 1
         return counts
-    counts[0] += left
+    counts[0] += left // int(of.degree[0])
     return counts
 
 

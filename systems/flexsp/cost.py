@@ -107,8 +107,9 @@ def group_shape(degree: int, cost: Cost) -> tuple[int, int]:
     return degree // columns, columns
 
 
-def objective(cost: Cost, backward: Mode) -> Objective:
-    """Returns the objective with the constants of every degree on the described cluster."""
+def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
+    """Returns the objective with the constants of every degree on the described cluster. least: degrees below it are
+    not offered, but for the largest."""
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
@@ -119,7 +120,9 @@ def objective(cost: Cost, backward: Mode) -> Objective:
     room = cost.cluster.device.memory_bytes - static_bytes(cost)
     per_rank = np.floor(room / (occupied / (TILE * TILES)) - SLACK)
     capacity = np.maximum(per_rank, 0).astype(np.int64) * size
-    return Objective(size, square, linear, fixed, capacity, cost.cluster.num_ranks, Collectives.of(cost))
+    on = size >= min(least, sizes[-1])
+    of = cost.cluster.num_ranks, Collectives.of(cost)
+    return Objective(size[on], square[on], linear[on], fixed[on], capacity[on], *of)
 
 
 @lru_cache(maxsize=16)

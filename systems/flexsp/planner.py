@@ -8,21 +8,27 @@ Source: Wang et al. 2024 (arXiv 2412.01523, ASPLOS 2025), and its code (PKU-DAIR
 """
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
+from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.padding import Padding, check_padding, padding_of
 from zbench.systems.flexsp.batches import MicroBatch, split_batch
 from zbench.systems.flexsp.cost import Objective, group_shape, objective
 from zbench.systems.flexsp.milp import Limits, solve
 from zbench.systems.flexsp.search import FoundGroups, glance, search_groups
+
+SOLVER = "PKU-DAIR/Hetu-Galvatron, branch flexsp (b4666892), flexsp_solver/solver.py"
+PADDING = f"{SOLVER}, read_dataset, and models/gpt_hf/dataloader.py: to a multiple of 2 x world size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,18 @@ class FlexSP:
     end differently elsewhere) and with `solver_buckets` lengths; where that finds nothing better the search's
     groups stay, as the notes say.
     received_kv: what becomes of it until the backward; Ulysses keeps it, as its inputs to attention are local.
+    least_degree: groups of fewer ranks are not offered. padding: "none"; "published", every sequence is padded to a
+    multiple of two tokens a GPU (zbench.systems.common.padding).
 
     Raises:
-        ValueError: tried_micro_batch_counts, solver_nodes or solver_buckets is not a whole number of at least 1,
-            solver_seconds not a number above 0, or solver none of these.
+        ValueError: tried_micro_batch_counts, solver_nodes, solver_buckets or least_degree is not a whole number of at
+            least 1, solver_seconds not a number above 0, or solver or padding none of these.
     """
+
+    PUBLISHED: ClassVar[Published] = {
+        "least_degree": PublishedValue(2, f"{SOLVER}: groups begin at two GPUs"),
+        "padding": PublishedValue("published", PADDING),
+    }
 
     cost: Cost
     tried_micro_batch_counts: int = 5
@@ -48,11 +61,14 @@ class FlexSP:
     solver_seconds: float = 5.0
     solver_buckets: int = 16
     received_kv: Mode = "keep"
+    least_degree: int = 1
+    padding: Padding = "none"
     objective: Objective = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        for name in ("tried_micro_batch_counts", "solver_nodes", "solver_buckets"):
+        check_padding(self.padding, self.cost.model.mask)
+        for name in ("tried_micro_batch_counts", "solver_nodes", "solver_buckets", "least_degree"):
             check_whole_number(f"system.{name}", getattr(self, name), 1)
         if self.solver not in ("search", "milp"):
             raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
@@ -62,13 +78,14 @@ class FlexSP:
             or not self.solver_seconds > 0
         ):
             raise ValueError(f"system.solver_seconds is {self.solver_seconds!r}; it takes a number of seconds above 0")
-        object.__setattr__(self, "objective", objective(self.cost, self.received_kv))
+        object.__setattr__(self, "objective", objective(self.cost, self.received_kv, self.least_degree))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
         beat, and by how much it misses that."""
-        parts = self.micro_batches(batch.lengths)
-        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.received_kv) for part in parts)
+        given = PaddedLengths.of(batch, self.padding, self.cost)
+        parts = self.micro_batches(given.lengths)
+        return tuple(micro_batch_plan(part, given, self.cost, self.objective, self.received_kv) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
         """Returns the micro-batches and their groups, the slowest first. lengths: int64 [n]."""
@@ -95,7 +112,20 @@ class FlexSP:
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
 
 
-def micro_batch_plan(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:
+class PaddedLengths(NamedTuple):
+    """A batch's lengths as groups have them, and by how much each is padded; None: not at all."""
+
+    lengths: Ints
+    padding: Ints | None
+
+    @staticmethod
+    def of(batch: Batch, padding: Padding, cost: Cost) -> "PaddedLengths":
+        """Pads a batch as `padding` says."""
+        by = padding_of(batch.lengths, padding, cost.cluster.num_ranks)
+        return PaddedLengths(batch.lengths if by is None else batch.lengths + by, by)
+
+
+def micro_batch_plan(part: MicroBatch, batch: PaddedLengths, cost: Cost, of: Objective, backward: Mode) -> Plan:
     """Returns the micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside
     nodes."""
     sequences = np.sort(part.sequences)
@@ -114,4 +144,5 @@ def micro_batch_plan(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, 
     notes: dict[str, float | str] = {"method": part.found.method, "objective_seconds": seconds}
     notes |= {"bound_seconds": bound, "gap": seconds / bound - 1} if bound else {}
     notes |= {"solver_seconds": part.found.solver_seconds} if part.found.solver_seconds else {}
-    return reverse(builder.build(), backward).with_(notes=notes)
+    padding = None if batch.padding is None else batch.padding[sequences]
+    return reverse(builder.build(), backward).with_(notes=notes, padding=padding)

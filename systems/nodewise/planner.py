@@ -15,7 +15,7 @@ The arrays and numbers that go from one to the next are in records.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from zbench.systems.nodewise.operations import PAIR
 from zbench.systems.nodewise.placements import Placement, placements
 from zbench.systems.nodewise.rates import Rates, attention_seconds
 from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
-from zbench.systems.nodewise.rivals import Rivals
+from zbench.systems.nodewise.rivals import NEVER, USUAL, Rivals, narrow
 from zbench.systems.nodewise.rules import Kinds
 from zbench.systems.nodewise.shards import join, joint_bounds
 from zbench.systems.nodewise.trial import PlayedPlans, Task, Trial, seconds_of
@@ -83,10 +83,12 @@ class Nodewise:
     move_sequences: whole sequences are moved then, too.
     list_schedule: the plan is list-scheduled.
     adopt_rivals: a simpler system's plans are taken where a step of them is faster (zbench.systems.nodewise.rivals).
+    pipelines: of rivals, "usual", "never", or None, which leaves it to the network; a run on a narrow network settles
+        it before its first step (`limits`).
 
     Raises:
-        ValueError: a number is not whole and at least 1, head_chunks are more than 3, or a switch is neither true nor
-            false.
+        ValueError: a number is not whole and at least 1, head_chunks are more than 3, a switch is neither true nor
+            false, or pipelines is none of its values.
     """
 
     plans_pipelines: ClassVar[bool] = True
@@ -109,6 +111,7 @@ class Nodewise:
     move_sequences: bool = True
     list_schedule: bool = False
     adopt_rivals: bool = True
+    pipelines: Literal["usual", "never"] | None = None
     simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,7 +121,15 @@ class Nodewise:
         check_whole_number("system.head_chunks", self.head_chunks, 1, CHUNKS)
         for name in SWITCHES:
             check_boolean(f"system.{name}", getattr(self, name))
-        object.__setattr__(self, "simpler", Rivals(self.cost))
+        if self.pipelines not in (None, USUAL, NEVER):
+            raise ValueError(f"system.pipelines is {self.pipelines!r}; it takes null, {USUAL} or {NEVER}")
+        object.__setattr__(self, "simpler", Rivals(self.cost, self.pipelines))
+
+    def limits(self, tokens: int) -> list[dict[str, str]]:
+        """Lists the values of `pipelines` to choose from before a run, where a network is so narrow that lengths decide
+        (zbench.interfaces.abilities)."""
+        open_to_both = self.adopt_rivals and self.pipelines is None and self.cost.pipelines
+        return [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost) else []
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""

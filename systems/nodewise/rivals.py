@@ -5,8 +5,9 @@ or keeping sequences where they are, may be sooner done, and other systems have 
 as a whole training step, parameters and gradients included, only where nodewise's own step is far from the ceiling:
 what is between ceiling and bound, gathers and reductions take of any plan like these. Of pipelines they take less, as
 these keep a step's parameters. But from other plans to pipelines all parameters and optimizer state move, which takes
-as long as a step where networks are narrow, and a planner sees one batch: so what a network usually has is a matter of
-the network, and a batch is planned otherwise only where it gains the way there and back.
+as long as a step where networks are narrow, and a planner sees one batch: so what is usual is settled before a run, by
+batches like the run's (`system.pipelines`), or else a matter of the network. Where pipelines are usual, a batch is
+planned otherwise only where it gains the way there and back.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,13 +38,18 @@ NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its pl
 # the mean of eight batches in 30 cells (docs/planner.md); lengths have no part in it, so that batches agree.
 COVERED = 0.5
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
+NEVER, USUAL = "never", "usual"  # what `system.pipelines` takes
 
 
 @dataclass(slots=True, eq=False)
 class Rivals:
-    """Holds simpler systems on `cost`; each is made when it is first asked, as some count what every group costs."""
+    """Holds simpler systems on `cost`; each is made when it is first asked, as some count what every group costs.
+
+    settled: whether batches are pipelines, USUAL or NEVER; None: USUAL on a network of these (`narrow`), else NEVER.
+    """
 
     cost: Cost
+    settled: str | None = None
     made: dict[str, System] = field(default_factory=dict, repr=False)
     made_pipelines: Hydraulis | None = field(default=None, repr=False)
 
@@ -54,19 +60,20 @@ class Rivals:
         (zbench.systems.nodewise.trial); None if it was not played. By them it is known, mostly, that no rival is
         faster; only where one may be are steps played.
         """
-        if self.cost.cluster.num_ranks > MOST_RANKS:
-            return own
+        even = own if self.cost.cluster.num_ranks > MOST_RANKS else self._even(own, batch, predicted)
+        usual = self.settled or (USUAL if narrow(batch.num_tokens, self.cost) else NEVER)
+        return even if usual == NEVER or not self.cost.pipelines else self._unusual_or_pipelines(even, batch)
+
+    def _even(self, own: Plans, batch: Batch, predicted: float | None) -> Plans:
+        """Returns `own`, or what a system without pipelines plans where a step of that takes less."""
         step = self._step_seconds(own, batch, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(nearness(batch, step, self.cost)))
         found = [plans for plans in asked if plans is not None]
-        even = min((own, *found), key=lambda plans: self._judged(plans, batch)) if found else own
-        return self._of_network(even, batch)
+        return min((own, *found), key=lambda plans: self._judged(plans, batch)) if found else own
 
-    def _of_network(self, even: Plans, batch: Batch) -> Plans:
-        """Returns pipelines where the network is one of these, unless a step of `even` shards and the way there and
-        back take less. Both are told by attention's clock, which has no gathers beside messages."""
-        if not self.cost.pipelines or covered(batch, self.cost) >= COVERED:
-            return even
+    def _unusual_or_pipelines(self, even: Plans, batch: Batch) -> Plans:
+        """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
+        attention's clock, which has no gathers beside messages."""
         system = self.pipelines()
         plans, executor = system.plan(batch), SimulatedAttention(self.cost)
         other = executor.step(batch, even)
@@ -134,11 +141,16 @@ def nearness(batch: Batch, step: float, cost: Cost) -> float:
     return ceiling_seconds(batch, cost, Collectives.of(cost)) / step
 
 
-def covered(batch: Batch, cost: Cost) -> float:
+def narrow(tokens: int, cost: Cost) -> bool:
+    """Returns whether pipelines may be worth their changes on a network, with batches of so many tokens."""
+    return cost.cluster.num_ranks <= MOST_RANKS and covered(tokens, cost) < COVERED
+
+
+def covered(tokens: int, cost: Cost) -> float:
     """Returns the seconds of a batch's linear modules over those of the gathers and reductions of a micro-batch."""
-    of, tokens = Collectives.of(cost), np.array([batch.num_tokens / cost.cluster.num_ranks])
+    of, even = Collectives.of(cost), np.array([tokens / cost.cluster.num_ranks])
     moving = of.gather * (of.every_step + of.every_micro_batch) + of.reduce
-    return float(cost.linear_seconds(tokens)[0]) * cost.layers * of.passes / moving if moving else np.inf
+    return float(cost.linear_seconds(even)[0]) * cost.layers * of.passes / moving if moving else np.inf
 
 
 def _inside(cost: Cost, method: Method) -> Mesh:

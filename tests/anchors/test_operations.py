@@ -72,7 +72,7 @@ def test_what_gpus_wait_for_collectives_longer_than_one_is_waiting_for_others() 
 def test_the_command_prints_and_writes_what_is_missing(
     found: list[StepOperations], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "step_operations", lambda *_: found)
+    monkeypatch.setattr(__main__, "step_operations", lambda *_, **__: found)
     monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--operations", "--json"])
     assert __main__.main() == 0
     rows = json.loads(capsys.readouterr().out)
@@ -84,3 +84,19 @@ def test_the_command_prints_and_writes_what_is_missing(
     printed = capsys.readouterr().out
     missing = [float(word) for word in printed[printed.index("missing") :].split()[1:3]]
     assert missing == pytest.approx(100 - np.array([rows[0]["predicted"], rows[0]["predicted_by_constants"]]), abs=0.01)
+
+
+def test_as_published_documents_have_more_tokens_and_steps_are_longer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A document is padded to a multiple of 128 tokens, for all three alike; the word is of --operations."""
+    cost, one = published_cost(cluster), batch(workload("wikipedia"), 0)
+    tokens = {
+        name: sum(int(plan.lengths.sum()) for plan in system.plan(one))
+        for name, system in flexsp_systems(cost, True).items()
+    }
+    assert set(tokens.values()) == {int((-(-one.lengths // 128) * 128).sum())}
+    assert 1.02 < tokens["flexsp"] / one.num_tokens < 1.12
+    monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--as-published"])
+    assert __main__.main() == 2
+    assert "--as-published is of the operations of steps, so give --operations as well" in capsys.readouterr().err

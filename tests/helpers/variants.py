@@ -17,7 +17,11 @@ from zbench.passes.reverse import MODES
 from zbench.run.choices import NEEDS, choices
 
 SWITCHES = {
+    ("bytescale", "tokens_per_rank"): ("published",),
+    ("flexsp", "least_degree"): (2,),
+    ("flexsp", "padding"): ("published",),
     ("flexsp_batch_ada", "packing"): ("published",),
+    ("flexsp_batch_ada", "padding"): ("published",),
     ("hydraulis", "batching"): ("published", "fixed", "first_fit"),
     ("in_contract", "contract"): ("any_rings", "whole_on_dp", "equal_token_permutation"),
     ("magi_dispatch", "algorithm"): ("binary_search", "backtracking", "topp"),

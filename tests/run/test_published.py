@@ -17,7 +17,7 @@ from zbench.record.record import Run, read
 from zbench.record.rows import label, rows
 from zbench.run.replay import Replay
 
-HAVE = ("fcp", "flexsp_batch_ada", "hydraulis", "ring", "zeppelin")
+HAVE = ("bytescale", "fcp", "flexsp", "flexsp_batch_ada", "hydraulis", "ring", "zeppelin")
 VALUES: Published = {"a": PublishedValue(1, "there"), "b": PublishedValue(False, "here")}
 
 

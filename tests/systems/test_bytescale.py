@@ -367,3 +367,18 @@ def test_pp_balance_is_for_stages() -> None:
         ByteScale(small(2, 4), balance_micro_batches="pp")
     with pytest.raises(ValueError, match=r"system.balance_micro_batches is 'tp'; it takes true, false, dp or pp"):
         ByteScale(small(2, 4), balance_micro_batches="tp")  # type: ignore[arg-type]
+
+
+def test_as_published_a_stretch_is_what_a_gpu_holds() -> None:
+    """Whatever is balanced, and the same as that number typed; by default it is one of many that are compared."""
+    cost = small(2, 2, memory=60e9)
+    batch = Batch(np.array([60_000, 9_000, 9_000, *[400] * 20], np.int64), 0, 0)
+    room = capacity_tokens(cost)
+    published, typed, chosen = (
+        ByteScale(cost, tokens_per_rank=cut).plan(batch)  # type: ignore[arg-type]
+        for cut in ("published", room, None)
+    )
+    assert [plan.notes["tokens_per_rank"] for plan in published] == [plan.notes["tokens_per_rank"] for plan in typed]
+    assert max(float(plan.notes["tokens_per_rank"]) for plan in published) == room
+    assert min(float(plan.notes["tokens_per_rank"]) for plan in chosen) < room
+    assert ByteScale.PUBLISHED["tokens_per_rank"].value == "published"

@@ -328,3 +328,38 @@ def test_bad_settings_are_a_sentence(cost: Cost, changes: dict, sentence: str) -
 def test_a_degree_that_is_not_offered_is_a_sentence(cost: Cost) -> None:
     with pytest.raises(ValueError, match=r"system.degree is 3; it takes null or one of 1, 2, 4, 8, 16, 32, 64"):
         FlexSPBatchAda(cost, degree=3)
+
+
+def test_as_its_public_code_has_it_lengths_are_padded_and_no_group_is_one_gpu(cost: Cost) -> None:
+    """Padding is of the plan and none of the batch's tokens; groups have two ranks at least, and all ranks together."""
+    batch = Batch(drawn(5, 60, 20_000), 0, 0)
+    system = FlexSP(cost, least_degree=2, padding="published")
+    assert {key: getattr(system, key) for key in FlexSP.PUBLISHED} == {
+        key: one.value for key, one in FlexSP.PUBLISHED.items()
+    }
+    plans = system.plan(batch)
+    verify_step(batch, plans, cost)
+    assert sum(int(plan.own_lengths.sum()) for plan in plans) == batch.num_tokens
+    for plan in plans:
+        assert not (plan.lengths % (2 * cost.cluster.num_ranks)).any()
+    for part in system.micro_batches(batch.lengths):
+        degrees = system.objective.degree[part.found.packed.index]
+        assert (degrees.min() >= 2, degrees.sum()) == (True, cost.cluster.num_ranks)
+    assert min(FlexSP(cost).objective.degree) == 1
+    assert FlexSP(cost, least_degree=100).objective.degree.tolist() == [64]
+    with pytest.raises(ValueError, match=r"^system.least_degree is 0; it takes a whole number of at least 1"):
+        FlexSP(cost, least_degree=0)
+    for kind in (FlexSP, FlexSPBatchAda):
+        with pytest.raises(ValueError, match=r"^system.padding is 'all'; it takes none or published"):
+            kind(cost, padding="all")  # type: ignore[arg-type]
+
+
+def test_padding_is_computed_and_groups_are_chosen_for_it(cost: Cost) -> None:
+    """Many short sequences have a third more tokens; both forms of the baseline are padded alike."""
+    batch = Batch(np.full(400, 96, np.int64), 0, 0)
+    for make in (FlexSP, FlexSPBatchAda):
+        plain, padded = (make(cost, padding=padding) for padding in ("none", "published"))  # type: ignore[arg-type]
+        tokens = [sum(int(plan.lengths.sum()) for plan in one.plan(batch)) for one in (plain, padded)]
+        assert tokens == [400 * 96, 400 * 128]
+        seconds = [SimulatedAttention(cost).step(batch, one.plan(batch)).seconds for one in (plain, padded)]
+        assert seconds[0] < seconds[1]

@@ -64,7 +64,7 @@ def test_no_simpler_system_is_faster_on_a_narrow_network(wide: Cost, nodes: int,
     simpler = {type(one).__name__: seconds(one, batch, cost) for one in Rivals(cost).asked(0.0)}
     assert len(simpler) == 4  # two of them meshes
     mine = seconds(Nodewise(cost), batch, cost)
-    of_pipelines = covered(batch, cost) < COVERED
+    of_pipelines = covered(batch.num_tokens, cost) < COVERED
     assert of_pipelines == (nics * gbit <= 400)
     assert mine == (seconds(Hydraulis(cost), batch, cost) if of_pipelines else min(alone, *simpler.values()))
 
@@ -104,19 +104,32 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
     system = rivals.pipelines()
     way = system.prices.seconds(system.usual, ()) + system.prices.seconds((), system.usual)
     assert mine < other < mine + way
-    assert covered(batch, cost) < COVERED
+    assert covered(batch.num_tokens, cost) < COVERED
     assert rivals.fastest(own, batch, None)[0].pipelines is not None
     for seconds_of_way, taken in ((other - mine + 0.01, True), (other - mine - 0.01, False)):
         monkeypatch.setattr(ChangePrices, "seconds", lambda self, one, two, way=seconds_of_way: way / 2 * (one != two))
         assert (rivals.fastest(own, batch, None)[0].pipelines is not None) == taken
 
 
+def test_what_is_usual_is_settled_before_a_run_or_by_the_network(wide: Cost) -> None:
+    """By batches like the run's where a network is narrow; a batch by itself is planned as its network usually is."""
+    cost, batch = network(wide, 2, 2, 100), Batch(np.full(128, 512), 0, 0)
+    taken = {usual: Nodewise(cost, pipelines=usual).plan(batch)[0].pipelines for usual in ("usual", "never", None)}
+    assert [one is not None for one in taken.values()] == [True, False, True]
+    assert Nodewise(cost).limits(batch.num_tokens) == [{"pipelines": "never"}, {"pipelines": "usual"}]
+    without = Nodewise(cost, adopt_rivals=False), Nodewise(cost, pipelines="usual"), Nodewise(wide)
+    many = network(wide, MOST_RANKS // 8 + 1, 2, 100)
+    for system in (*without, Nodewise(replace(cost, pipelines=False)), Nodewise(many)):
+        assert not system.limits(4096 * system.cost.cluster.num_ranks)
+    with pytest.raises(ValueError, match=r"^system.pipelines is 'yes'; it takes null, usual or never"):
+        Nodewise(cost, pipelines="yes")  # type: ignore[arg-type]
+
+
 def test_lengths_have_no_part_in_what_a_network_is_one_of(wide: Cost) -> None:
     cost = network(wide, 4, 2, 200)
     tokens = 4096 * cost.cluster.num_ranks
-    short, long = (covered(Batch(np.full(tokens // one, one), 0, 0), cost) for one in (512, 65_536))
-    assert short == long < COVERED < covered(Batch(np.array([tokens]), 0, 0), network(wide, 4, 8, 400))
-    assert covered(Batch(np.array([8]), 0, 0), small(1, 1, H100)) == np.inf
+    assert covered(tokens, cost) < COVERED < covered(tokens, network(wide, 4, 8, 400))
+    assert covered(8, small(1, 1, H100)) == np.inf
 
 
 @pytest.mark.parametrize("seed", [1, 2])

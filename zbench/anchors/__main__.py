@@ -1,5 +1,5 @@
-"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [--world NAME] [--window N],
-or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
+"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [--world NAME] [--window N]
+[--as-published], or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
 
 import sys
 
@@ -83,11 +83,13 @@ def _anchors() -> int:
     if arguments.window is not None and not arguments.operations:
         told = "it is of the operations of steps, so give --operations as well"
         raise ValueError(f"--window is {arguments.window}; {told}")
+    if arguments.as_published and not arguments.operations:
+        raise ValueError("--as-published is of the operations of steps, so give --operations as well")
     for name in ("world", "clock"):
         if arguments.rows and (value := getattr(arguments, name)):
             raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
     if arguments.operations:
-        _operations(arguments.world or NOMINAL, arguments.window, arguments.json)
+        _operations(arguments.world or NOMINAL, arguments.window, arguments.as_published, arguments.json)
     elif arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     else:
@@ -131,6 +133,11 @@ def _asked() -> argparse.Namespace:
         metavar="N",
         help=f"of --operations: layers whose parameters are gathered ahead ({AHEAD}), or {BACKWARD}: one, there alone",
     )
+    parser.add_argument(
+        "--as-published",
+        action="store_true",
+        help="of --operations: documents padded, and the smallest groups of two GPUs, as FlexSP's public code has them",
+    )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
 
@@ -147,8 +154,9 @@ def _published(world: str, clock: str, group: attention.Group | None, as_json: b
     _print_json([{key: row[key] for key in keys} for row in rows])
 
 
-def _operations(world: str, window: int | str | None, as_json: bool) -> None:
-    found = step_operations(_clusters(world, True), workload, AHEAD if window is None else window)
+def _operations(world: str, window: int | str | None, as_published: bool, as_json: bool) -> None:
+    ahead = AHEAD if window is None else window
+    found = step_operations(_clusters(world, True), workload, ahead, as_published=as_published)
     if as_json:
         _print_json([one.as_row() for one in found])
         return

@@ -15,6 +15,7 @@ from zbench.anchors.anchor import GetCluster, published_rows
 from zbench.anchors.flexsp_constants import operations_by_constants
 from zbench.anchors.steps import BATCHES, GetWorkload, batch, flexsp_systems, published_cost
 from zbench.simulated.executor import Simulated
+from zbench.systems.flexsp.planner import PaddedLengths
 
 AHEAD = 1  # layers whose parameters are gathered ahead, as whole steps have it by default
 # What parts of zbench.interfaces.result.SECONDS_FOR are called beside FlexSP's constants; others have their own names.
@@ -52,16 +53,24 @@ class StepOperations:
 
 
 def step_operations(
-    get_cluster: GetCluster, get_workload: GetWorkload, window: int | str = AHEAD, batches: int = BATCHES
+    get_cluster: GetCluster,
+    get_workload: GetWorkload,
+    window: int | str = AHEAD,
+    batches: int = BATCHES,
+    as_published: bool = False,
 ) -> list[StepOperations]:
     """Returns FlexSP's published steps by operation, in the published order. window: layers whose parameters are
-    gathered ahead, or a name (zbench.describe.overlap).
+    gathered ahead, or a name (zbench.describe.overlap). as_published: as zbench.anchors.steps has it.
 
     Raises:
         ValueError: window cannot be.
     """
     cost = published_cost(get_cluster)
-    executor, systems, wikipedia = Simulated(cost, window), flexsp_systems(cost), get_workload("wikipedia")
+    executor, systems, wikipedia = (
+        Simulated(cost, window),
+        flexsp_systems(cost, as_published),
+        get_workload("wikipedia"),
+    )
     drawn = [batch(wikipedia, step) for step in range(batches)]
     found = []
     for row in published_rows("steps"):
@@ -69,12 +78,13 @@ def step_operations(
         played: dict[str, float] = defaultdict(float)
         constants: dict[str, float] = defaultdict(float)
         for one in drawn:
-            parts = system.micro_batches(one.lengths)
+            lengths = PaddedLengths.of(one, system.padding, cost).lengths
+            parts = system.micro_batches(lengths)
             counts.append(len(parts))
             executor.start()
             for name, seconds in played_operations(executor.step(one, system.plan(one)).seconds_for).items():
                 played[name] += seconds / batches
-            for name, value in operations_by_constants(parts, one.lengths, system.objective.degree).items():
+            for name, value in operations_by_constants(parts, lengths, system.objective.degree).items():
                 constants[name] += value / batches
         told = float(row["seconds"]), float(np.mean(counts)), dict(played), dict(constants)
         found.append(StepOperations(row["system"], *told))

@@ -18,6 +18,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.simulator.simulate import SimulatedAttention
+from zbench.systems.common.padding import Padding
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 from zbench.workloads.fill import Lengths
@@ -54,12 +55,14 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExe
     return found
 
 
-def flexsp_systems(cost: Cost) -> dict[str, FlexSP | FlexSPBatchAda]:
-    """Returns what the published steps are of, by the names of their rows."""
+def flexsp_systems(cost: Cost, as_published: bool = False) -> dict[str, FlexSP | FlexSPBatchAda]:
+    """Returns what the published steps are of, by the names of their rows. as_published: with documents padded and the
+    smallest groups as in the public code."""
+    padding: Padding = "published" if as_published else "none"
     return {
-        "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
-        "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published"),
-        "flexsp": FlexSP(cost),
+        "static": FlexSPBatchAda(cost, degree=STATIC, packing="published", padding=padding),
+        "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published", padding=padding),
+        "flexsp": FlexSP(cost, least_degree=2 if as_published else 1, padding=padding),
     }
 
 

@@ -41,14 +41,14 @@ class Setting:
     cost: Cost
     system: System
 
-    def verdict(self, batches: Sequence[Batch], clock: Clock) -> Verdict:
-        """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others."""
-        executor, seconds = clock(self.cost), []
-        for batch in batches:
-            found = compared_seconds(executor, batch, tuple(self.system.plan(batch)))
-            if found < inf:
-                seconds.append(found)
-        return len(batches) - len(seconds), sum(seconds) / max(len(seconds), 1)
+    def verdict(self, hard: Batch, batches: Sequence[Batch], clock: Clock) -> Verdict:
+        """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others. hard: a
+        batch that has to fit and is too rare for its seconds to count."""
+        executor, rare = clock(self.cost), clock(self.cost)
+        found = [compared_seconds(executor, batch, tuple(self.system.plan(batch))) for batch in batches]
+        seconds = [one for one in found if one < inf]
+        lacking = len(found) - len(seconds) + (compared_seconds(rare, hard, tuple(self.system.plan(hard))) == inf)
+        return lacking, sum(seconds) / max(len(seconds), 1)
 
     def choice(self) -> Choice:
         """Returns the keys that the setting sets, and both kinds in words."""
@@ -68,10 +68,10 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     then the fastest."""
     if len(settings) > BETTER:
         study.tell(f"playing {len(settings)} settings")
-        few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]
-        settings = _ranked(settings, few, SimulatedAttention)[:BETTER]
+        few = sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))
+        settings = _ranked(settings, sample.hard, few, SimulatedAttention)[:BETTER]
     study.tell("playing the better ones")
-    return _ranked(settings, [sample.hard, *sample.some(study.judged)], study.clock)[0].choice()
+    return _ranked(settings, sample.hard, sample.some(study.judged), study.clock)[0].choice()
 
 
 def compared_seconds(executor: Executor, batch: Batch, plans: tuple[Plan, ...]) -> float:
@@ -107,7 +107,7 @@ def _settings(study: Study, made: Made, limits: Limits, tokens: int) -> Iterator
             yield Setting(chosen, keys, cost, made(cost, keys))
 
 
-def _ranked(settings: Sequence[Setting], batches: Sequence[Batch], clock: Clock) -> list[Setting]:
+def _ranked(settings: Sequence[Setting], hard: Batch, batches: Sequence[Batch], clock: Clock) -> list[Setting]:
     """Sorts settings, the best first; equally good ones keep their order."""
-    verdicts = [one.verdict(batches, clock) for one in settings]
+    verdicts = [one.verdict(hard, batches, clock) for one in settings]
     return [settings[i] for i in sorted(range(len(settings)), key=verdicts.__getitem__)]
