@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.runtime.clocks.step_times import WAITS, StepTimes
+from zbench.runtime.clocks.pace import Pacer
+from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
@@ -182,15 +183,19 @@ def _wait(works: Works, times: StepTimes, kept: int) -> None:
     """Waits for the messages of all instances but the last `kept`."""
     while len(works) > kept:
         for work, _, queue in works.popleft():
-            before = times.turn_to(WAITS[queue])
-            work.wait()
-            times.turn_to(before)
+            times.wait(queue, work.wait)
 
 
-def open_messages(group: dist.ProcessGroup, node_of: Ints, device: torch.device, batched: bool = False) -> StepMessages:
+def open_messages(
+    group: dist.ProcessGroup,
+    node_of: Ints,
+    device: torch.device,
+    batched: bool = False,
+    pace: Pacer | None = None,
+) -> StepMessages:
     """Opens the messages of this process on a group. node_of: the node of every process, int64 [processes]. batched:
-    in batches, as NCCL takes them, over gloo, too."""
-    ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device))
+    in batches, as NCCL takes them, over gloo, too. pace: of the device; None: it is not paced."""
+    ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device), pace)
     if batched or dist.get_backend(group) == "nccl":
         return BatchedStepMessages(ends, device, times)
     return GlooMessages(ends, device, times)

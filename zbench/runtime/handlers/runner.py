@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
 from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes
@@ -69,7 +68,9 @@ class StepRunner:
             elif isinstance(one, Compute):
                 self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
                 before = times.turn_to(parts.seconds_for[one.formula])
+                times.pace.work()
                 compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
+                times.pace.spend(one.seconds)
                 times.turn_to(before)
             elif isinstance(one, Forget):
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
@@ -171,12 +172,10 @@ class _Unpacked:
 
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
-        before = times.turn_to(WAITS[self.queue])
         board.wait()
-        message = self.arrival.wait()
+        message = times.wait(self.queue, self.arrival.wait)
         board.resume()
         times.arrived()
-        times.turn_to(before)
         lists = self.cells.first, self.cells.second
         if self.encoding is not None:
             found = EncodedCells.arrived(message, self.format, lists, self.encoding)
