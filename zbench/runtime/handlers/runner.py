@@ -95,15 +95,20 @@ class StepRunner:
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
-            message = self._message(one, parcel, parts, layer)
-            if message.numel():  # of rows that routers choose there may be none, and no message then
+            coming = self._coming(one, parcel, parts, layer)
+            message = coming.data if coming is not None else self._message(one, parcel, parts, layer)
+            if not message.numel():  # of rows that routers choose there may be none, and no message then
+                continue
+            if coming is not None:
+                self.machine.messages.pass_on(one.queue, coming, parcel.peer)
+            else:
                 self.machine.messages.send(one.queue, message, parcel.peer)
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             coming = _Unpacked(self, one.queue, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, coming)
-            coming.slab = slab
+            coming.slab, slab.coming = slab, None if one.encoding else arrival
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
@@ -114,6 +119,15 @@ class StepRunner:
                 fields = self._encoded(one, parcel, parts, layer).fields(of, lists)
             self._arrive(one, parcel, parts, layer, Slab.of(of, *lists, fields))
             self.machine.messages.copied(one.queue, encoded_bytes(of, lists, one.encoding))
+
+    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Arrival | None:
+        """Returns the message that is on its way here with just what a parcel carries, None where there is none."""
+        cells = parcel.cells
+        if one.takes or one.encoding is not None or not cells.pairs():
+            return None
+        slab = self.stores[parcel.src].slab(parts.key(cells.tensor, layer + cells.layer), cells.pairs()[0])
+        found: Arrival | None = slab.under_way(cells.first, cells.second)
+        return found
 
     def _message(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Tensor:
         """Returns what a parcel carries as bytes."""
