@@ -68,9 +68,9 @@ def counts(phases: Mapping[str, float], seconds: float) -> bool:
     return phases["overrun"] / seconds <= MOST_OVERRUN and phases["late"] / seconds <= MOST_LATE
 
 
-def too_fast(cluster: Cluster, real: float, modelled: float) -> str:
-    """Returns the sentence for devices that this machine cannot be. real, modelled: seconds of the same work."""
-    return (
+def too_fast(cluster: Cluster, real: float, modelled: float) -> ValueError:
+    """Returns the error of devices that this machine cannot be. real, modelled: seconds of the same work."""
+    return ValueError(
         f"cluster.device is {cluster.device.name}; this machine cannot hold its rates for {cluster.num_ranks} "
         f"ranks (what takes the device {modelled:.2g} s took a rank {real:.2g} s, all at work at once): choose "
         "a cluster made for it, as cluster=desk_2x4_a800 is (docs/desk.md)"

@@ -75,7 +75,7 @@ class Desk(Torch):
         plan = _apart(self.cost, max(1, self.workload.batch(0).num_tokens // cluster.num_ranks))
         real, modelled = max(self._fleet.call("burst", plan), key=lambda one: float(one[0] / one[1]))
         if real > modelled:
-            raise ValueError(too_fast(cluster, real, modelled))
+            raise too_fast(cluster, real, modelled)
         return replace(ready, about={**ready.about, "burst": {"real_seconds": real, "device_seconds": modelled}})
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:

@@ -67,12 +67,13 @@ class StepReport:
     (zbench.step.operations.QUEUES) or zbench.interfaces.result.SWITCH. compiling: seconds before the step in which it
     became instructions.
     worst: the largest relative difference to the dense model and where, where it was asked for. began, events, nic,
-    nic_series: as of zbench.runtime.job.job.Report. paced: of a paced device the seconds that were "modelled", by which
-    real work came late ("overrun") and by which messages did ("late"); else {}. switching: of its seconds, those in
-    which parameters and optimizer state moved, as its strategy is another one than that of the step before. seats: that
-    experts have for tokens of this rank, of all layers, and how many of these have none, where a router chooses; rows:
-    of seats with a token, as zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those
-    that the dense model would have chosen otherwise, of equals but for rounding.
+    nic_series: as of zbench.runtime.job.job.Report. paced: of a paced device the seconds that were "modelled", that
+    processors "worked" on this rank, by which real work came late ("overrun") and by which messages did ("late"); else
+    {}. switching: of its seconds, those in which parameters and optimizer state moved, as its strategy is another one
+    than that of the step before. seats: that experts have for tokens of this rank, of all layers, and how many of these
+    have none, where a router chooses; rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are
+    counted; swapped: of the whole step, those that the dense model would have chosen otherwise, of equals but for
+    rounding.
     """
 
     loss: float | None

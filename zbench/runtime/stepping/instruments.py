@@ -5,7 +5,7 @@ are posted.
 """
 
 from dataclasses import dataclass, field
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 from zbench.describe.cluster import Cluster
@@ -32,6 +32,7 @@ class Instruments:
     nics: Sampler | None = None
     lateness: Lateness | None = None
     fault: Fault | None = None
+    _worked: float = 0.0  # seconds of processors until a step's begin
 
     @staticmethod
     def of(job: StepJob, rank: int, place: Place | None, pace: Pacer) -> "Instruments":
@@ -54,6 +55,7 @@ class Instruments:
             sleep(later)
         if self.fault is not None and self.place is not None and self.fault.step == step:
             self.fault.begin(self.cluster, self.place)
+        self._worked = process_time()
         began = perf_counter()
         self.pace.begin()
         if self.lateness is not None:
@@ -64,8 +66,13 @@ class Instruments:
         """Ends what `begin` began; returns what was measured since."""
         if self.nics is None or self.lateness is None:
             return NodeMeasurements()
-        late = {"overrun": self.pace.overrun, "late": self.lateness.seconds(), "modelled": self.pace.modelled}
-        return NodeMeasurements(self.nics.end(), self.nics.series(), late)
+        paced = {
+            "overrun": self.pace.overrun,
+            "late": self.lateness.seconds(),
+            "modelled": self.pace.modelled,
+            "worked": process_time() - self._worked,
+        }
+        return NodeMeasurements(self.nics.end(), self.nics.series(), paced)
 
 
 @dataclass(frozen=True)
