@@ -106,5 +106,5 @@ def test_what_emulated_nodes_cannot_be(settings: dict[str, Any], sentence: str) 
 
 
 def test_host_memory_has_no_link() -> None:
-    with pytest.raises(ValueError, match="^memory.offload is optimizer; emulated nodes have no link to host memory"):
+    with pytest.raises(ValueError, match=r"^memory.offload is optimizer; emulated nodes have no link to host memory"):
         DeskWholeStep(cost_of(2, 1, offload="optimizer"), WORKLOAD)
