@@ -58,7 +58,7 @@ def fault_of(given: Mapping[str, Any] | None, cluster: Cluster) -> Fault | None:
     for name in ("nic", "step"):
         if name not in known:
             raise ValueError(f"executor.fault.{name} is missing; a fault is of a NIC and begins in a step")
-    fault = Fault(**known)
+    fault = Fault(**known)  # type: ignore[arg-type]
     fault.check(cluster)
     return fault
 

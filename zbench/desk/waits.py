@@ -66,11 +66,15 @@ def compared_waits(run: Run, played: Callable[[Sequence[Line]], Steps]) -> Compa
     if not counted or not measured:
         raise ValueError(f"the run of {label(run.start, 'system')} has no measured round of whole steps that counts")
     told, over = played(run.steps), median if size == 1 else fmean
-    kinds = [[Waits.of([steps[at] for at in one]) for one in counted] for steps in (run.steps, told)]
-    fields = Waits.__dataclass_fields__
+
+    def together(steps: Steps) -> Waits:
+        each = [Waits.of([steps[at] for at in one]) for one in counted]
+        return Waits(*(over([getattr(one, name) for one in each]) for name in Waits.__dataclass_fields__))
+
     return ComparedWaits(
         {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
-        *(Waits(*(over([getattr(one, name) for one in every]) for name in fields)) for every in kinds),
+        together(run.steps),
+        together(told),
         (size * len(counted), len(run.steps)),
     )
 

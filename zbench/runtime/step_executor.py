@@ -5,7 +5,7 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, USUAL_EXPERTS, Experts
+from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -23,7 +23,6 @@ from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.driver import (
     LIMITS,
-    CheckFailed,
     check_difference,
     check_loss,
     check_pickled,
@@ -33,11 +32,12 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
+from zbench.runtime.step_checks import checked_bytes, routed_rows
 from zbench.runtime.step_measured import step_loss, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
@@ -216,7 +216,9 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)
-        return replace(result, expert_rows=self._chosen_rows(batch, reports) or result.expert_rows)
+        return replace(
+            result, expert_rows=routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
+        )
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -268,24 +270,13 @@ class TorchWholeStep:
         self._warm = True
         ran = rounds.step(batch, plans, trace is not None)
         check_loss(step_loss(ran.reports), batch.step)
-        checked = self._checked_bytes(batch, ran.stated, ran.reports) if "bytes" in self.check else {}
+        checked = checked_bytes(batch, ran.stated, ran.reports) if "bytes" in self.check else {}
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, ran.reports, is_one_machine())
         found = self.result(batch, ran.reports, checked, ran.clock)
         return replace(found, phases=dict(found.phases) | ({"round_end": ran.ended} if ran.ended else {}))
-
-    def _chosen_rows(self, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
-        """Returns what experts' capacity came to where routers chose, as of ProvenSteps.expert_rows; a token that an
-        expert may choose has no choice that could be dropped."""
-        if self.experts.routing == DRAWN:
-            return {}
-        model = self.cost.gpus.model
-        seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
-        choices = batch.num_tokens * model.experts_per_token * model.num_layers
-        dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
-        return {**dropped, **({"padded": empty / seats} if self.experts.padded else {"taken": 1 - empty / seats})}
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -305,22 +296,5 @@ class TorchWholeStep:
             changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
             for stated, moved in zip(every, changed, strict=not step.num_hosts):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            told |= self._checked_bytes(batch, every, reports)
+            told |= checked_bytes(batch, every, reports)
         return told
-
-    @staticmethod
-    def _checked_bytes(
-        batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
-    ) -> dict[str, float]:
-        """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
-
-        Raises:
-            zbench.runtime.driver.CheckFailed: a rank has sent or received others.
-        """
-        for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
-            if report.total() != stated:
-                raise CheckFailed(
-                    f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
-                    f"by queue, and the step says {stated}"
-                )
-        return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}
