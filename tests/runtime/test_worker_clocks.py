@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from zbench.runtime.job.step_job import StepReport
-from zbench.runtime.worker_clocks import WorkerClocks, together
+from zbench.runtime.worker_clocks import WorkerClocks
 
 
 def reports(seconds: Sequence[float]) -> list[StepReport]:
@@ -26,7 +26,7 @@ def test_a_round_takes_as_long_as_the_worker_whose_steps_take_longest_together()
     assert end.idle == pytest.approx([0, 0, 0.25, 0])
     assert end.wait == 0.5
     assert clocks.later == [0, 0, 0, 0]
-    whole = together(second, end)
+    whole = second.followed_by(end)
     assert (whole.seconds, whole.idle, whole.wait) == (1.5, [0, 0, 1.75, 0], 0.5)
 
 

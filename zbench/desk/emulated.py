@@ -1,4 +1,4 @@
-"""What executors on emulated nodes have in common: how ranks get there, faults, and which steps count.
+"""Common parts of executors on emulated nodes: how ranks get there, faults, and which steps count.
 
 The driver's side: imports no torch.
 """
@@ -63,7 +63,7 @@ def fault_of(given: Mapping[str, Any] | None, cluster: Cluster) -> Fault | None:
     return fault
 
 
-def counts(phases: Mapping[str, float], seconds: float) -> bool:
+def step_counts(phases: Mapping[str, float], seconds: float) -> bool:
     """Returns whether a step counts: neither ranks' work nor messages were late by too much of its seconds."""
     return phases["overrun"] / seconds <= MOST_OVERRUN and phases["late"] / seconds <= MOST_LATE
 

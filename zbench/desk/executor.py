@@ -10,7 +10,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.desk.emulated import NIC_BYTES, check_emulated, counts, fault_of, open_emulated, too_fast
+from zbench.desk.emulated import NIC_BYTES, check_emulated, fault_of, open_emulated, step_counts, too_fast
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
@@ -81,7 +81,7 @@ class Desk(Torch):
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Runs a step as Torch does, and marks it invalid where the machine was too busy for it."""
         result = Torch.traced_step(self, batch, plans, trace)
-        return replace(result, valid=counts(result.phases, result.seconds))
+        return replace(result, valid=step_counts(result.phases, result.seconds))
 
     def about(self, job: Job) -> dict[str, Any]:
         return {**Torch.about(self, job), "nic_bytes": NIC_BYTES, "device": "paced"}

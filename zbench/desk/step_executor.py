@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from zbench.cost.job import worker_cost
 from zbench.describe.batch import Batch
-from zbench.desk.emulated import NIC_BYTES, check_emulated, counts, fault_of, open_emulated, too_fast
+from zbench.desk.emulated import NIC_BYTES, check_emulated, fault_of, open_emulated, step_counts, too_fast
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.runtime.executor import LEAST_INTERVAL
@@ -103,7 +103,7 @@ class DeskWholeStep(TorchWholeStep):
         if self.warmup and worked > modelled:  # else much of it is the first step's alone
             raise too_fast(self.cost.gpus.cluster, worked, modelled)
         found = TorchWholeStep.result(self, batch, reports, checks, clock)
-        return replace(found, valid=counts(found.phases, max(one.seconds for one in reports)))
+        return replace(found, valid=step_counts(found.phases, max(one.seconds for one in reports)))
 
     def _open(self, rank: str, job: StepJob) -> Fleet:
         return open_emulated(self.name, self.cost.gpus.cluster, rank, job, self.timeout)

@@ -16,7 +16,7 @@ from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.device_seconds import DeviceSeconds, Seconds
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
-from zbench.runtime.worker_clocks import StepClock, WorkerClocks, together
+from zbench.runtime.worker_clocks import StepClock, WorkerClocks
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.rounds.order import round_ends, under_way
 from zbench.step.passes.rounds.worker_steps import FragmentEnd, WorkerStep, WorkerSteps
@@ -113,7 +113,7 @@ class RoundDriver:
                 ended += max(one.seconds for one in ends)
             else:
                 met = self.clocks.met(ends)
-                ended, clock = ended + met.seconds, together(clock, met)
+                ended, clock = ended + met.seconds, clock.followed_by(met)
             if what.begins_anew:
                 tokens[:] = [0] * len(tokens)
         return RanStep(reports, stated, ended, clock)

@@ -1,4 +1,4 @@
-"""What ranks tell of a whole step beside what they have to: bytes by queue, and rows where routers chose. No torch."""
+"""Checks of what ranks tell of a whole step: bytes by queue, and rows where routers chose. No torch."""
 
 from collections.abc import Mapping, Sequence
 

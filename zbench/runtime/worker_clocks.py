@@ -21,6 +21,11 @@ class StepClock:
     idle: Sequence[float]
     wait: float | None = None
 
+    def followed_by(self, end: "StepClock") -> "StepClock":
+        """Returns the time of a step and of the round's end that followed it."""
+        idle = [one + more for one, more in zip(self.idle, end.idle, strict=True)]
+        return StepClock(self.seconds + end.seconds, idle, end.wait)
+
 
 @dataclass
 class WorkerClocks:
@@ -57,8 +62,3 @@ class WorkerClocks:
 
     def _slowest(self, seconds: Sequence[float]) -> list[float]:
         return [max(seconds[at : at + self.each]) for at in range(0, len(seconds), self.each)]
-
-
-def together(one: StepClock, end: StepClock) -> StepClock:
-    """Returns the time of a step and of the round's end that followed it."""
-    return StepClock(one.seconds + end.seconds, [a + b for a, b in zip(one.idle, end.idle, strict=True)], end.wait)

@@ -21,7 +21,7 @@ from zbench.describe.arrays import Ints
 from zbench.runtime.clocks.pace import Pacer
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
-from zbench.runtime.handlers.passing import PassedOn, PassingThread
+from zbench.runtime.transport.passing import PassedOn, PassingThread
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
 

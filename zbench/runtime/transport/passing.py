@@ -43,16 +43,21 @@ class PassedOn:
 
 
 class PassingThread:
-    """A thread that posts messages one after another, in the order it was given them."""
+    """A thread that posts messages one after another, in the order it was given them; it ends when nobody has this any
+    more."""
 
     def __init__(self) -> None:
-        self._given: SimpleQueue[PassedOn] = SimpleQueue()
-        threading.Thread(target=self._work, name="zbench-passing", daemon=True).start()
+        self._given: SimpleQueue[PassedOn | None] = SimpleQueue()
+        threading.Thread(target=_post_all, args=(self._given,), name="zbench-passing", daemon=True).start()
 
     def give(self, one: PassedOn) -> None:
         """Gives the thread a message."""
         self._given.put(one)
 
-    def _work(self) -> None:
-        while True:
-            self._given.get().post()
+    def __del__(self) -> None:
+        self._given.put(None)
+
+
+def _post_all(given: "SimpleQueue[PassedOn | None]") -> None:
+    while (one := given.get()) is not None:
+        one.post()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from zbench.runtime.handlers.passing import PassedOn, PassingThread
+from zbench.runtime.transport.passing import PassedOn, PassingThread
 
 
 class Sent:
@@ -46,3 +46,14 @@ def test_what_fails_is_raised_where_it_is_waited_for() -> None:
     other.wait()
     with pytest.raises(ConnectionError, match="closed by peer"):
         one.wait()
+
+
+def test_a_thread_ends_with_what_has_it() -> None:
+    before = set(threading.enumerate())
+    thread, one = PassingThread(), PassedOn(lambda: None, Sent)
+    thread.give(one)
+    one.wait()
+    (mine,) = set(threading.enumerate()) - before
+    del thread
+    mine.join(60)
+    assert not mine.is_alive()
