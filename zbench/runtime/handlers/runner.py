@@ -70,7 +70,8 @@ class StepRunner:
                 before = times.turn_to(parts.seconds_for[one.formula])
                 times.pace.work()
                 compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
-                times.pace.spend(one.seconds)
+                if one.seconds:  # what is free on a device has no end of its own
+                    times.pace.spend(one.seconds)
                 times.turn_to(before)
             elif isinstance(one, Forget):
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
@@ -95,12 +96,12 @@ class StepRunner:
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
-            coming = self._coming(one, parcel, parts, layer)
-            message = coming.data if coming is not None else self._message(one, parcel, parts, layer)
+            under_way = self._coming(one, parcel, parts, layer)
+            message = under_way.data if under_way is not None else self._message(one, parcel, parts, layer)
             if not message.numel():  # of rows that routers choose there may be none, and no message then
                 continue
-            if coming is not None:
-                self.machine.messages.pass_on(one.queue, coming, parcel.peer)
+            if under_way is not None:
+                self.machine.messages.pass_on(one.queue, under_way, parcel.peer)
             else:
                 self.machine.messages.send(one.queue, message, parcel.peer)
         self.machine.messages.posted()
