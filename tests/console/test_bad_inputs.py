@@ -36,6 +36,7 @@ READERS = (
     "report @",
     "fidelity --out @",
     "desk overlap @",
+    "desk waits @",
     "track sync @ --tracker tensorboard",
 )
 MOST_LINES = 3  # on stderr

@@ -33,6 +33,7 @@ def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch", "local_2x2", "tiny", 4),
         ("torch_whole_step", "local_2x2", "tiny", 4),
         ("desk", "desk_2x4_a800", "desk", 8),
+        ("desk_whole_step", "desk_2x4_a800", "desk", 8),
     ],
 )
 @pytest.mark.usefixtures("laptop")

@@ -2,10 +2,11 @@
 python -m zbench.desk measure cluster=desk_2x4_a800: what the links of a desk give, measured on it.
 python -m zbench.desk port_order cluster=desk_2x4_a800: whether a ring waits for a gather that began before it.
 python -m zbench.desk overlap FILE: how much of attention's messages hid behind its arithmetic, of recorded runs.
+python -m zbench.desk waits FILE: what ranks of whole steps waited for, measured and simulated, of recorded runs.
 
 The first prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this), the second payload's share of
-each kind of link and the latency, the third a line a run. Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by
-Ctrl-C.
+each kind of link and the latency, the last two a line a run. Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped
+by Ctrl-C.
 """
 
 import sys
@@ -18,6 +19,7 @@ from zbench.describe.checks import check_whole_number
 with loading(__name__):
     import argparse
     import shlex
+    from dataclasses import asdict
 
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
@@ -47,15 +49,19 @@ def main() -> int:
 
 def _main() -> int:
     asked = _arguments()
-    return {"scale": _scale, "measure": _measure, "port_order": _port_order, "overlap": _overlap}[asked.what](asked)
+    return {"scale": _scale, "measure": _measure, "port_order": _port_order, "overlap": _overlap, "waits": _waits}[
+        asked.what
+    ](asked)
 
 
 def _arguments() -> argparse.Namespace:
     parent = Parser(prog="python -m zbench.desk", description="Emulated nodes (docs/desk.md).")
-    commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure, port_order or overlap")
-    recorded = commands.add_parser("overlap", help="of attention's messages and arithmetic, of recorded runs")
-    recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
-    add_trust(recorded)
+    commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure, port_order, overlap or waits")
+    of_runs = (("overlap", "of attention's messages and arithmetic"), ("waits", "what ranks of whole steps waited for"))
+    for name, told in of_runs:
+        recorded = commands.add_parser(name, help=f"{told}, of recorded runs")
+        recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
+        add_trust(recorded)
     measure = commands.add_parser("measure", help="what the links of a desk cluster give")
     order = commands.add_parser("port_order", help="who goes first at a NIC: a ring beside a gather")
     parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
@@ -124,6 +130,23 @@ def _overlap(asked: argparse.Namespace) -> int:
             f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
             f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger"
         )
+    return 0
+
+
+def _waits(asked: argparse.Namespace) -> int:
+    from zbench.desk.waits import ComparedWaits, compared_waits, waits_table
+
+    def of(run: Run) -> ComparedWaits:
+        replay = Replay.of(run, asked.trust)
+        replay.parts.executor.start()
+        return compared_waits(
+            run, lambda steps: [asdict(replay.parts.executor.step(*replay.step(one))) for one in steps]
+        )
+
+    measured = [run for run in read_all([asked.file]) if not run.start["facts"]["simulated"]]
+    if not measured:
+        raise ValueError(f"file is {asked.file}; it holds no measured run")
+    print("\n".join(waits_table(each(measured, of))))
     return 0
 
 

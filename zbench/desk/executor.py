@@ -4,13 +4,13 @@ The driver's side: imports no torch.
 """
 
 from dataclasses import dataclass, replace
-from os import environ
 from typing import Any
 
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.desk.emulated import NIC_BYTES, check_emulated, fault_of, open_emulated, step_counts, too_fast
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
@@ -19,16 +19,7 @@ from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
 from zbench.runtime.executor import TARGET, Torch
 from zbench.runtime.job.job import Job
-from zbench.runtime.job.settings import with_known_keys
-from zbench.runtime.network.fault import Fault
-from zbench.runtime.network.wiring import Wiring
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.processes.world import found
-
-MOST_OVERRUN = 0.05  # share of a step by which real work may be late: what a simulator should be right to
-# Messages wait for processors without anybody else at work, too: eight ranks on two cores, for 4 to 8 % of a step, half
-# of which the step is longer for (docs/desk.md).
-MOST_LATE = 0.10
 
 
 @dataclass(slots=True)
@@ -52,8 +43,7 @@ class Desk(Torch):
     fault: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise ValueError(f"executor.device is {self.device!r}; emulated nodes compute on the CPU, cpu")
+        check_emulated(self.device, self.cost.cluster)
         if not self.nic_counters:
             raise ValueError(
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
@@ -70,8 +60,7 @@ class Desk(Torch):
                 "one ring of ranks, through one NIC of each node, which no cluster that is emulated does"
             )
         Torch.__post_init__(self)
-        Wiring.of(self.cost.cluster)
-        self._fault()
+        fault_of(self.fault, self.cost.cluster)
 
     def start(self) -> Ready:
         """Starts the ranks on emulated nodes, and checks that this machine is fast enough for them.
@@ -86,43 +75,22 @@ class Desk(Torch):
         plan = _apart(self.cost, max(1, self.workload.batch(0).num_tokens // cluster.num_ranks))
         real, modelled = max(self._fleet.call("burst", plan), key=lambda one: float(one[0] / one[1]))
         if real > modelled:
-            raise ValueError(
-                f"cluster.device is {cluster.device.name}; this machine cannot hold its rates for {cluster.num_ranks} "
-                f"ranks (what takes the device {modelled:.2g} s took a rank {real:.2g} s, all at work at once): choose "
-                "a cluster made for it, as cluster=desk_2x4_a800 is (docs/desk.md)"
-            )
+            raise too_fast(cluster, real, modelled)
         return replace(ready, about={**ready.about, "burst": {"real_seconds": real, "device_seconds": modelled}})
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Runs a step as Torch does, and marks it invalid where the machine was too busy for it."""
         result = Torch.traced_step(self, batch, plans, trace)
-        overrun, late = (result.phases[name] / result.seconds for name in ("overrun", "late"))
-        return replace(result, valid=overrun <= MOST_OVERRUN and late <= MOST_LATE)
+        return replace(result, valid=step_counts(result.phases, result.seconds))
 
     def about(self, job: Job) -> dict[str, Any]:
-        return {**Torch.about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}
+        return {**Torch.about(self, job), "nic_bytes": NIC_BYTES, "device": "paced"}
 
     def job(self) -> Job:
-        return replace(Torch.job(self), is_paced=True, fault=self._fault())
-
-    def _fault(self) -> Fault | None:
-        if self.fault is None:
-            return None
-        given = with_known_keys("executor.fault", self.fault, Fault.__dataclass_fields__)
-        for name in ("nic", "step"):
-            if name not in given:
-                raise ValueError(f"executor.fault.{name} is missing; a fault is of a NIC and begins in a step")
-        fault = Fault(**given)  # type: ignore[arg-type]
-        fault.check(self.cost.cluster)
-        return fault
+        return replace(Torch.job(self), is_paced=True, fault=fault_of(self.fault, self.cost.cluster))
 
     def _open(self, job: Job) -> Fleet:
-        from zbench.runtime.processes.launch import LocalFleet
-
-        if found(environ) is not None:
-            raise ValueError("executor is desk; it starts its ranks itself, not under torchrun or Slurm")
-        cluster = self.cost.cluster
-        return LocalFleet(cluster.num_ranks, TARGET, job, timeout=self.timeout, wiring=Wiring.of(cluster))
+        return open_emulated("desk", self.cost.cluster, TARGET, job, self.timeout)
 
 
 def _apart(cost: Cost, tokens: int) -> Plan:

@@ -34,7 +34,9 @@ from zbench.simulated.rollout_job import in_iterations
 SIMULATED = "zbench.simulated.executor.Simulated"
 SIMULATED_ATTENTION = "zbench.simulator.simulate.SimulatedAttention"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
-WHOLE_STEPS = (SIMULATED, TORCH_WHOLE_STEP)  # executors of whole steps, which all of a strategy is for
+DESK_WHOLE_STEP = "zbench.desk.step_executor.DeskWholeStep"
+RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by whole steps
+WHOLE_STEPS = (SIMULATED, *RUN_WHOLE_STEPS)  # executors of whole steps, which all of a strategy is for
 CLOCKS = (SIMULATED, SIMULATED_ATTENTION)  # executors that play on a described cluster's clock
 _CLOCKS = "executor=simulated and executor=simulated_attention"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -129,7 +131,7 @@ class Parts:
         simulated = target in CLOCKS
         strategy = make_strategy(config, make)
         strategy.sync.check_run(settings.steps)
-        nominal = _machine(config, settings, make, strategy, simulated or target == TORCH_WHOLE_STEP)
+        nominal = _machine(config, settings, make, strategy, simulated or target in RUN_WHOLE_STEPS)
         world = _world(config, make, simulated)
         nodes = nominal.cluster.num_nodes
         nominal = nominal._replace(cluster=strategy.job.training_part(nominal.cluster))

@@ -15,7 +15,7 @@ from zbench.record.record import Line, Run
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
 from zbench.run.machine import free_memory
-from zbench.run.parts import CLOCKS, PRECISIONS, SIMULATED, SIMULATED_ATTENTION, TORCH_WHOLE_STEP, Parts, Settings
+from zbench.run.parts import CLOCKS, PRECISIONS, RUN_WHOLE_STEPS, SIMULATED, SIMULATED_ATTENTION, Parts, Settings
 from zbench.run.price import check_memory_here, priced
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
@@ -49,12 +49,12 @@ class Replay:
                     config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
             target = config["executor"].get("_target_")
             if not run.start["facts"].get("simulated") or target not in CLOCKS:
-                config["executor"] = {"_target_": SIMULATED if target == TORCH_WHOLE_STEP else SIMULATED_ATTENTION}
+                config["executor"] = {"_target_": SIMULATED if target in RUN_WHOLE_STEPS else SIMULATED_ATTENTION}
             config["tracker"] = {"_target_": "zbench.track.Nothing"}
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)
-            have = bool(run.start["facts"].get("simulated")) or target == TORCH_WHOLE_STEP
+            have = bool(run.start["facts"].get("simulated")) or target in RUN_WHOLE_STEPS
             played, seen = (replace(cost, pipelines=cost.pipelines and have) for cost in (parts.cost, parts.seen))
             made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen") or {})
             return Replay(made.parts, made.parts.cost, made.system)

@@ -1,13 +1,15 @@
 """Makes one StepResult of the reports of all ranks, and says where its bytes come from. The driver's side: no torch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from zbench.cost.bound import bound_seconds
 from zbench.cost.collective import nic_bytes
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import StepResult
 from zbench.runtime.job.footprint import LevelChoice
 from zbench.runtime.job.job import Report
@@ -20,6 +22,17 @@ COUNTED = (
 )
 _ROUNDING = 1e-9  # relative: of parts that are differences
 COUNTERS = "counters of the machines' NICs"
+
+
+class ReadsNics(Protocol):
+    """A report of a rank that may have read its node's counters (zbench.runtime.job.job.Report has the fields'
+    meaning)."""
+
+    @property
+    def nic(self) -> Mapping[str, Any]: ...
+
+    @property
+    def nic_series(self) -> dict[str, Any]: ...
 
 
 def step_result(
@@ -39,7 +52,7 @@ def step_result(
     """
     cluster = cost.cluster
     if nic_counters:
-        tx, rx = _node_nic_bytes(reports, cluster.gpus_per_node, cluster.nics_per_node)
+        tx, rx = node_nic_bytes(reports, cluster)
     else:
         sent = Sent.of(cluster, [one.inside for one in reports], [one.across for one in reports])
         more = _parameter_bytes(cost, parameters, num_micro_batches) if cluster.num_nodes > 1 else 0
@@ -59,10 +72,10 @@ def step_result(
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=reports[0].loss,
-        phases=slowest.phases | _paced(reports),
+        phases=slowest.phases | lateness([one.phases for one in reports if "overrun" in one.phases]),
         checks=checks,
         seconds_for=_seconds_for(reports, slowest.seconds),
-        nic_series=_series(reports, cluster.gpus_per_node),
+        nic_series=nic_series(reports, cluster.gpus_per_node),
         recompute=asdict(choice),
     )
 
@@ -111,19 +124,25 @@ def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int
     return nic_bytes(cost, wide) + num_micro_batches * nic_bytes(cost, 2 * layers + rest)
 
 
-def _node_nic_bytes(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
-    """Returns the bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
+def node_nic_bytes(reports: Sequence[ReadsNics], cluster: Cluster) -> tuple[list[int], list[int]]:
+    """Returns the bytes (sent, received) of every NIC of every node, as the first rank of each node read them.
+
+    Raises:
+        ValueError: a node has another number of NICs than the cluster.
+    """
     tx, rx = [], []
-    for node, report in enumerate(reports[::gpus_per_node]):
-        if len(report.nic) != nics_per_node:
+    for node, report in enumerate(reports[:: cluster.gpus_per_node]):
+        if len(report.nic) != cluster.nics_per_node:
             names = ", ".join(report.nic) or "none"
-            raise ValueError(f"cluster.nics_per_node is {nics_per_node}; node {node} has {len(report.nic)}: {names}")
+            raise ValueError(
+                f"cluster.nics_per_node is {cluster.nics_per_node}; node {node} has {len(report.nic)}: {names}"
+            )
         tx += [sent for sent, _ in report.nic.values()]
         rx += [received for _, received in report.nic.values()]
     return tx, rx
 
 
-def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
+def nic_series(reports: Sequence[ReadsNics], gpus_per_node: int) -> dict[str, Any]:
     """Joins the curves of all nodes' NICs, as zbench.interfaces.result.StepResult has them."""
     told = [report.nic_series for report in reports[::gpus_per_node]]
     if not told[0]:
@@ -133,10 +152,9 @@ def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
     return {"interval": told[0]["interval"], **ways}
 
 
-def _paced(reports: list[Report]) -> dict[str, float]:
+def lateness(paced: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns of paced devices the most that the work of any rank was late, and how late a rank's messages were on
-    average."""
-    phases = [one.phases for one in reports if "overrun" in one.phases]
-    if not phases:
+    average. paced: of each rank, () where none is."""
+    if not paced:
         return {}
-    return {"overrun": max(one["overrun"] for one in phases), "late": fmean(one["late"] for one in phases)}
+    return {"overrun": max(one["overrun"] for one in paced), "late": fmean(one["late"] for one in paced)}

@@ -1,9 +1,10 @@
 """The driver's side of training in rounds: workers' steps are sent to the ranks of each, and after a round what it ends
 with to all. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,13 @@ from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.steps.tokens import tokens_of
+from zbench.runtime.steps.device_seconds import DeviceSeconds, Seconds
+from zbench.runtime.steps.tokens import TokenParts, tokens_of
+from zbench.runtime.worker_clocks import StepClock, WorkerClocks
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.rounds.order import round_ends, under_way
 from zbench.step.passes.rounds.worker_steps import FragmentEnd, WorkerStep, WorkerSteps
+from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.round_rank:RoundRank"
 
@@ -46,10 +50,14 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
 
 @dataclass
 class RoundDriver:
-    """The rounds of a run. tokens: of every fragment, those of each worker since its last average left."""
+    """The rounds of a run. modelled: seconds of computes on paced devices, of a worker's step and of a round's end.
+    clocks: of workers on such devices; else None. tokens: of every fragment, those of each worker since its last
+    average left."""
 
     steps: WorkerSteps
     fleet: Fleet
+    modelled: tuple[DeviceSeconds, DeviceSeconds] = (DeviceSeconds(), DeviceSeconds())
+    clocks: WorkerClocks | None = None
     tokens: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,14 +91,12 @@ class RoundDriver:
         """Runs every worker's step without its updates."""
         self._local(batch, self.steps.of(batch, plans), False, False)
 
-    def step(
-        self, batch: Batch, plans: Sequence[Plan], noted: bool
-    ) -> tuple[list[StepReport], list[dict[str, Sizes]], float]:
-        """Runs a step of every worker, and the round's end where it is the last of its round; returns what ranks
-        measured, the bytes (sent, received) by queue that the steps say of each, and the seconds of the round's end.
-        noted: whether ranks tell part by part what they did."""
+    def step(self, batch: Batch, plans: Sequence[Plan], noted: bool) -> "RanStep":
+        """Runs a step of every worker, and the round's end where it is the last of its round. noted: whether ranks tell
+        part by part what they did."""
         found = self.steps.of(batch, plans)
         reports, ended = self._local(batch, found, True, noted), 0.0
+        clock = None if self.clocks is None else self.clocks.step(reports)
         stated = [dict(one) for worker in found for one in self._stated(worker)]
         for tokens, (worker, one) in product(self.tokens, enumerate(found)):
             tokens[worker] += 0 if one is None else one.tokens
@@ -99,25 +105,53 @@ class RoundDriver:
             end, tokens = self.steps.end(what.fragment, what.kind), self.tokens[what.fragment]
             shares = [count / sum(tokens) for count in tokens] if what.begins_anew else []
             late = late | {what.fragment} if what.is_late else late - {what.fragment}
-            ends: list[StepReport] = self.fleet.call("end_round", end, shares, bool(late))
+            ends = self._end(end, shares, bool(late))
             reports = [_together(one, more) for one, more in zip(reports, ends, strict=True)]
             for mine, other in zip(stated, stated_bytes(end.step), strict=True):
                 mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in other.items()}
-            ended += max(one.seconds for one in ends)
+            if self.clocks is None or clock is None:
+                ended += max(one.seconds for one in ends)
+            else:
+                met = self.clocks.met(ends)
+                ended, clock = ended + met.seconds, clock.followed_by(met)
             if what.begins_anew:
                 tokens[:] = [0] * len(tokens)
-        return reports, stated, ended
+        return RanStep(reports, stated, ended, clock)
+
+    def _end(self, end: FragmentEnd, shares: Sequence[float], late: bool) -> list[StepReport]:
+        """Runs what a fragment's round ends with, which ranks come to when their workers' clocks say so."""
+        later = [0.0] * self.steps.gpus[0] if self.clocks is None else self.clocks.later
+        seconds = self.modelled[1].of(end.step)
+        reports: list[StepReport] = self.fleet.call("end_round", end, shares, late, seconds, per_rank=later)
+        return reports
 
     def _local(self, batch: Batch, found: Sequence[WorkerStep | None], train: bool, noted: bool) -> list[StepReport]:
         each = self.steps.gpus[1]
-        own = [None if one is None else (one.step, tokens_of(self.steps.own.parts(batch, one.plans))) for one in found]
+        own = [None if one is None else self._own(batch, one) for one in found]
         per_rank = [one for one in own for _ in range(each)]
         reports: list[StepReport] = self.fleet.call("local_step", batch, train, noted, per_rank=per_rank)
         return reports
 
+    def _own(self, batch: Batch, one: WorkerStep) -> tuple[Step, tuple[TokenParts, ...], Seconds]:
+        """Returns what the ranks of a worker are told of its step."""
+        seconds = self.modelled[0].of(one.step, one.plans)
+        return one.step, tokens_of(self.steps.own.parts(batch, one.plans)), seconds
+
     def _stated(self, worker: WorkerStep | None) -> list[dict[str, Sizes]]:
         """Returns the bytes of a worker's GPUs, by queue."""
         return [{}] * self.steps.gpus[1] if worker is None else stated_bytes(worker.step)
+
+
+@dataclass(frozen=True)
+class RanStep:
+    """A step of a run in rounds. reports: of all ranks. stated: the bytes (sent, received) by queue that the steps say
+    of each. ended: the seconds of the round's end. clock: of paced devices, the step's time on their workers' clocks;
+    None: all wait for each other before each step."""
+
+    reports: list[StepReport]
+    stated: list[dict[str, Sizes]]
+    ended: float
+    clock: StepClock | None
 
 
 def _sum(one: Sizes, other: Sizes) -> Sizes:
@@ -140,4 +174,15 @@ def _together(one: StepReport, end: StepReport) -> StepReport:
         across=across,
         peak_bytes=max(one.peak_bytes, end.peak_bytes),
         compiling=one.compiling + end.compiling,
+        nic={name: _sum(pair, end.nic[name]) for name, pair in one.nic.items()},
+        nic_series=_series_together(one.nic_series, end.nic_series),
+        paced={name: value + end.paced[name] for name, value in one.paced.items()},
     )
+
+
+def _series_together(one: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the curves of NICs in a step and in what followed it, one after the other."""
+    return {
+        name: value if name == "interval" else [[*first, *then] for first, then in zip(value, end[name], strict=True)]
+        for name, value in one.items()
+    }

@@ -5,15 +5,16 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, USUAL_EXPERTS, Experts
+from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -22,7 +23,6 @@ from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.driver import (
     LIMITS,
-    CheckFailed,
     check_difference,
     check_loss,
     check_pickled,
@@ -32,13 +32,16 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
+from zbench.runtime.step_checks import checked_bytes, routed_rows
 from zbench.runtime.step_measured import step_loss, whole_step_result
+from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
+from zbench.runtime.worker_clocks import StepClock
 from zbench.simulated.open_choices import chosen_steps
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.proven import ProvenSteps
@@ -86,6 +89,7 @@ class TorchWholeStep:
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
+    name: ClassVar[str] = "torch_whole_step"  # by which sentences call it
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
@@ -93,14 +97,14 @@ class TorchWholeStep:
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
 
     def __post_init__(self) -> None:
-        need("torch", "executor=torch_whole_step")
+        need("torch", f"executor={self.name}")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
         if self.experts.skew and self.experts.counted:
             raise ValueError(
                 f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
-                "executor=torch_whole_step routers choose, and nothing is drawn for a clock, so it takes 0"
+                f"executor={self.name} routers choose, and nothing is drawn for a clock, so it takes 0"
             )
         for check in (one for one in self.check if one in LIMITS):
             sharding = self.cost.gpus.model.sharding
@@ -132,7 +136,7 @@ class TorchWholeStep:
         cluster = cost.gpus.cluster
         experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
-            "torch_whole_step", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
+            self.name, cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )
 
     @property
@@ -140,7 +144,7 @@ class TorchWholeStep:
         """The steps that plans become where workers come together in rounds."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        return WorkerSteps("torch_whole_step", model, gpus, self.sync, self.overlap, cluster)
+        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster)
 
     @property
     def first_step(self) -> int:
@@ -160,9 +164,9 @@ class TorchWholeStep:
         rank = ROUND_RANK if self.sync.in_rounds else RANK
         if self.checkpoint_every is not None:
             self._hold = Hold.of(self.checkpoint)
-        self._fleet = open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
+        self._fleet = self._open(rank, job)
         self._warm, self._left = False, None
-        self._rounds = RoundDriver(self.worker_steps, self._fleet) if self.sync.in_rounds else None
+        self._rounds = self._new_rounds(self._fleet) if self.sync.in_rounds else None
         if self._rounds is not None and self.resume is not None:
             self._rounds.load(self.resume)
         return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
@@ -187,12 +191,12 @@ class TorchWholeStep:
         assert self._fleet is not None
         for package in sorted({plan.attention for plan in plans} - {""}):
             raise ValueError(
-                f"system has {package} compute attention in place of its plans; executor=torch_whole_step runs plans "
+                f"system has {package} compute attention in place of its plans; executor={self.name} runs plans "
                 "alone, and executor=torch has both"
             )
         if any(plan.padding is not None for plan in plans):
             raise ValueError(
-                "plans pad sequences, as with system.padding=published; executor=torch_whole_step takes plans that do "
+                f"plans pad sequences, as with system.padding=published; executor={self.name} takes plans that do "
                 "not: system.padding=none, also beside variant=published"
             )
         if self._rounds is not None:
@@ -200,18 +204,21 @@ class TorchWholeStep:
         chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
         of = chosen.steps
         step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
+        seconds = self.modelled.of(step, plans)
         for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, step, tokens, False)
+            self._fleet.call("step", batch, step, tokens, False, False, seconds)
             self._left = step
         self._warm = True
-        reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None)
+        reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None, seconds)
         check_loss(step_loss(reports), batch.step)
         checked = self.checked(batch, step, reports)
         self._left = step
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        result = chosen.told(whole_step_result(batch, self.cost, reports, checked), batch, plans)
-        return replace(result, expert_rows=self._chosen_rows(batch, reports) or result.expert_rows)
+        result = chosen.told(self.result(batch, reports, checked), batch, plans)
+        return replace(
+            result, expert_rows=routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
+        )
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -230,6 +237,30 @@ class TorchWholeStep:
         optimizer = AdamW(**self.optimizer)
         return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync)
 
+    @property
+    def modelled(self) -> DeviceSeconds:
+        """The seconds of computes on paced devices, which these are not."""
+        return DeviceSeconds()
+
+    def result(
+        self,
+        batch: Batch,
+        reports: Sequence[StepReport],
+        checks: dict[str, float],
+        clock: StepClock | None = None,
+    ) -> StepResult:
+        """Makes a step's result of the reports of all ranks. clock: as of
+        zbench.runtime.step_measured.whole_step_result."""
+        return whole_step_result(batch, self.cost, reports, checks, clock)
+
+    def _open(self, rank: str, job: StepJob) -> Fleet:
+        """Starts the ranks. rank: what each is, as of zbench.runtime.driver.open_fleet."""
+        return open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
+
+    def _new_rounds(self, fleet: Fleet) -> RoundDriver:
+        """Returns the rounds of a run of which nothing was run."""
+        return RoundDriver(self.worker_steps, fleet)
+
     def _step_of_round(
         self, rounds: RoundDriver, batch: Batch, plans: tuple[Plan, ...], trace: str | None
     ) -> StepResult:
@@ -237,26 +268,15 @@ class TorchWholeStep:
         for _ in range(0 if self._warm else self.warmup):
             rounds.warm_up(batch, plans)
         self._warm = True
-        reports, stated, ended = rounds.step(batch, plans, trace is not None)
-        check_loss(step_loss(reports), batch.step)
-        checked = self._checked_bytes(batch, stated, reports) if "bytes" in self.check else {}
+        ran = rounds.step(batch, plans, trace is not None)
+        check_loss(step_loss(ran.reports), batch.step)
+        checked = checked_bytes(batch, ran.stated, ran.reports) if "bytes" in self.check else {}
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
-            write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
-        found = whole_step_result(batch, self.cost, reports, checked)
-        return replace(found, phases=dict(found.phases) | ({"round_end": ended} if ended else {}))
-
-    def _chosen_rows(self, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
-        """Returns what experts' capacity came to where routers chose, as of ProvenSteps.expert_rows; a token that an
-        expert may choose has no choice that could be dropped."""
-        if self.experts.routing == DRAWN:
-            return {}
-        model = self.cost.gpus.model
-        seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
-        choices = batch.num_tokens * model.experts_per_token * model.num_layers
-        dropped = {"dropped": 1 - (seats - empty) / choices} if self.experts.routing == TOKEN_CHOICE else {}
-        return {**dropped, **({"padded": empty / seats} if self.experts.padded else {"taken": 1 - empty / seats})}
+            write_measured(trace, self.cost.gpus.cluster, ran.reports, is_one_machine())
+        found = self.result(batch, ran.reports, checked, ran.clock)
+        return replace(found, phases=dict(found.phases) | ({"round_end": ran.ended} if ran.ended else {}))
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:
         """Returns what the checks found, by name.
@@ -276,22 +296,5 @@ class TorchWholeStep:
             changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
             for stated, moved in zip(every, changed, strict=not step.num_hosts):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            told |= self._checked_bytes(batch, every, reports)
+            told |= checked_bytes(batch, every, reports)
         return told
-
-    @staticmethod
-    def _checked_bytes(
-        batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
-    ) -> dict[str, float]:
-        """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
-
-        Raises:
-            zbench.runtime.driver.CheckFailed: a rank has sent or received others.
-        """
-        for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
-            if report.total() != stated:
-                raise CheckFailed(
-                    f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
-                    f"by queue, and the step says {stated}"
-                )
-        return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}

@@ -10,6 +10,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
 from zbench.runtime.job.step_job import StepReport
+from zbench.runtime.measured import lateness, nic_series, node_nic_bytes
+from zbench.runtime.worker_clocks import StepClock
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.operations import QUEUES
 
@@ -26,40 +28,50 @@ def whole_step_result(
     cost: Cost,
     reports: Sequence[StepReport],
     checks: dict[str, float],
+    clock: StepClock | None = None,
 ) -> StepResult:
     """Makes the result of a step of the reports of all ranks, which are GPUs; lists are of groups of these, as plans
-    have them: means, of memory the most."""
-    cluster, seconds = cost.gpus.cluster, max(one.seconds for one in reports)
-    slowest = max(reports, key=lambda one: one.seconds)
+    have them: means, of memory the most. clock: the step's time where it is not that of the slowest rank."""
+    cluster, slowest = cost.gpus.cluster, max(reports, key=lambda one: one.seconds)
+    clock = clock or StepClock(slowest.seconds, [slowest.seconds - one.seconds for one in reports])
 
-    def mean(value: Callable[[StepReport], float]) -> list[float]:
-        found: Floats = np.array([value(one) for one in reports], np.float64).reshape(-1, cost.tp).mean(axis=1)
+    def means(values: Sequence[float]) -> list[float]:
+        found: Floats = np.array(values, np.float64).reshape(-1, cost.tp).mean(axis=1)
         return [float(one) for one in found]
 
+    def mean(value: Callable[[StepReport], float]) -> list[float]:
+        return means([value(one) for one in reports])
+
     parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
-    parts["end"] = mean(lambda one: seconds - one.seconds)
+    parts["end"] = means(clock.idle)
     nic = [{name: _nic_bytes(cluster, reports, name, way) for name in (*QUEUES[1:], SWITCH)} for way in (0, 1)]
     peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
     exposed = mean(_waited)
+    sent, received = ([int(one) for one in np.sum(list(way.values()), axis=0)] for way in nic)
+    if reports[0].nic:
+        sent, received = node_nic_bytes(reports, cluster)
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(
-        seconds=seconds,
+        seconds=clock.seconds,
         bound_seconds=step_bound_seconds(batch, cost),
         attention_seconds=parts["attention"],
         linear_seconds=parts["linear"],
         communication_seconds=np.maximum(mean(lambda one: one.under_way), exposed).tolist(),
         exposed_seconds=exposed,
-        nic_tx_bytes=np.sum(list(nic[0].values()), axis=0).tolist(),
-        nic_rx_bytes=np.sum(list(nic[1].values()), axis=0).tolist(),
+        nic_tx_bytes=sent,
+        nic_rx_bytes=received,
         nvlink_bytes=sum(sent for name, sent in inside if name not in NOT_ON_NVLINK),
         peak_bytes=peak.tolist(),
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=step_loss(reports),
         phases={"compile": max(one.compiling for one in reports), "optimizer": slowest.spent.get("optimizer", 0.0)}
-        | ({SWITCH: switching} if (switching := max(one.switching for one in reports)) else {}),
+        | ({SWITCH: switching} if (switching := max(one.switching for one in reports)) else {})
+        | ({} if clock.wait is None else {"wait": clock.wait})
+        | lateness([one.paced for one in reports if one.paced]),
         checks=checks,
         seconds_for={name: values for name, values in parts.items() if any(values)},
+        nic_series=nic_series(reports, cluster.gpus_per_node),
         nic_tx_for={name: sizes.tolist() for name, sizes in nic[0].items() if sizes.any()},
     )
 

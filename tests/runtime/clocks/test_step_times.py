@@ -1,5 +1,9 @@
 """The times of a whole step, by a clock that the test turns."""
 
+import pytest
+
+from zbench.runtime.clocks import pace as pace_module
+from zbench.runtime.clocks.pace import Paced
 from zbench.runtime.clocks.step_times import WAITS, StepTimes
 from zbench.step.operations import QUEUES
 
@@ -85,3 +89,35 @@ def test_every_queue_has_a_part_that_waiting_for_it_is() -> None:
         "stages": "waiting_stages",
         "host": "waiting_host",
     }
+
+
+def test_a_paced_device_has_its_own_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process does between two computes is no time of the device's; what it waits for is."""
+    now = [100.0]
+    monkeypatch.setattr(pace_module, "clock_gettime", lambda clock: now[0])
+    monkeypatch.setattr(Paced, "_sleep", lambda pace, until: now.__setitem__(0, until))
+    pace = Paced()
+    times = StepTimes(TurnedClock(), pace)
+
+    def passes(seconds: float) -> str:
+        now[0] += seconds
+        return "data"
+
+    def computes(part: str, seconds: float) -> None:
+        before = times.turn_to(part)
+        pace.spend(seconds)
+        times.turn_to(before)
+
+    pace.begin()
+    times.begin()
+    computes("linear", 2.0)
+    passes(0.25)  # the interpreter's, while the device has nothing to wait for
+    assert times.wait(QUEUES.index("attention"), lambda: passes(0.0)) == "data"  # it is there
+    computes("linear", 1.0)
+    times.wait(QUEUES.index("gradients"), lambda: passes(4.0))
+    computes("optimizer", 0.5)
+    times.end()
+    assert times.seconds == {
+        "interpreter": 0.0, "linear": 3.0, "waiting_messages": 0.0, "waiting_gradients": 4.0, "optimizer": 0.5
+    }  # fmt: skip
+    assert now[0] == 107.5

@@ -15,6 +15,9 @@ from zbench.runtime.clocks import slices
 
 _MESSAGES, _ARITHMETIC = 0.1e-3, 20e-3  # seconds of a slice; the shorter goes first
 _TIMER_ABSTIME = 1  # time.h
+# Seconds that waiting for a message takes which has arrived: gloo tells it only to who waits. A guess: far more than a
+# call takes, far less than a message.
+_THERE = 0.3e-3
 
 
 class Pacer(Protocol):
@@ -28,8 +31,12 @@ class Pacer(Protocol):
         """Begins a step: the device is free from now on. hurries: nothing is waited for, modelled seconds are only
         summed."""
 
-    def came(self) -> None:
-        """Notes that data came that the device had to wait for."""
+    def came(self, asked: float | None = None) -> None:
+        """Notes that data came that the device had to wait for. asked: when it was asked for (`moment`); what was there
+        by then has held up nothing."""
+
+    def moment(self) -> float | None:
+        """Returns this moment, for `came`."""
 
     def work(self) -> None:
         """Begins arithmetic; it goes on until spend()."""
@@ -45,7 +52,9 @@ class Unpaced:
 
     def begin(self, hurries: bool = False) -> None: ...
 
-    def came(self) -> None: ...
+    def came(self, asked: float | None = None) -> None: ...
+
+    def moment(self) -> None: ...
 
     def work(self) -> None: ...
 
@@ -71,8 +80,21 @@ class Paced:
         self.work()
         self._free = clock_gettime(CLOCK_MONOTONIC)
 
-    def came(self) -> None:
-        self._free = max(self._free, clock_gettime(CLOCK_MONOTONIC))
+    def came(self, asked: float | None = None) -> None:
+        now = clock_gettime(CLOCK_MONOTONIC)
+        if asked is None or now - asked > _THERE:
+            self._free = max(self._free, now)
+
+    def moment(self) -> float:
+        return clock_gettime(CLOCK_MONOTONIC)
+
+    def now(self) -> float:
+        """Returns the moment until which the device is taken: its own, as zbench.runtime.clocks.times.Clock has it."""
+        return self._free
+
+    def between(self, began: float, ended: float) -> float:
+        """Returns the seconds between two of the device's moments."""
+        return ended - began
 
     def work(self) -> None:
         slices.ask(_ARITHMETIC)

@@ -4,10 +4,11 @@ A process does one thing at a time, and says when it turns to another. So its pa
 what is waited for inside of a compute is no computing, and what is said to be nothing else is the interpreter's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from zbench.interfaces.result import SECONDS_FOR
+from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
 from zbench.runtime.clocks.times import Clock
 from zbench.step.operations import QUEUES
 
@@ -18,10 +19,10 @@ WAITS = tuple(f"waiting_{one}" if f"waiting_{one}" in SECONDS_FOR else "waiting_
 
 class StepTimes:
     """The times of a step on a device's clock. They count from `begin` to `end`, and are read when the work is done: on
-    a GPU, after torch.cuda.synchronize."""
+    a GPU, after torch.cuda.synchronize. pace: of the device; a paced one has a clock of its own."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, pace: Pacer | None = None) -> None:
+        self.clock, self.pace = pace if isinstance(pace, Paced) else clock, pace or Unpaced()
         self._part, self._coming, self._is_on = OTHER, 0, False
         self._turns: list[tuple[str, Any]] = []  # the part that begins, and when
         self._under_way: list[Any] = []  # moments, in turn of the first message to come and of the last that came
@@ -46,6 +47,14 @@ class StepTimes:
             self._turns.append((part, self.clock.now()))
             self._part = part
         return before
+
+    def wait(self, queue: int, messages: Callable[[], Any]) -> Any:
+        """Waits for messages of a queue; returns what that returns."""
+        before, asked = self.turn_to(WAITS[queue]), self.pace.moment()
+        found = messages()
+        self.pace.came(asked)
+        self.turn_to(before)
+        return found
 
     def posted(self, count: int) -> None:
         """Says that receives of so many messages were posted."""

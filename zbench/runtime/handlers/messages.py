@@ -1,14 +1,16 @@
 """Messages of a step between processes, counted where they are posted, by the queue of their operation.
 
-Over gloo receives are posted ahead, each with the number of its message between two processes as its name, and sends
-are waited for an instance later. Over NCCL, where messages have no names and are matched in the order they were posted
-in, those of one operation are one batch, posted in the order of the step, which is the same on all processes; no GPU
-has run this.
+Over gloo receives are posted ahead, each with the number of its message between two processes as its name, sends are
+waited for an instance later, and what is passed on before it has arrived is sent by a thread. Over NCCL, where messages
+have no names and are matched in the order they were posted in, those of one operation are one batch, posted in the
+order of the step, which is the same on all processes; no GPU has run this.
 """
 
+import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.runtime.clocks.step_times import WAITS, StepTimes
+from zbench.runtime.clocks.pace import Pacer
+from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
+from zbench.runtime.transport.passing import PassedOn, PassingThread
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
 
@@ -29,16 +33,18 @@ Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait
 
 @dataclass
 class Arrival:
-    """A message that is under way to this process."""
+    """A message that is under way to this process, which any of its threads may wait for."""
 
     data: Tensor
     works: list[Any]
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def wait(self) -> Tensor:
         """Returns the message's bytes once they are there."""
-        for work in self.works:
-            work.wait()
-        self.works = []
+        with self._lock:  # gloo's are waited for once only
+            for work in self.works:
+                work.wait()
+            self.works = []
         return self.data
 
 
@@ -59,6 +65,9 @@ class StepMessages(Protocol):
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
+
+    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
+        """Sends on a message as it comes, which may not be there yet."""
 
     def copied(self, queue: int, size: int) -> None:
         """Counts a copy between two places of this process, as to host memory: sent and received."""
@@ -84,6 +93,7 @@ class GlooMessages:
     _sent: Counter[int] = field(default_factory=Counter)
     _received: Counter[int] = field(default_factory=Counter)
     _works: Works = field(default_factory=lambda: deque([[]]))
+    _passing: dict[int, PassingThread] = field(default_factory=dict)  # by queue
 
     def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
@@ -92,9 +102,25 @@ class GlooMessages:
         return Arrival(data, [self.ends[queue].receive(data, peer, name)])
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
+        self._works[-1].append((self.ends[queue].send(data, peer, self._name(peer)), data, queue))
+
+    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
+        end = self.ends[queue]
+        if end.through_host:  # it arrives on the device by a copy in the order of this thread's stream
+            self.send(queue, self.times.wait(queue, arrival.wait), peer)
+            return
+        if queue not in self._passing:
+            self._passing[queue] = PassingThread()
+        one = PassedOn(arrival.wait, partial(end.post, arrival.data, peer, self._name(peer)))
+        end.traffic.sent(end.peers[peer], arrival.data.numel())
+        self._passing[queue].give(one)
+        self._works[-1].append((one, arrival.data, queue))
+
+    def _name(self, peer: int) -> int:
+        """Returns the name of the next message to a process."""
         name = self._sent[peer] % NAMES
         self._sent[peer] += 1
-        self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
+        return name
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
@@ -135,6 +161,9 @@ class BatchedStepMessages:
         end = self.ends[queue]
         end.traffic.sent(end.peers[peer], data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
+
+    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
+        self.send(queue, self.times.wait(queue, arrival.wait), peer)
 
     def _add(self, one: dist.P2POp, queue: int) -> None:
         self._batch.append(one)
@@ -182,15 +211,19 @@ def _wait(works: Works, times: StepTimes, kept: int) -> None:
     """Waits for the messages of all instances but the last `kept`."""
     while len(works) > kept:
         for work, _, queue in works.popleft():
-            before = times.turn_to(WAITS[queue])
-            work.wait()
-            times.turn_to(before)
+            times.wait(queue, work.wait)
 
 
-def open_messages(group: dist.ProcessGroup, node_of: Ints, device: torch.device, batched: bool = False) -> StepMessages:
+def open_messages(
+    group: dist.ProcessGroup,
+    node_of: Ints,
+    device: torch.device,
+    batched: bool = False,
+    pace: Pacer | None = None,
+) -> StepMessages:
     """Opens the messages of this process on a group. node_of: the node of every process, int64 [processes]. batched:
-    in batches, as NCCL takes them, over gloo, too."""
-    ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device))
+    in batches, as NCCL takes them, over gloo, too. pace: of the device; None: it is not paced."""
+    ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device), pace)
     if batched or dist.get_backend(group) == "nccl":
         return BatchedStepMessages(ends, device, times)
     return GlooMessages(ends, device, times)

@@ -15,7 +15,6 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.resting import Piece, Resting, Span
@@ -141,12 +140,10 @@ class Mover:
     def _unpacked(self, of: Format, arrival: Arrival, atoms: Sequence[Span], which: Sequence[int]) -> dict[int, Fields]:
         """Waits for a message; returns the fields of its atoms."""
         times = self.messages.times
-        before = times.turn_to(WAITS[QUEUE])
         self.board.wait()
-        data = arrival.wait()
+        data = times.wait(QUEUE, arrival.wait)
         self.board.resume()
         times.arrived()
-        times.turn_to(before)
         sizes = [atoms[one][1] - atoms[one][0] for one in which]
         fields, at = [], 0
         for _, dtype in of.fields:

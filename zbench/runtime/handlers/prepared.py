@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from zbench.describe.arrays import Floats
 from zbench.runtime.handlers.context import NO_WORDS, Context, TokenWords
 from zbench.runtime.handlers.encoded import check_runs
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
@@ -34,9 +35,11 @@ class PreparedStep:
         tokens: Sequence[TokenParts],
         words: Sequence[TokenWords],
         layers: tuple[int, ...] = (),
+        seconds: Sequence[Floats | None] = (),
     ) -> "PreparedStep":
         """Prepares a step. tokens, words: of every micro-batch, whose layouts are the first ones; what all pipelines
-        have in common has a layout of its own, and no tokens. layers: as of BatchParts.
+        have in common has a layout of its own, and no tokens. layers: as of BatchParts. seconds: of its templates'
+        operations on a paced device, as of zbench.runtime.steps.device_seconds.
 
         Raises:
             ValueError: a formula has a function that does not run, an encoding does not, or tokens do not fit.
@@ -48,7 +51,7 @@ class PreparedStep:
             for at, layout in enumerate(step.layouts)
         )
         check_runs(step.encodings)
-        programs = machine.programs.of(step, process, holder) if process < step.num_gpus else {}
+        programs = machine.programs.of(step, process, holder, seconds) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 
     @property

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from zbench.runtime.clocks.step_times import WAITS
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
 from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes
@@ -69,7 +68,10 @@ class StepRunner:
             elif isinstance(one, Compute):
                 self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
                 before = times.turn_to(parts.seconds_for[one.formula])
+                times.pace.work()
                 compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
+                if one.seconds:  # what is free on a device has no end of its own
+                    times.pace.spend(one.seconds)
                 times.turn_to(before)
             elif isinstance(one, Forget):
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
@@ -94,15 +96,20 @@ class StepRunner:
     def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
         """Does a transfer or a collective."""
         for parcel in one.sends:
-            message = self._message(one, parcel, parts, layer)
-            if message.numel():  # of rows that routers choose there may be none, and no message then
+            under_way = self._coming(one, parcel, parts, layer)
+            message = under_way.data if under_way is not None else self._message(one, parcel, parts, layer)
+            if not message.numel():  # of rows that routers choose there may be none, and no message then
+                continue
+            if under_way is not None:
+                self.machine.messages.pass_on(one.queue, under_way, parcel.peer)
+            else:
                 self.machine.messages.send(one.queue, message, parcel.peer)
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             coming = _Unpacked(self, one.queue, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, coming)
-            coming.slab = slab
+            coming.slab, slab.coming = slab, None if one.encoding else arrival
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
@@ -113,6 +120,15 @@ class StepRunner:
                 fields = self._encoded(one, parcel, parts, layer).fields(of, lists)
             self._arrive(one, parcel, parts, layer, Slab.of(of, *lists, fields))
             self.machine.messages.copied(one.queue, encoded_bytes(of, lists, one.encoding))
+
+    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Arrival | None:
+        """Returns the message that is on its way here with just what a parcel carries, None where there is none."""
+        cells = parcel.cells
+        if one.takes or one.encoding is not None or not cells.pairs():
+            return None
+        slab = self.stores[parcel.src].slab(parts.key(cells.tensor, layer + cells.layer), cells.pairs()[0])
+        found: Arrival | None = slab.under_way(cells.first, cells.second)
+        return found
 
     def _message(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Tensor:
         """Returns what a parcel carries as bytes."""
@@ -171,12 +187,10 @@ class _Unpacked:
 
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
-        before = times.turn_to(WAITS[self.queue])
         board.wait()
-        message = self.arrival.wait()
+        message = times.wait(self.queue, self.arrival.wait)
         board.resume()
         times.arrived()
-        times.turn_to(before)
         lists = self.cells.first, self.cells.second
         if self.encoding is not None:
             found = EncodedCells.arrived(message, self.format, lists, self.encoding)

@@ -24,15 +24,17 @@ class Lacking(RuntimeError):
 
 class Slab:
     """Cells in one piece. make: gives the fields when they are first read. there: the fields, None until then. carried:
-    what they have arrived in where it was encoded, so that it can be sent on as it is."""
+    what they have arrived in where it was encoded, so that it can be sent on as it is. coming: the message that brings
+    them as they lie."""
 
-    __slots__ = ("_joins", "_make", "carried", "first", "format", "second", "there")
+    __slots__ = ("_joins", "_make", "carried", "coming", "first", "format", "second", "there")
 
     def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
         self.format, self.first, self.second, self._make = of, first, second, make
         self._joins: list[tuple[Slab, Merge]] = []
         self.there: Fields | None = None
         self.carried: Any = None
+        self.coming: Any = None
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
@@ -63,6 +65,11 @@ class Slab:
             self._make = lambda: found
             self.there = found
         return self.there
+
+    def under_way(self, first: Parts, second: Parts) -> Any:
+        """Returns the message that brings just these cells, if it was not waited for yet; else None."""
+        is_all = self.there is None and not self._joins and (self.first, self.second) == (first, second)
+        return self.coming if is_all else None
 
     def settle(self) -> None:
         """Waits for what is on its way here: a message whose memory is gone before it arrives is never received."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.job.job import AdamW
+
+if TYPE_CHECKING:
+    from zbench.runtime.network.fault import Fault
 
 _FREE = ("name", "lse_bytes", "recompute", "recompute_layers", "kernels")  # of a model: how it is computed
 Sizes = tuple[int, int]  # bytes sent, bytes received
@@ -18,7 +21,8 @@ Sizes = tuple[int, int]  # bytes sent, bytes received
 class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
-    compare each step with the dense model. sync: when workers come together."""
+    compare each step with the dense model. sync: when workers come together. is_paced, nic_interval, fault: as of
+    zbench.runtime.job.job.Job."""
 
     cost: Cost
     workload: Workload
@@ -28,6 +32,9 @@ class StepJob:
     exact: bool
     device: str = "auto"
     sync: RoundSync = EVERY
+    is_paced: bool = False
+    nic_interval: float | None = None
+    fault: "Fault | None" = None
 
     @property
     def worker_gpus(self) -> int:
@@ -59,12 +66,14 @@ class StepReport:
     come. inside, across: bytes of messages inside the node and between nodes, by queue
     (zbench.step.operations.QUEUES) or zbench.interfaces.result.SWITCH. compiling: seconds before the step in which it
     became instructions.
-    worst: the largest relative difference to the dense model and where, where it was asked for. began, events,
-    nic_series: as of zbench.runtime.job.job.Report. switching: of its seconds, those in which parameters and optimizer
-    state moved, as its strategy is another one than that of the step before. seats: that experts have for tokens of
-    this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a token, as
-    zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those that the dense model would
-    have chosen otherwise, of equals but for rounding.
+    worst: the largest relative difference to the dense model and where, where it was asked for. began, events, nic,
+    nic_series: as of zbench.runtime.job.job.Report. paced: of a paced device the seconds that were "modelled", that
+    processors "worked" on this rank, by which real work came late ("overrun") and by which messages did ("late"); else
+    {}. switching: of its seconds, those in which parameters and optimizer state moved, as its strategy is another one
+    than that of the step before. seats: that experts have for tokens of this rank, of all layers, and how many of these
+    have none, where a router chooses; rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are
+    counted; swapped: of the whole step, those that the dense model would have chosen otherwise, of equals but for
+    rounding.
     """
 
     loss: float | None
@@ -79,7 +88,9 @@ class StepReport:
     worst: tuple[float, str] | None = None
     began: float = 0.0
     events: Events | None = None
+    nic: Mapping[str, Sizes] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
+    paced: Mapping[str, float] = field(default_factory=dict)
     switching: float = 0.0
     seats: tuple[int, int] = (0, 0)
     rows: Mapping[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)

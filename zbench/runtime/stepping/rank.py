@@ -5,8 +5,8 @@ A step: its instructions are made, parameters stay where the one before left the
 the step's seconds are counted from there to its end, updates included.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -16,32 +16,32 @@ import torch.distributed as dist
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
-from zbench.interfaces.result import SWITCH
-from zbench.runtime.clocks.events import Events, Span
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
-from zbench.runtime.handlers.messages import StepMessages, open_messages
+from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
 from zbench.runtime.job.job import RankSetup
-from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
-from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
+from zbench.runtime.processes.host import cpu_name, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, counted_seats, gathered_choices
 from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
+from zbench.runtime.stepping.instruments import Instruments, pace_of
+from zbench.runtime.stepping.step_report import Ran, step_report
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.stepping.words import BatchTargets, BatchWords
+from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
-from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 
 
@@ -51,6 +51,7 @@ class SteppingRank:
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: StepJob) -> None:
         self.rank, self.job, self.board, self.rendezvous = rank, job, rendezvous.board, rendezvous
         self.process = rank  # among those that run its steps
+        self.pace = pace_of(job)
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open(job.device)
         self.sharing = rendezvous.sharing(self.device)
@@ -62,7 +63,7 @@ class SteppingRank:
         dtype = DTYPES[self.model.element_bytes]
         kernel = choose_kernel(job.kernel, self.device, self.model.head_dim, dtype, self.model.mask)
         self.group = dist.new_group()
-        messages = open_messages(self.group, self._node_of(num_ranks), self.device)
+        messages = open_messages(self.group, self._node_of(num_ranks), self.device, pace=self.pace)
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
         self.runner, self.updates = StepRunner(machine, self.board), 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
@@ -92,23 +93,29 @@ class SteppingRank:
         )
 
     def step(
-        self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], train: bool, noted: bool = False
+        self,
+        batch: Batch,
+        step: Step,
+        tokens: tuple[TokenParts, ...],
+        train: bool,
+        noted: bool = False,
+        seconds: Seconds = (),
     ) -> StepReport:
         """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
-        noted: the report has what this rank did, part by part."""
+        noted: the report has what this rank did, part by part. seconds: that computes take a paced device."""
         where = f"step {batch.step}"
         counted = self._counted(batch)
         update = self._update(counted) if train else NoUpdate()
         update = NotedUpdate(update) if train and self.job.exact else update
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
-        prepared = self._prepared(batch, step, tokens, update)
+        prepared = self._prepared(batch, step, tokens, update, seconds)
         compiling = perf_counter() - asked
         checked = isinstance(update, NotedUpdate)
         weights = self._weights(where) if checked else {}
         self.runner.where = f"{where}, "
         self.runner.lost = {} if checked and step.encodings else None
-        ran = self._run(prepared, where)
+        ran = self._run(prepared, where, batch.step if train else None)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst, swapped = None, 0
         if isinstance(update, NotedUpdate):
@@ -116,8 +123,8 @@ class SteppingRank:
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
-        messages = self.runner.machine.messages
-        found = self._report(messages, losses[0] if losses else None, ran, compiling, worst, noted)
+        found = self._report(self.runner, ran, compiling, noted)
+        found = replace(found, loss=losses[0] if losses else None, worst=worst)
         return replace(found, seats=counted_seats(prepared), rows=counted_rows(prepared), swapped=swapped)
 
     def close(self) -> None:
@@ -125,6 +132,11 @@ class SteppingRank:
         self.rendezvous.close()
 
     # -- inside ---------------------------------------------------------------------------------------
+    @cached_property
+    def instruments(self) -> Instruments:
+        """The instruments of this rank, made when all its groups are open."""
+        return Instruments.of(self.job, self.rank, self.rendezvous.place, self.pace)
+
     def _node_of(self, num_ranks: int) -> Ints:
         """Returns the node of every rank, int64 [num_ranks]."""
         return self.job.cost.gpus.cluster.node_of
@@ -146,11 +158,14 @@ class SteppingRank:
         words = BatchWords(self.job, batch)
         return TokenWords(words, BatchTargets(words))
 
-    def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
+    def _prepared(
+        self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()
+    ) -> PreparedStep:
         """Returns this rank's instructions; the first step's parameters are put where it begins with them."""
         given = self._words(batch)
         machine = replace(self.runner.machine, update=update, choices={})
-        prepared = PreparedStep.of(step, self.process, machine, tokens, [given] * len(tokens))
+        words = [given] * len(tokens)
+        prepared = PreparedStep.of(step, self.process, machine, tokens, words, seconds=seconds)
         prepared.make_contexts()
         if not self.runner.stores:
             self.board.say("drawing parameters")
@@ -158,9 +173,9 @@ class SteppingRank:
             self.resting = Resting.before(prepared)
         return prepared
 
-    def _run(self, prepared: PreparedStep, where: str) -> "Ran":
+    def _run(self, prepared: PreparedStep, where: str, number: int | None) -> Ran:
         """Runs a step from a barrier on; where its strategy is another one than that of the step before, parameters and
-        optimizer state move first."""
+        optimizer state move first. number: of the step, None where it is not recorded."""
         assert self.resting is not None, "parameters are drawn before the first step"
         messages, after = self.runner.machine.messages, Resting.before(prepared)
         moving = changed(self.resting, after)
@@ -169,7 +184,7 @@ class SteppingRank:
         self.board.wait(f"{where}, barrier before it")
         dist.barrier()
         self._synchronize()
-        began = perf_counter()
+        began = self.instruments.begin(number)
         messages.times.begin()
         if moving:
             self.board.say(f"{where}, moving parameters and optimizer state")
@@ -181,7 +196,11 @@ class SteppingRank:
         messages.times.end()
         self._synchronize()
         self.resting = Resting.after(prepared)
-        return Ran(began, perf_counter() - began, switching, moved)
+        return Ran(began, perf_counter() - began, switching, moved, self.instruments.end())
+
+    def _report(self, runner: StepRunner, ran: Ran, compiling: float, noted: bool = False) -> StepReport:
+        """Returns what a runner's messages and a rank's memory tell of what it has run."""
+        return step_report(runner.machine.messages, self.device, self.capacity_bytes, ran, compiling, noted)
 
     def _synchronize(self) -> None:
         """Returns once the device has done all that it was given."""
@@ -238,66 +257,3 @@ class SteppingRank:
             for key, most in (pair for one in every for pair in one.items()):
                 found[key] = found.get(key, 0.0) + most
         return found
-
-    def _report(
-        self,
-        messages: StepMessages,
-        loss: float | None,
-        ran: "Ran",
-        compiling: float,
-        worst: tuple[float, str] | None = None,
-        noted: bool = False,
-    ) -> StepReport:
-        times, spent = messages.times, messages.times.seconds
-        seconds = ran.seconds
-        rest = seconds - sum(spent.values())  # of two clocks' readings
-        inside, across = ({SWITCH: pair} if any(pair) else {} for pair in ran.moved_bytes())
-        return StepReport(
-            loss,
-            seconds,
-            spent | {"interpreter": max(0.0, spent.get("interpreter", 0.0) + rest)},
-            min(times.under_way, seconds),
-            _bytes(messages, "inside") | inside,
-            _bytes(messages, "across") | across,
-            measured_peak_bytes(self.device),
-            self.capacity_bytes,
-            compiling,
-            worst,
-            ran.began,
-            Events(True, list(_spans(messages, ran.began))) if noted else None,
-            switching=ran.switching,
-        )
-
-
-def _bytes(messages: StepMessages, way: str) -> dict[str, Sizes]:
-    """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
-    found: dict[str, Sizes] = {}
-    for name, end in zip(QUEUES, messages.ends, strict=True):
-        pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
-        found |= {name: pair} if any(pair) else {}
-    return found
-
-
-def _spans(messages: StepMessages, began: float) -> Iterator[Span]:
-    """Yields what a rank did; on the host's clock, from the step's begin on."""
-    times, at = messages.times, began
-    for part, begin, end in times.spans():
-        seconds = times.clock.between(begin, end)
-        yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
-        at += seconds
-
-
-@dataclass(frozen=True)
-class Ran:
-    """When a step began and how long it took. switching: of its seconds, those in which parameters and optimizer state
-    moved, 0 where they did not; moved: their bytes."""
-
-    began: float
-    seconds: float
-    switching: float
-    moved: Traffic
-
-    def moved_bytes(self) -> tuple[Sizes, Sizes]:
-        """Returns the bytes (sent, received) of what moved, inside the node and between nodes."""
-        one = self.moved
-        return (one.inside_tx, one.inside_rx), (one.across_tx, one.across_rx)

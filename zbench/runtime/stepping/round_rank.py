@@ -24,15 +24,19 @@ from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import measured_peak_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
-from zbench.runtime.stepping.rank import Ran, SteppingRank
+from zbench.runtime.stepping.rank import SteppingRank
 from zbench.runtime.stepping.rank_state import RankState, averages
+from zbench.runtime.stepping.step_report import Ran
 from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.passes.rounds.outer_step import SHARE
 from zbench.step.passes.rounds.worker_steps import FragmentEnd
 from zbench.step.template import Step
+
+OwnStep = tuple[Step, tuple[TokenParts, ...], Seconds]
 
 
 class RoundRank(SteppingRank):
@@ -47,9 +51,8 @@ class RoundRank(SteppingRank):
             members = list(range(first, first + each))
             group = dist.new_group(members)
             if rank in members:
-                self.runner.machine = replace(
-                    self.runner.machine, messages=open_messages(group, node_of[members], self.device)
-                )
+                messages = open_messages(group, node_of[members], self.device, pace=self.pace)
+                self.runner.machine = replace(self.runner.machine, messages=messages)
         self.tokens = 0  # of the worker in the step under way
         self.aside: dict[int, Held] = {}  # by fragment, the averages under way
 
@@ -60,25 +63,31 @@ class RoundRank(SteppingRank):
         self.outer.begin(prepared, InitialWeights(self.model, self.job.seed))
         self.runner.stores = {self.process: self.outer.stores[self.rank]}
 
-    def local_step(
-        self, batch: Batch, train: bool, noted: bool, own: tuple[Step, tuple[TokenParts, ...]] | None
-    ) -> StepReport:
-        """Runs this rank's part of its worker's step. own: that step and its tokens, None where the worker has none."""
+    def local_step(self, batch: Batch, train: bool, noted: bool, own: OwnStep | None) -> StepReport:
+        """Runs this rank's part of its worker's step. own: that step, its tokens and the seconds of its computes; None
+        where the worker has none."""
         if own is None:
             self.board.wait(f"step {batch.step}, barrier before it")
             dist.barrier()
             self.board.resume()
-            return StepReport(None, 0.0, {}, 0.0, {}, {}, measured_peak_bytes(self.device), self.capacity_bytes, 0.0)
-        self.tokens = sum(int(one.sizes.sum()) for one in own[1])
-        return self.step(batch, *own, train, noted)
+            self.instruments.begin(None)
+            nothing = StepReport(None, 0.0, {}, 0.0, {}, {}, measured_peak_bytes(self.device), self.capacity_bytes, 0.0)
+            measured = self.instruments.end()
+            return replace(nothing, nic=measured.nic, nic_series=measured.nic_series, paced=measured.paced)
+        step, tokens, seconds = own
+        self.tokens = sum(int(one.sizes.sum()) for one in tokens)
+        return self.step(batch, step, tokens, train, noted, seconds)
 
-    def end_round(self, end: FragmentEnd, shares: Sequence[float], late: bool) -> StepReport:
+    def end_round(
+        self, end: FragmentEnd, shares: Sequence[float], late: bool, seconds: Seconds, later: float
+    ) -> StepReport:
         """Runs what a round ends with. shares: of each worker, of the tokens since the fragment's last average left; ()
-        where none leaves. late: some average is under way when it has ended."""
+        where none leaves. late: some average is under way when it has ended. seconds: of its computes on a paced
+        device. later: seconds by which this rank comes after the first one."""
         where = "the end of a round"
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
-        prepared = self._prepared_end(end)
+        prepared = self._prepared_end(end, seconds)
         compiling = perf_counter() - asked
         store = self.outer.stores[self.rank]
         store.put_back(self.aside.pop(end.fragment, {}))
@@ -95,14 +104,14 @@ class RoundRank(SteppingRank):
         dist.barrier()
         self.board.resume()
         self._synchronize()
-        began = perf_counter()
+        began = self.instruments.begin(None, later)
         messages.times.begin()
         self.outer.run(prepared, settles=not late)
         messages.times.end()
         self._synchronize()
-        ran = Ran(began, perf_counter() - began, 0.0, Traffic())
+        ran = Ran(began, perf_counter() - began, measured=self.instruments.end())
         self._set_aside(end.fragment, averages(prepared, end.step.ends))
-        return self._report(messages, None, ran, compiling)
+        return self._report(self.outer, ran, compiling)
 
     def save(self, path: str, whole: Step, late: Sequence[FragmentEnd], meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint between two steps. whole: the end of a round of all parameters; late: what the averages
@@ -125,8 +134,8 @@ class RoundRank(SteppingRank):
         self.board.resume()
 
     # -- inside ---------------------------------------------------------------------------------------
-    def _prepared_end(self, end: FragmentEnd) -> PreparedStep:
-        return PreparedStep.of(end.step, self.rank, self.outer.machine, (), (), end.layers)
+    def _prepared_end(self, end: FragmentEnd, seconds: Seconds = ()) -> PreparedStep:
+        return PreparedStep.of(end.step, self.rank, self.outer.machine, (), (), end.layers, seconds)
 
     def _set_aside(self, fragment: int, keys: Sequence[Key]) -> None:
         """Takes a fragment's average, which is under way, out of the store."""
@@ -147,7 +156,9 @@ class RoundRank(SteppingRank):
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, self.tokens)
 
-    def _prepared(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update) -> PreparedStep:
-        found = super()._prepared(batch, step, tokens, update)
+    def _prepared(
+        self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()
+    ) -> PreparedStep:
+        found = super()._prepared(batch, step, tokens, update, seconds)
         self.resting = self.resting or Resting.before(found)
         return found

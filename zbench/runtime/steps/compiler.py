@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Floats, Ints
 from zbench.runtime.steps.instructions import (
     Cell,
     Cells,
@@ -37,15 +37,23 @@ from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Templat
 
 
 def compile_template(
-    step: Step, template: Template, process: int, holder: Sequence[int], where: Sequence[int]
+    step: Step,
+    template: Template,
+    process: int,
+    holder: Sequence[int],
+    where: Sequence[int],
+    seconds: Floats | None = None,
 ) -> TemplateProgram:
     """Returns a template's instructions for a process. holder: the process of every place; where: the place that each
-    one is that the template may name, as of zbench.step.template.Step.where."""
+    one is that the template may name, as of zbench.step.template.Step.where. seconds: of its operations, that computes
+    take a paced device; None: none is paced."""
     made = _Compiler(step, template, process, holder, where)
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
     if not needs and not leaves and not made.takes_part():
         return TemplateProgram(template.name, template.layout, ())
-    found = [one for row in template.operations.table.tolist() for one in made.instructions(row)]
+    table = template.operations.table
+    each = [0.0] * len(table) if seconds is None else seconds.tolist()
+    found = [one for row, took in zip(table.tolist(), each, strict=True) for one in made.instructions(row, took)]
     return TemplateProgram(template.name, template.layout, with_last_uses(found, needs, leaves))
 
 
@@ -78,8 +86,9 @@ class _Compiler:
         named = np.unique(np.concatenate(places))
         return any(self._process(place) == self.process for place in named[named >= 0].tolist())
 
-    def instructions(self, row: list[int]) -> list[Instruction]:
-        """Returns the instructions of an operation: one, or none where this process has no part in it."""
+    def instructions(self, row: list[int], seconds: float) -> list[Instruction]:
+        """Returns the instructions of an operation: one, or none where this process has no part in it. seconds: of a
+        compute on a paced device."""
         kind, what, src = row[:3]
         if kind == COMPUTE:
             writes = tuple(self._references(row, results=True))
@@ -87,7 +96,7 @@ class _Compiler:
             if self._process(src) != self.process:
                 return []
             reads = tuple(self._references(row, results=False))
-            return [Compute(self.where[src], what, self._slots(row), reads, writes)]
+            return [Compute(self.where[src], what, self._slots(row), reads, writes, seconds)]
         exchange = self._exchange(row)
         self.presence.follow(row, ())
         if kind == DROP:
@@ -219,9 +228,12 @@ def starts_of(step: Step) -> dict[tuple[int, Start], list[int]]:
     return {key: step.where(*one).tolist() for key, one in played.items()}
 
 
-def compile_step(step: Step, process: int, holder: Sequence[int]) -> Programs:
-    """Returns the instructions of all templates of a step for a process, for every start that they are played from."""
+def compile_step(step: Step, process: int, holder: Sequence[int], seconds: Sequence[Floats | None] = ()) -> Programs:
+    """Returns the instructions of all templates of a step for a process, for every start that they are played from.
+    seconds: of each template, as of compile_template; (): no device is paced."""
     return {
-        (number, start): compile_template(step, step.templates[number], process, holder, where)
+        (number, start): compile_template(
+            step, step.templates[number], process, holder, where, seconds[number] if seconds else None
+        )
         for (number, start), where in starts_of(step).items()
     }

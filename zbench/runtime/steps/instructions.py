@@ -32,13 +32,15 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A formula on a place. slots: the parts of every slot. reads, writes: cells of its operands and its results."""
+    """A formula on a place. slots: the parts of every slot. reads, writes: cells of its operands and its results.
+    seconds: that it takes a paced device."""
 
     place: int
     formula: int
     slots: tuple[Parts, ...]
     reads: tuple[Cells, ...]
     writes: tuple[Cells, ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from zbench.describe.arrays import Floats
 from zbench.runtime.steps.compiler import compile_template, starts_of
 from zbench.runtime.steps.instructions import Programs, TemplateProgram
 from zbench.step.layout import StepLayout
@@ -28,18 +29,20 @@ class KeptPrograms:
     _kept: OrderedDict[tuple[object, ...], TemplateProgram] = field(default_factory=OrderedDict)
     _size: int = 0
 
-    def of(self, step: Step, process: int, holder: Sequence[int]) -> Programs:
+    def of(self, step: Step, process: int, holder: Sequence[int], seconds: Sequence[Floats | None] = ()) -> Programs:
         """Returns the instructions of all templates of a step for a process, for every start that they are played
-        from, as compile_step does, which makes all of them."""
+        from, as compile_step does, which makes all of them. seconds: as of compile_step."""
         layouts = [_digest(_of_layout(one)) for one in step.layouts]
         encodings = str(step.encodings).encode()
         told = [_digest((encodings, layouts[one.layout], *_of_template(one))) for one in step.templates]
         found = {}
         for (number, start), where in starts_of(step).items():
             template = step.templates[number]
-            key = (template.name, template.layout, process, tuple(holder), tuple(where), told[number])
+            pace = seconds[number] if seconds else None
+            paced = b"" if pace is None else pace.tobytes()
+            key = (template.name, template.layout, process, tuple(holder), tuple(where), told[number], paced)
             if key not in self._kept:
-                self._kept[key] = compile_template(step, template, process, holder, where)
+                self._kept[key] = compile_template(step, template, process, holder, where, pace)
                 self._size += len(self._kept[key].instructions)
             self._kept.move_to_end(key)
             found[number, start] = self._kept[key]

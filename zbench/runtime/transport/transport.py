@@ -74,6 +74,10 @@ class Endpoint:
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         """Posts a send of `data`; returns what to wait for."""
         self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
+        return self.post(data, peer, tag)
+
+    def post(self, data: Tensor, peer: int, tag: int) -> Any:
+        """Posts a send that was counted; returns what to wait for."""
         return self.group.send([data.to("cpu", copy=True) if self.through_host else data], peer, tag)
 
     def receive(self, data: Tensor, peer: int, tag: int) -> Any:

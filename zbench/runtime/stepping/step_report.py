@@ -1,0 +1,77 @@
+"""The report of a rank on a step that it has run: seconds by what they went to, bytes by queue, memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from zbench.interfaces.result import SWITCH
+from zbench.runtime.clocks.events import Events, Span
+from zbench.runtime.handlers.messages import StepMessages
+from zbench.runtime.job.step_job import Sizes, StepReport
+from zbench.runtime.processes.host import measured_peak_bytes
+from zbench.runtime.stepping.instruments import NodeMeasurements
+from zbench.runtime.transport.transport import Traffic
+from zbench.step.operations import QUEUES
+
+
+@dataclass(frozen=True)
+class Ran:
+    """When a step began and how long it took. switching: of its seconds, those in which parameters and optimizer state
+    moved, 0 where they did not; moved: their bytes. measured: by a rank's instruments."""
+
+    began: float
+    seconds: float
+    switching: float = 0.0
+    moved: Traffic = field(default_factory=Traffic)
+    measured: NodeMeasurements = field(default_factory=NodeMeasurements)
+
+    def moved_bytes(self) -> tuple[Sizes, Sizes]:
+        """Returns the bytes (sent, received) of what moved, inside the node and between nodes."""
+        one = self.moved
+        return (one.inside_tx, one.inside_rx), (one.across_tx, one.across_rx)
+
+
+def step_report(
+    messages: StepMessages, device: torch.device, capacity_bytes: int, ran: Ran, compiling: float, noted: bool
+) -> StepReport:
+    """Returns the report on what was run, without what the step itself came to. noted: it has what the rank did, part
+    by part."""
+    times, spent = messages.times, messages.times.seconds
+    rest = ran.seconds - sum(spent.values())  # of two clocks' readings
+    inside, across = ({SWITCH: pair} if any(pair) else {} for pair in ran.moved_bytes())
+    return StepReport(
+        None,
+        ran.seconds,
+        spent | {"interpreter": max(0.0, spent.get("interpreter", 0.0) + rest)},
+        min(times.under_way, ran.seconds),
+        _bytes(messages, "inside") | inside,
+        _bytes(messages, "across") | across,
+        measured_peak_bytes(device),
+        capacity_bytes,
+        compiling,
+        began=ran.began,
+        events=Events(True, list(_spans(messages, ran.began))) if noted else None,
+        nic=ran.measured.nic,
+        nic_series=ran.measured.nic_series,
+        paced=ran.measured.paced,
+        switching=ran.switching,
+    )
+
+
+def _bytes(messages: StepMessages, way: str) -> dict[str, Sizes]:
+    """Returns bytes (sent, received) by queue, those "inside" the node or "across" nodes."""
+    found: dict[str, Sizes] = {}
+    for name, end in zip(QUEUES, messages.ends, strict=True):
+        pair = getattr(end.traffic, f"{way}_tx"), getattr(end.traffic, f"{way}_rx")
+        found |= {name: pair} if any(pair) else {}
+    return found
+
+
+def _spans(messages: StepMessages, began: float) -> Iterator[Span]:
+    """Yields what a rank did; on the host's clock, from the step's begin on."""
+    times, at = messages.times, began
+    for part, begin, end in times.spans():
+        seconds = times.clock.between(begin, end)
+        yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
+        at += seconds
