@@ -1,0 +1,1 @@
+"""What a job with rollouts consists of: plain data."""
