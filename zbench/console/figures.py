@@ -83,8 +83,8 @@ def _layouts(row: Row) -> str:
     """Returns the seconds of generation by two layouts: reading prompts, decoding, and changing between them."""
     if row["prefill_seconds"] is None:
         return "-"
-    told = "prefill {prefill_seconds:.4g}, decode {decode_seconds:.4g}, {layout_changes:.3g} changes "
-    return (told + "{layout_change_seconds:.3g}").format(**row)
+    told = "prefill {prefill_seconds:.4g}, decode {decode_seconds:.4g}, change {layout_change_seconds:.3g} "
+    return (told + "({layout_changes:.3g} x)").format(**row)
 
 
 def _parts(row: Row) -> str:
