@@ -22,6 +22,10 @@ from zbench.correctness.loop.cases import (
 )
 from zbench.correctness.loop.reference import generated_alone, last_states, policy_logits
 from zbench.correctness.steps.dense import drawn_weights
+from zbench.rollouts.advantages.grpo import LEAST_DEVIATION
+from zbench.rollouts.advantages.ppo import LEAST_VARIANCE
+from zbench.rollouts.advantages.safe_rlhf import MARGIN, WINDOW
+from zbench.rollouts.advantages.safe_rlhf import RATE as MULTIPLIER_RATE
 from zbench.rollouts.experience import (
     CLIP,
     COST_CRITIC,
@@ -37,10 +41,6 @@ from zbench.rollouts.experience import (
     Rollout,
 )
 from zbench.rollouts.experience import CRITIC as CRITIC_NAME
-from zbench.rollouts.grpo import LEAST_DEVIATION
-from zbench.rollouts.ppo import LEAST_VARIANCE
-from zbench.rollouts.safe_rlhf import MARGIN, WINDOW
-from zbench.rollouts.safe_rlhf import RATE as MULTIPLIER_RATE
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.rollouts.policy_job import POLICY as POLICY_NAME
 from zbench.runtime.rollouts.sampling import generator_of

@@ -13,6 +13,9 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
+from zbench.rollouts.advantages.grpo import grpo_experience
+from zbench.rollouts.advantages.ppo import ppo_experience, remax_experience
+from zbench.rollouts.advantages.safe_rlhf import safe_rlhf_experience
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
 from zbench.rollouts.experience import (
@@ -26,9 +29,6 @@ from zbench.rollouts.experience import (
     Rollout,
 )
 from zbench.rollouts.experience import CRITIC as CRITIC_NAME
-from zbench.rollouts.grpo import grpo_experience
-from zbench.rollouts.ppo import ppo_experience, remax_experience
-from zbench.rollouts.safe_rlhf import safe_rlhf_experience
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
 from zbench.runtime.rollouts.policy_job import COST, REFERENCE, ModelJob, PolicyJob

@@ -9,8 +9,8 @@ import numpy as np
 
 from zbench.correctness.loop.cases import GROUP, Loop, LoopSteps, learned_from, prompts_of
 from zbench.describe.arrays import Floats, Ints
+from zbench.rollouts.advantages.safe_rlhf import Multiplier
 from zbench.rollouts.experience import GRPO, REMAX, SAFE_RLHF, Rollout, scored_tokens
-from zbench.rollouts.safe_rlhf import Multiplier
 from zbench.runtime.checkpoints.folder import check_files, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet

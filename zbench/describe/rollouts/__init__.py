@@ -1,1 +1,1 @@
-"""What a job with rollouts consists of: plain data."""
+"""Plain data of a job with rollouts, which a step of a run is an iteration of."""

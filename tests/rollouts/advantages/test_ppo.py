@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
+from zbench.rollouts.advantages.ppo import (
+    generalized_advantages,
+    ppo_experience,
+    remax_experience,
+    token_rewards,
+    whitened,
+)
 from zbench.rollouts.experience import CRITIC, Rollout
-from zbench.rollouts.ppo import generalized_advantages, ppo_experience, remax_experience, token_rewards, whitened
 
 ROLLOUTS = [Rollout(np.arange(4), 1, np.array([0.5, 0.1, 0.2])), Rollout(np.arange(2), 1, np.array([1.0]))]
 REWARDS = np.array([1.0, 3.0])

@@ -5,10 +5,10 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from tests.rollouts.test_ppo import REFERENCE, REWARDS, ROLLOUTS
+from tests.rollouts.advantages.test_ppo import REFERENCE, REWARDS, ROLLOUTS
+from zbench.rollouts.advantages.ppo import generalized_advantages, token_rewards
+from zbench.rollouts.advantages.safe_rlhf import RATE, WINDOW, Multiplier, safe_rlhf_experience
 from zbench.rollouts.experience import COST_CRITIC, CRITIC
-from zbench.rollouts.ppo import generalized_advantages, token_rewards
-from zbench.rollouts.safe_rlhf import RATE, WINDOW, Multiplier, safe_rlhf_experience
 
 COSTS = np.array([-2.0, 4.0])
 VALUES = [np.array([1.0, 2, 4]), np.array([2.0])], [np.array([0.5, 0, 1]), np.array([-1.0])]
