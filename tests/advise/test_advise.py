@@ -138,6 +138,16 @@ def test_reasons_name_both_and_their_seconds(answer: dict[str, Any]) -> None:
         assert "It saves " in sentence
 
 
+def test_what_an_iteration_of_rollouts_goes_to_is_told(answer: dict[str, Any]) -> None:
+    stages = {"reshard": 0.5, "generate": 60.0, "score": 3.0, "train": 8.0}
+    rows = [{**row, "stages": stages, "generation_imbalance": 1.9} for row in answer["systems"]]
+    told = list(answer_lines({**answer, "systems": rows}))
+    at = next(number for number, line in enumerate(told) if line.startswith("  Of an iteration, stages by themselves:"))
+    assert "generate 60 s, train 8 s, score 3 s, reshard 0.5 s." in told[at]
+    assert told[at + 1] == "  The slowest replica generates 1.90 times as long as the mean."
+    assert {(row["stages"], row["generation_imbalance"]) for row in answer["systems"]} == {(None, None)}
+
+
 def test_the_answer_reads_as_text_and_as_a_section_of_a_page(answer: dict[str, Any], tmp_path: Path) -> None:
     told = list(answer_lines(answer))
     assert told[0].startswith("SIMULATED: tiny on local_2x2, 4 GPUs")

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from zbench.api.parts import cluster_named
-from zbench.describe.job import ALGORITHMS, TRAINING, RolloutJob
+from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.rollouts.stages import ALGORITHMS
 
 
 def test_a_run_trains_alone_unless_it_is_told_otherwise() -> None:
@@ -47,6 +48,24 @@ def test_algorithms_have_their_stages() -> None:
         (
             {"set_nodes": [1], "placement": "split"},
             r"job.set_nodes is \[1\]; .* 2 numbers \(actor, reference; reward\)",
+        ),
+        ({"generation_engine": "vllm"}, "job.generation_engine is 'vllm'; it takes continuous, chunked or seesaw"),
+        ({"pass_tokens": 0}, "job.pass_tokens is 0; it takes a whole number of at least 1, or null"),
+        ({"prefill_tensor": 2}, "job.prefill_tensor is 2 and job.generation_engine continuous; only seesaw has it"),
+        ({"host_kv": 1e9}, "job.host_kv is 1000000000.0 and job.generation_engine continuous; only seesaw"),
+        ({"generation_engine": "seesaw"}, "job.generation_engine is seesaw and job.generate_tensor 1; prompts are rea"),
+        (
+            {"generation_engine": "seesaw", "generate_tensor": 4, "prefill_tensor": 3},
+            "job.prefill_tensor is 3; it has to divide the 4 GPUs of a replica",
+        ),
+        (
+            {"generation_engine": "seesaw", "generate_tensor": 4, "engine": "ds_chat"},
+            "job.engine is ds_chat and job.generation_engine seesaw; .* so it takes auto",
+        ),
+        ({"generation_engine": "seesaw", "generate_tensor": 4, "host_kv": 0}, "job.host_kv is 0; it takes bytes of"),
+        (
+            {"generation_engine": "seesaw", "generate_tensor": 4, "host_kv": "80"},
+            "job.host_kv is 80, which has no unit",
         ),
         ({"set_nodes": [1, 0], "placement": "split"}, "job.set_nodes is 0; it takes a whole number of at least 1"),
     ],

@@ -363,6 +363,10 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "job.reward": None,
         "job.cost": None,
         "job.critic": None,
+        "job.generation_engine": "continuous",
+        "job.pass_tokens": None,
+        "job.prefill_tensor": None,
+        "job.host_kv": None,
     }
     other = with_model_fields(plain, {"sharding": "zero1", "tensor_parallel": 2, "num_layers": 3})
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}

@@ -10,7 +10,7 @@ from zbench.api.parts import cluster_named, model_named
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.job import ALGORITHMS
+from zbench.describe.rollouts.stages import ALGORITHMS
 from zbench.placement.layout import ModelLayout
 from zbench.placement.mapping import MappingSearch, set_partitions
 from zbench.placement.offers import PlacementOffers

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.record.test_metrics import TINY, step
-from zbench.record.iterations import STAGES, iteration_figures
+from zbench.record.iterations import LAYOUTS, STAGES, iteration_figures
 from zbench.record.metrics import figures
 from zbench.rollouts.iteration import GENERATE, RESHARD, SCORE, TRAIN
 
@@ -12,12 +12,12 @@ FIRST = {
     "tokens": {"generate": 60, "score": 200, "train": 100},
     "waited_seconds": 6.0,
     "generation_imbalance": 2.0,
-    "responses": 50,
-    "given_up": 10,
-    "off_policy": 0,
+    "response_tokens": 50,
+    "given_up_tokens": 10,
+    "off_policy_tokens": 0,
     "policy_age": 0,
 }
-SECOND = {**FIRST, "seconds": {**FIRST["seconds"], "generate": 2.0}, "off_policy": 50, "policy_age": 1}  # type: ignore[dict-item]
+SECOND = {**FIRST, "seconds": {**FIRST["seconds"], "generate": 2.0}, "off_policy_tokens": 50, "policy_age": 1}  # type: ignore[dict-item]
 
 
 def test_figures_are_totals_over_totals() -> None:
@@ -36,6 +36,15 @@ def test_figures_are_totals_over_totals() -> None:
         "given_up": 20 / 120,
     })  # fmt: skip
     assert iteration_figures([{"rollouts": FIRST}])["policy_age"] == 0.0
+
+
+def test_layouts_are_means_of_the_iterations() -> None:
+    layouts = {"prefill": 1.0, "decode": 4.0, "change": 0.5, "changes": 3}
+    found = iteration_figures(
+        [{"rollouts": {**FIRST, "layouts": layouts}}, {"rollouts": {**FIRST, "layouts": layouts}}]
+    )
+    told = {name: found[name] for name in LAYOUTS.values()}
+    assert told == {"prefill_seconds": 1.0, "decode_seconds": 4.0, "layout_change_seconds": 0.5, "layout_changes": 3.0}
 
 
 def test_steps_that_are_no_iterations_have_none() -> None:

@@ -178,6 +178,15 @@ def test_names_of_older_records_are_read_as_today_s(tmp_path: Path) -> None:
     assert seen == [run.start]
 
 
+def test_iterations_of_older_records_are_read_as_today_s(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    then = {"responses": 6, "given_up": 2, "off_policy": 3}
+    kept = {name: value for name, value in ITERATION.items() if not name.endswith("_tokens")}
+    write(path, start_line(), step_line(rollouts={**kept, **then}), end_line())
+    ((run,), problems) = read(str(path))
+    assert (problems, run.steps[0]["rollouts"]) == ([], ITERATION)
+
+
 def test_a_bottomless_configuration_is_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     deep = '{"a":' * 500 + "1" + "}" * 500
@@ -338,10 +347,11 @@ ITERATION = {
     "tokens": {"generate": 6, "train": 8},
     "waited_seconds": 3.0,
     "generation_imbalance": 1.5,
-    "responses": 6,
-    "given_up": 2,
-    "off_policy": 3,
+    "response_tokens": 6,
+    "given_up_tokens": 2,
+    "off_policy_tokens": 3,
     "policy_age": 1,
+    "layouts": {"prefill": 1.0, "decode": 1.5, "change": 0.5, "changes": 1},
 }
 SAMPLED = step_line(
     rollouts=ITERATION,

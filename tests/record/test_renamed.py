@@ -7,7 +7,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
 from zbench.record.old_names import CHOICES, KEYS, REGROUPED, RUN_KEYS
-from zbench.record.renamed import MOST_NESTED, keys_of, old_choice, old_key, renamed, renamed_baseline, renamed_run
+from zbench.record.renamed import (
+    MOST_NESTED,
+    keys_of,
+    old_choice,
+    old_key,
+    renamed,
+    renamed_baseline,
+    renamed_iteration,
+    renamed_run,
+)
 
 
 def test_names_of_older_records_are_today_s() -> None:
@@ -154,3 +163,10 @@ def test_the_table_of_other_groups_is_of_the_yamls(target: str) -> None:
         group, dot, key = today.partition(".")
         (usual,) = [one[group] for one in yaml_of(CONF / "config.yaml")["defaults"] if group in one]
         assert not dot or key in yaml_of(CONF / group / f"{usual}.yaml")
+
+
+def test_tokens_of_iterations_were_called_otherwise() -> None:
+    then = {"responses": 6, "given_up": 2, "off_policy": 3, "policy_age": 1}
+    now = {"response_tokens": 6, "given_up_tokens": 2, "off_policy_tokens": 3, "policy_age": 1}
+    assert renamed_iteration(then) == renamed_iteration(now) == now
+    assert renamed_iteration("text") == "text"

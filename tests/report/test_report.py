@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.record.test_record import step_line
 from zbench import __main__ as zbench_main
 from zbench.console.command import ran
 from zbench.describe.model import TENSOR_NAMES
+from zbench.record.iterations import STAGES
 from zbench.record.metrics import Facts
 from zbench.record.record import Line, Run, read
+from zbench.record.rows import rows
 from zbench.record.words import PARTS
 from zbench.report import __main__ as report
 from zbench.report import inside
@@ -329,6 +332,17 @@ def test_without_plotly_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(ValueError, match="a report needs the package plotly, which is not installed: pip install"):
         page({})
+
+
+def test_columns_of_runs_are_what_a_row_has(runs: dict[str, Run]) -> None:
+    code = (files("zbench.report") / "page" / "runs.js").read_text()
+    every, with_tokens = (
+        re.findall(r'"(\w+)"', found) for found in re.findall(r"(?:STAGES = |concat\()\[([^\[\]]*)\]\.map", code)
+    )
+    keys = [*(f"{one}_seconds" for one in every), *(f"{one}_tokens_per_second" for one in with_tokens)]
+    keys += re.findall(r'\["[^"]*", "(\w+)", [^"]', code)
+    (row,) = rows([runs["zeppelin"]])
+    assert (tuple(every), set(keys) - row.keys()) == (STAGES, {"state"})
 
 
 def test_no_data_can_take_the_place_of_a_part_of_the_page() -> None:

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from zbench.rollouts.experience import Experience, Learning, PolicyTargets, Rollout, ValueTargets
+from zbench.rollouts.experience import (
+    CRITIC,
+    Experience,
+    Learning,
+    PolicyTargets,
+    Rollout,
+    ValueEstimates,
+    ValueTargets,
+)
 
 ROLLOUTS = [
     Rollout(np.array([4, 5, 6, 7]), 2, np.array([0.1, 0.2])),
@@ -11,7 +19,7 @@ ROLLOUTS = [
     Rollout(np.array([9, 9, 0]), 2, np.array([0.4])),
 ]
 GIVEN = [np.array([0.5, 0.6]), np.array([-2.0]), np.array([3.0])]
-EXPERIENCE = Experience(ROLLOUTS, GIVEN, GIVEN, GIVEN, GIVEN)
+EXPERIENCE = Experience(ROLLOUTS, GIVEN, GIVEN, {CRITIC: ValueEstimates(GIVEN, [2 * one for one in GIVEN])})
 
 
 def test_a_response_counts_and_its_prompt_does_not() -> None:
@@ -33,10 +41,10 @@ def test_an_update_of_some_numbers_them_anew() -> None:
     assert isinstance(found.targets, PolicyTargets)
     assert found.targets.columns["reference"][0].tolist() == [0, 3, 0]
     assert (found.targets.kl, found.counted, list(found.tokens)) == (0.1, 1, [0])
-    critic = EXPERIENCE.of_critic([1, 2]).targets
+    critic = EXPERIENCE.of_critic(CRITIC, [1, 2]).targets
     assert isinstance(critic, ValueTargets)
     assert {name: column[1].tolist() for name, column in critic.columns.items()} == {
-        "counts": [0, 1, 0], "returns": [0, 3, 0], "before": [0, 3, 0],
+        "counts": [0, 1, 0], "returns": [0, 6, 0], "before": [0, 3, 0],
     }  # fmt: skip
 
 
@@ -50,7 +58,7 @@ def test_each_epoch_divides_all_rollouts_anew() -> None:
 
 
 def test_what_cannot_be_is_told() -> None:
-    with pytest.raises(ValueError, match=r"^algorithm is 'dpo'; it takes grpo, ppo, remax$"):
+    with pytest.raises(ValueError, match=r"^algorithm is 'dpo'; it takes grpo, ppo, remax, safe_rlhf$"):
         Learning("dpo")
     with pytest.raises(ValueError, match=r"^kl is -1; it takes a number from 0 on$"):
         Learning("ppo", kl=-1)

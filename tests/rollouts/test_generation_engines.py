@@ -10,16 +10,9 @@ from tests.rollouts.test_reshard import cost_of
 from zbench.api.parts import cluster_named, model_named
 from zbench.api.words import run_sub_command
 from zbench.cost.cost import Cost
+from zbench.describe.job import CONTINUOUS, GENERATION_ENGINES, SEESAW
 from zbench.rollouts.degrees import GenerateDegrees
-from zbench.rollouts.generation_engines import (
-    CONTINUOUS,
-    GENERATION_ENGINES,
-    SEESAW,
-    EngineLimits,
-    every_layout,
-    layout_cost,
-    played_engines,
-)
+from zbench.rollouts.generation_engines import EngineLimits, every_layout, layout_cost, played_engines
 
 COST = cost_of(4)
 LLAMA = Cost(cluster=cluster_named("a10_1x8"), model=model_named("llama2_70b"))

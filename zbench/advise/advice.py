@@ -169,6 +169,7 @@ class Advice:
             "stages": None
             if found.generate_seconds is None
             else {one: getattr(found, f"{one}_seconds") for one in STAGES},
+            "generation_imbalance": found.generation_imbalance,
             "imbalance": found.imbalance,
             "exposed_communication": found.exposed_communication,
             "nic_utilization": found.nic_utilization,

@@ -121,7 +121,7 @@ def read_question(path: str, words: Sequence[str]) -> Question:
     if own["framework"] not in FRAMEWORKS:
         raise ValueError(not_among("framework", own["framework"], FRAMEWORKS))
     config = _composed(settings)
-    check_units(config.get("cluster"), config.get("world"))
+    check_units(config.get("cluster"), config.get("world"), config.get("job"))
     again = config["recompute"]["granularity"]
     for key, value, usual in (
         ("memory.mlp_chunk_tokens", config["memory"]["mlp_chunk_tokens"], WHOLE),

@@ -61,6 +61,7 @@ def _stages(best: Row) -> Iterator[str]:
         told = sorted(best["stages"].items(), key=lambda one: -one[1])
         shares = ", ".join(f"{stage} {seconds:.4g} s" for stage, seconds in told)
         yield f"  Of an iteration, stages by themselves: {shares}. Systems change scoring and training alone."
+        yield f"  The slowest replica generates {best['generation_imbalance']:.2f} times as long as the mean."
 
 
 def _range(row: Row) -> str:

@@ -10,17 +10,14 @@ from zbench.console.sentence import not_among
 from zbench.console.sheet import Sheet
 from zbench.cost.cost import Cost
 from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.job import CHUNKED, CONTINUOUS, GENERATION_ENGINES, SEESAW
 from zbench.describe.units import check_unit, parse, with_noun
 from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import MEMORY_SHARE
 from zbench.rollouts.generation_engines import (
     CHUNK_TOKENS,
-    CHUNKED,
-    CONTINUOUS,
-    GENERATION_ENGINES,
     HOST_BYTES,
     PASS_TOKENS,
-    SEESAW,
     EngineLimits,
     EnginePlay,
     every_layout,

@@ -14,8 +14,9 @@ from zbench.console.sheet import Sheet
 from zbench.cost.cost import Cost
 from zbench.describe.checks import check_whole_number
 from zbench.describe.cluster import Cluster
-from zbench.describe.job import ALGORITHMS, PLACEMENTS, TRAINING, placed_sets
+from zbench.describe.job import TRAINING
 from zbench.describe.model import Model
+from zbench.describe.rollouts.stages import ALGORITHMS, PLACEMENTS, placed_sets
 from zbench.describe.units import with_noun
 from zbench.placement.layout import ModelLayout, ModelPlacement
 from zbench.placement.mapping import MappingSearch, set_partitions

@@ -32,6 +32,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "bubble": ("share of time in which other stages keep a GPU waiting", "{:.1%}".format),
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
     **{f"{name}_seconds": (f"{name}, a stage of an iteration by itself", "{:.4g} s".format) for name in STAGES},
+    "layout_changes": ("changes of generation's layout, mean of the iterations", "{:.3g}".format),
     "generation_imbalance": ("generation of the slowest replica over the mean", "{:.2f}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
     "host_bytes": ("host memory of the fullest node", lambda value: f"{value / 2**30:.1f} GiB"),

@@ -79,6 +79,14 @@ def _staleness(row: Row) -> str:
     return f"{row['off_policy']:.0%}, {row['policy_age']:.2g} old" if row["off_policy"] else "0 %"
 
 
+def _layouts(row: Row) -> str:
+    """Returns the seconds of generation by two layouts: reading prompts, decoding, and changing between them."""
+    if row["prefill_seconds"] is None:
+        return "-"
+    told = "prefill {prefill_seconds:.4g}, decode {decode_seconds:.4g}, change {layout_change_seconds:.3g} "
+    return (told + "({layout_changes:.3g} x)").format(**row)
+
+
 def _parts(row: Row) -> str:
     """Returns what a step's seconds go to, the most first: what computes, then what waits; parts of at least 1 %."""
     told = []
@@ -141,11 +149,11 @@ FIGURES = (
     TableColumn("stages, tokens/s", "", 14, _stages("tokens_per_second", ",.0f"), in_parts=True),
     TableColumn(
         "generation imbalance",
-        "seconds, max / mean of replicas",
+        "seconds, slowest / mean of replicas",
         8,
         _number("generation_imbalance", "{:.2f}"),
-        "gen. max/mean",
     ),
+    TableColumn("layouts of generation, s", "of the slowest replica", 14, _layouts, in_parts=True),
     TableColumn("off policy", "of trained responses, updates", 9, _staleness),
     TableColumn("given up", "of generated tokens", 14, _number("given_up", "{:.1%}")),
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),

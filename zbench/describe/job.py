@@ -3,70 +3,21 @@
 Pure data: conf/job sets it; zbench.simulated.iterations plays what it says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.describe.cluster import Cluster
-from zbench.describe.units import with_noun
+from zbench.describe.rollouts.stages import ALGORITHMS, COLOCATE, NO_ROLLOUTS, PLACEMENTS, IterationStages, placed_sets
+from zbench.describe.units import parse, with_noun
 
-NO_ROLLOUTS, SYNCHRONOUS, STREAMED, ONE_STEP_OFF = "none", "synchronous", "streamed", "one_step_off"
+SYNCHRONOUS, STREAMED, ONE_STEP_OFF = "synchronous", "streamed", "one_step_off"
 SCHEDULES = (SYNCHRONOUS, STREAMED, ONE_STEP_OFF)
 AUTO_ENGINE = "auto"
 JOB_ENGINES = (AUTO_ENGINE, "ds_chat", "hybridflow_v", "hybridflow")  # zbench.rollouts.engines has them
-ACTOR = "actor"  # the model that generates
-GREEDY = "_of_greedy"  # behind the name of a model, of its score of greedy responses
-PLACEMENTS = COLOCATE, SPLIT, STANDALONE = ("colocate", "split", "standalone")
+CONTINUOUS, CHUNKED, SEESAW = GENERATION_ENGINES = ("continuous", "chunked", "seesaw")
 OTHER_MODELS = ("reference", "reward", "cost", "critic")  # whose model may be another one than the actor's
-_WITH_ACTOR = (ACTOR, "reference")  # of a split placement
 MOST_TENSOR, MOST_STAGES = 64, 256  # judgements, so that a wrong number is told as one
-
-
-@dataclass(frozen=True, slots=True)
-class IterationStages:
-    """The stages of an iteration. generations: how often the actor generates from every prompt. scores: models that
-    read all sequences once, forward alone. trains: models that are trained on them."""
-
-    generations: int
-    scores: tuple[str, ...]
-    trains: tuple[str, ...]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models of an iteration, each once, the actor first."""
-        return tuple(dict.fromkeys([ACTOR, *map(_read_by, self.scores), *self.trains]))
-
-    def reads(self, model: str) -> int:
-        """Returns how often a model reads all sequences to score them."""
-        return [_read_by(one) for one in self.scores].count(model)
-
-
-def _read_by(score: str) -> str:
-    """Returns the model that a score is of."""
-    return score.removesuffix(GREEDY)
-
-
-def placed_sets(placement: str, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Returns the sets of models that share GPUs, the actor's first: in one, COLOCATE (as DeepSpeed-Chat has them); the
-    actor and the reference apart from all others, SPLIT (NeMo-Aligner); each by itself, STANDALONE (OpenRLHF)."""
-    if placement == STANDALONE:
-        return tuple((one,) for one in models)
-    with_actor = tuple(one for one in models if placement == COLOCATE or one in _WITH_ACTOR)
-    others = tuple(one for one in models if one not in with_actor)
-    return (with_actor, others) if others else (with_actor,)
-
-
-# By algorithm. The data flow of the first three: HybridFlow (arXiv 2409.19256), figure 1, from memory; GRPO:
-# DeepSeekMath (arXiv 2402.03300), section 4.1, which has no critic. ReMax (arXiv 2310.10505) takes the reward of a
-# greedy response to the same prompt for its baseline.
-ALGORITHMS: Mapping[str, IterationStages] = MappingProxyType({
-    NO_ROLLOUTS: IterationStages(0, (), ("actor",)),
-    "ppo": IterationStages(1, ("reference", "reward", "critic"), ("actor", "critic")),
-    "remax": IterationStages(2, ("reference", "reward", "reward_of_greedy"), ("actor",)),
-    "safe_rlhf": IterationStages(1, ("reference", "reward", "cost", "critic"), ("actor", "critic")),
-    "grpo": IterationStages(1, ("reference", "reward"), ("actor",)),
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +33,11 @@ class RolloutJob:
         training to generation on the same GPUs; auto: what goes with the sharding.
     placement: which models share GPUs (placed_sets). set_nodes: the nodes of each set; None: each has as many.
     reference, reward, cost, critic: names of models (conf/model); None: the actor's.
+    generation_engine: how prompts are read (zbench.rollouts.generation_engines). pass_tokens: that a pass which reads
+        prompts has at most; None: as the engine usually has them.
+    prefill_tensor: with seesaw, GPUs of a tensor-parallel group that reads prompts, of which a replica has as many as
+        there is room for; None: 1. host_kv: bytes of host memory for keys and values, a GPU, with seesaw alone; None:
+        80 GiB.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -100,6 +56,10 @@ class RolloutJob:
     cost: str | None = None
     critic: str | None = None
     generate_pipeline: int = 1
+    generation_engine: str = CONTINUOUS
+    pass_tokens: int | None = None
+    prefill_tensor: int | None = None
+    host_kv: float | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -107,6 +67,7 @@ class RolloutJob:
             ("schedule", SCHEDULES),
             ("engine", JOB_ENGINES),
             ("placement", PLACEMENTS),
+            ("generation_engine", GENERATION_ENGINES),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -144,7 +105,46 @@ class RolloutJob:
                 f"generation on training's GPUs, so job.engine takes {AUTO_ENGINE}"
             )
 
+        self._check_generation()
         self._check_models()
+
+    def _check_generation(self) -> None:
+        """Refuses passes and layouts that the engine of generation does not have.
+
+        Raises:
+            ValueError: the message names the key.
+        """
+        check_whole_number("job.pass_tokens", self.pass_tokens, 1, or_null=True)
+        check_whole_number("job.prefill_tensor", self.prefill_tensor, 1, MOST_TENSOR, or_null=True)
+        if self.host_kv is not None:
+            size = parse("job.host_kv", self.host_kv, "bytes")
+            if not 0 < size < float("inf"):
+                raise ValueError(f"job.host_kv is {self.host_kv!r}; it takes bytes of a GPU's share of host memory")
+            object.__setattr__(self, "host_kv", size)
+        if self.generation_engine != SEESAW:
+            for name in ("prefill_tensor", "host_kv"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"job.{name} is {value} and job.generation_engine {self.generation_engine}; only seesaw has "
+                        "it, so it takes null"
+                    )
+            return
+        replica, reads = self.generate_tensor * self.generate_pipeline, self.prefill_tensor or 1
+        if replica % reads:
+            raise ValueError(
+                f"job.prefill_tensor is {reads}; it has to divide the {with_noun(replica, 'GPU')} of a replica, "
+                "job.generate_tensor times job.generate_pipeline"
+            )
+        if reads == self.generate_tensor:
+            raise ValueError(
+                f"job.generation_engine is seesaw and job.generate_tensor {self.generate_tensor}; prompts are read by "
+                f"another layout than that which decodes, so with job.prefill_tensor={reads} it takes another number"
+            )
+        if self.engine != AUTO_ENGINE:
+            raise ValueError(
+                f"job.engine is {self.engine} and job.generation_engine seesaw; weights come to its layouts from host "
+                f"memory, so it takes {AUTO_ENGINE}"
+            )
 
     def _check_models(self) -> None:
         """Refuses sets and models that an iteration of this job does not have.

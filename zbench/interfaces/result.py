@@ -59,8 +59,10 @@ class StepResult:
         given, where a clock played a draw in the place of a router.
     rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
         by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
-        replica's seconds over the mean; tokens of "responses" that were trained on, "off_policy" among them, by a
-        policy that was "policy_age" updates old, and those that were "given_up".
+        replica's seconds over the mean; "response_tokens" that were trained on, "off_policy_tokens" among them, by a
+        policy that was "policy_age" updates old, and "given_up_tokens". "layouts", where prompts are read by a layout
+        of their own: of the slowest replica, the seconds in which it reads them ("prefill"), decodes ("decode") and
+        changes its layout ("change"), and how often it does ("changes").
     """
 
     seconds: float

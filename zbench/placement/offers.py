@@ -16,8 +16,8 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.memory import ADAM_BYTES
-from zbench.describe.job import ACTOR
 from zbench.describe.model import CUT_BY_SLICES, Model
+from zbench.describe.rollouts.stages import ACTOR
 from zbench.placement.layout import LayoutOffer, ModelLayout, StageTimes
 from zbench.placement.prices import PackedModel, PlacementPrices
 from zbench.rollouts.generate import GenerationCost

@@ -21,8 +21,9 @@ from zbench.cost.memory import ADAM_BYTES
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.job import ACTOR, IterationStages, RolloutJob
+from zbench.describe.job import RolloutJob
 from zbench.describe.model import Model
+from zbench.describe.rollouts.stages import ACTOR, IterationStages
 from zbench.describe.units import with_noun
 from zbench.placement.layout import StageTimes
 from zbench.plans.plan import Plan

@@ -122,7 +122,8 @@ PARTS = FieldKind(
     AMOUNTS,
 )
 _ITERATION = (
-    "seconds", "tokens", "waited_seconds", "generation_imbalance", "responses", "given_up", "off_policy", "policy_age"
+    "seconds", "tokens", "waited_seconds", "generation_imbalance", "response_tokens", "given_up_tokens",
+    "off_policy_tokens", "policy_age",
 )  # fmt: skip
 ITERATION = FieldKind(
     f"{{}} or {_object(ANY, *_ITERATION).words}", lambda value: value == {} or _object(ANY, *_ITERATION).holds(value)
@@ -185,7 +186,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "octaves": _object(AMOUNTS).optional,
         "plan_notes": _list(OBJECT).optional,
         "rollouts": ITERATION.optional,
-        **{f"rollouts.{name}": _object(AMOUNT).optional for name in ("seconds", "tokens")},
+        **{f"rollouts.{name}": _object(AMOUNT).optional for name in ("seconds", "tokens", "layouts")},
         **{f"rollouts.{name}": AMOUNT.optional for name in _ITERATION[2:]},
         "trace": _object(TEXT, "file", "digest").nullable.optional,
         "nic_tx_for": _object(AMOUNTS).optional,

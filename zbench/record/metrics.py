@@ -143,6 +143,10 @@ class Figures:
     off_policy: float | None = None
     policy_age: float | None = None
     given_up: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+    layout_change_seconds: float | None = None
+    layout_changes: float | None = None
     host_bytes: float | None = None
 
 

@@ -29,6 +29,12 @@ MOVED: Mapping[str, str] = {
 # Keys of a run itself.
 _FREE = {"free": "free_groups", "free_model_keys": "free_groups"}
 RUN_KEYS: Mapping[str, str] = {"again": "rerun", "planners": "planners_see", **_FREE}
+# Of what a step says of its rollouts.
+ITERATION_KEYS: Mapping[str, str] = {
+    "responses": "response_tokens",
+    "given_up": "given_up_tokens",
+    "off_policy": "off_policy_tokens",
+}
 _RECEIVED_KV = {"backward": "received_kv"}
 # By class: what a key of its yaml was called before, and what it is today. Any yaml that names the class may be an old
 # one, a user's own, too.

@@ -22,9 +22,9 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF
-from zbench.describe.job import NO_ROLLOUTS
 from zbench.describe.model import ALL_LAYERS, AUTO, WHOLE
 from zbench.describe.overlap import LAYER
+from zbench.describe.rollouts.stages import NO_ROLLOUTS
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.sync import EVERY_STEP
 from zbench.describe.worlds import NOMINAL

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from zbench.record.fields import ALIKE, FIELDS, line_fault, shortened
 from zbench.record.older import as_today, with_all_keys
-from zbench.record.renamed import renamed_baseline, renamed_run
+from zbench.record.renamed import renamed_baseline, renamed_iteration, renamed_run
 from zbench.record.shown import plain
 
 Line = dict[str, Any]
@@ -139,6 +139,8 @@ def _parse(raw: bytes) -> Line:
         raise ValueError(f"{told}; it takes a name of at most 100 letters, digits, _, . and -")
     if kind != "step":  # whose text no command prints
         line = plain(line)
+    if kind == "step" and "rollouts" in line:
+        line["rollouts"] = renamed_iteration(line["rollouts"])
     if kind == "start":
         line |= {"baseline": renamed_baseline(line["baseline"])} if "baseline" in line else {}
         line |= {"config": with_all_keys(renamed_run(line["config"]))} if "config" in line else {}

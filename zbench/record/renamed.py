@@ -9,7 +9,7 @@ compare as equal.
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import CHOICES, KEYS, MOVED, REGROUPED, RUN_KEYS, VALUES
+from zbench.record.old_names import CHOICES, ITERATION_KEYS, KEYS, MOVED, REGROUPED, RUN_KEYS, VALUES
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")
@@ -74,6 +74,11 @@ def renamed_baseline(baseline: Any) -> Any:
         return baseline
     words = [word.partition("=") for word in baseline["name"].split(" ")]
     return {**baseline, "name": " ".join(keys.get(key, key) + equals + value for key, equals, value in words)}
+
+
+def renamed_iteration(told: Any) -> Any:
+    """Returns what a step says of its rollouts with today's names."""
+    return _with_todays(told, ITERATION_KEYS)
 
 
 def keys_of(target: object) -> Mapping[str, str]:

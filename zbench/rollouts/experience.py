@@ -7,14 +7,15 @@ the tokens of all of its responses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.checks import check_whole_number
 
-GRPO, PPO, REMAX = LEARNT_BY = ("grpo", "ppo", "remax")
+GRPO, PPO, REMAX, SAFE_RLHF = LEARNT_BY = ("grpo", "ppo", "remax", "safe_rlhf")
+CRITIC, COST_CRITIC = CRITICS = ("critic", "cost_critic")  # of rewards, and of costs
 CLIP = 0.2  # of ratios: PPO (arXiv 1707.06347), section 6.1
 VALUE_CLIP = 0.2  # of values: TRL's PPOConfig.cliprange_value
 DISCOUNT, TRACE = 1.0, 0.95  # gamma and lambda of GAE: TRL's PPOConfig.gamma and lam
@@ -117,16 +118,24 @@ def scored_tokens(rollouts: Sequence[Rollout]) -> TrainingTokens:
 
 
 @dataclass(frozen=True)
+class ValueEstimates:
+    """A critic's values of each token of each response before the first update, and the returns that it is trained
+    to."""
+
+    values: Sequence[Floats]
+    returns: Sequence[Floats]
+
+
+@dataclass(frozen=True)
 class Experience:
     """A batch of rollouts with what models made of them before the first update. advantages: of each token of each
-    response. reference: negative log-likelihoods under the reference model, () where the loss has no KL term. returns,
-    values: what a critic is trained to, and its values; () without one."""
+    response. reference: negative log-likelihoods under the reference model, () where the loss has no KL term. critics:
+    what each of CRITICS is trained with, where there are some."""
 
     rollouts: Sequence[Rollout]
     advantages: Sequence[Floats]
     reference: Sequence[Floats] = ()
-    returns: Sequence[Floats] = ()
-    values: Sequence[Floats] = ()
+    critics: Mapping[str, ValueEstimates] = field(default_factory=dict)
 
     def of_policy(self, which: Sequence[int], kl: float) -> TrainingTokens:
         """Returns what the policy trains with in an update of some of the rollouts, numbered anew. kl: the coefficient
@@ -135,9 +144,10 @@ class Experience:
         columns |= self._columns(which, reference=self.reference) if kl else {}
         return self._tokens(which, PolicyTargets(columns, CLIP, kl))
 
-    def of_critic(self, which: Sequence[int]) -> TrainingTokens:
-        """Returns what the critic trains with, as of_policy."""
-        columns = self._columns(which, returns=self.returns, before=self.values)
+    def of_critic(self, name: str, which: Sequence[int]) -> TrainingTokens:
+        """Returns what a critic trains with, as of_policy."""
+        own = self.critics[name]
+        columns = self._columns(which, returns=own.returns, before=own.values)
         return self._tokens(which, ValueTargets(columns, VALUE_CLIP))
 
     def _columns(self, which: Sequence[int], **given: Sequence[Floats]) -> dict[str, Mapping[int, Floats]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
+from zbench.describe.job import CHUNKED, SEESAW
 from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import Batching, Generation, GenerationCost, generate
 from zbench.rollouts.seesaw import SeesawGeneration, generate_by_seesaw
 from zbench.rollouts.seesaw_phases import SeesawCost
 
-CONTINUOUS, CHUNKED, SEESAW = GENERATION_ENGINES = ("continuous", "chunked", "seesaw")
 PASS_TOKENS = 2048  # vLLM's least max_num_batched_tokens of whole prompts
 CHUNK_TOKENS = 512  # vLLM 0.5.4's max_num_batched_tokens with chunked prefill
 HOST_BYTES = 80 * 2.0**30  # of a GPU: Seesaw's set-up

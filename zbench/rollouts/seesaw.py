@@ -20,12 +20,16 @@ from zbench.rollouts.seesaw_phases import DecodedFill, SeesawCost, buffer_fills,
 @dataclass(frozen=True)
 class SeesawGeneration(Generation):
     """The seconds of generation by two layouts. prefill, decode, reload: seconds of the slowest replica's phases, which
-    follow each other; reloads: how often it changes its layout, after it began with that of prefill."""
+    follow each other; reloads: how often it changes its layout, after it began with that of prefill. back: seconds in
+    which each replica changes back to that at the end, 0 where it has it, float64 [replicas]; host_tokens: of the
+    fullest buffer of each in host memory, int64 [replicas]."""
 
     prefill: float
     decode: float
     reload: float
     reloads: int
+    back: Floats
+    host_tokens: Ints
 
 
 def generate_by_seesaw(
@@ -59,12 +63,15 @@ def _played(of: SeesawCost, replicas: Sequence["_PhasedReplica"]) -> SeesawGener
         slowest.decode,
         slowest.reload,
         slowest.reloads,
+        np.array([one.reloads % 2 * of.reload_seconds(of.prefill) for one in found]),
+        np.array([one.host_tokens for one in found], np.int64),
     )
 
 
 @dataclass
 class _Phases:
-    """The phases of a replica, added up. ends: of its sequences, float64 [sequences]."""
+    """The phases of a replica, added up. ends: of its sequences, float64 [sequences]. host_tokens: of its fullest
+    buffer."""
 
     ends: Floats
     prefill: float = 0.0
@@ -73,6 +80,7 @@ class _Phases:
     reloads: int = 0
     decodes: int = 0
     most: int = 0
+    host_tokens: int = 0
 
     @property
     def seconds(self) -> float:
@@ -93,7 +101,8 @@ class _PhasedReplica:
         """Plays until all sequences have ended."""
         found = _Phases(np.zeros(len(self.prompts)))
         for first, end in buffer_fills(self.prompts, of.host_tokens):
-            if first:
+            found.host_tokens = max(found.host_tokens, int(self.prompts[first:end].sum()))
+            if found.reloads % 2:
                 self._reload(of, of.prefill, found)
             read = of.prefill, of.pass_tokens, first, end
             if read not in self._read:

@@ -20,7 +20,8 @@ from zbench.rollouts.stage_clock import DecodingBatch, StageClock, decode_rounds
 @dataclass(frozen=True)
 class SeesawCost:
     """The cost model of a replica that changes between layouts. host_bytes: of a GPU's share of host memory, for keys
-    and values. pass_tokens: that a pass which reads prompts has at most, but for one prompt alone.
+    and values. pass_tokens: that a pass which reads prompts has at most, but for one prompt alone. host_key: what a
+    user sets host memory by, for sentences.
 
     Raises:
         ValueError: layouts take different numbers of GPUs, the cluster has no link to hosts, or their memory is less.
@@ -30,6 +31,7 @@ class SeesawCost:
     decode: GenerationCost
     host_bytes: float
     pass_tokens: int
+    host_key: str = "host_kv"
 
     def __post_init__(self) -> None:
         cluster, model = self.decode.cost.cluster, self.decode.cost.model
@@ -43,7 +45,7 @@ class SeesawCost:
         wanted = self.host_bytes * cluster.gpus_per_node + weights
         if cluster.host_memory is not None and wanted > cluster.host_memory:
             raise ValueError(
-                f"host_kv is {self.host_bytes / 2**30:g} GiB a GPU; with weights a node takes "
+                f"{self.host_key} is {self.host_bytes / 2**30:g} GiB a GPU; with weights a node takes "
                 f"{wanted / 2**30:.0f} GiB, and cluster.host_memory is {cluster.host_memory / 2**30:.0f} GiB"
             )
 
@@ -55,11 +57,18 @@ class SeesawCost:
     @property
     def host_tokens(self) -> int:
         """The tokens whose keys and values host memory has room for."""
-        return int(self.host_bytes * self.gpus // self._token_bytes)
+        return int(self.host_bytes * self.gpus // self.token_bytes)
 
     @property
-    def _token_bytes(self) -> int:
+    def token_bytes(self) -> int:
+        """The bytes of a token's keys and values in all layers."""
         return self.decode.cost.model.num_layers * self.decode.kv_bytes
+
+    @property
+    def weights_out_seconds(self) -> float:
+        """The seconds in which the GPUs of a node copy all weights to its memory, an even share each."""
+        model, cluster = self.decode.cost.model, self.decode.cost.cluster
+        return self._copied(model.element_bytes * model.total_params / cluster.gpus_per_node)
 
     def reload_seconds(self, to: GenerationCost) -> float:
         """Returns the seconds in which GPUs load the weights of a layout, all at once: of its fullest stage."""
@@ -67,7 +76,7 @@ class SeesawCost:
 
     def copy_seconds(self, tokens: int) -> float:
         """Returns the seconds in which GPUs copy keys and values of tokens to the host or back, an even share each."""
-        return self._copied(tokens * self._token_bytes / self.gpus)
+        return self._copied(tokens * self.token_bytes / self.gpus)
 
     def _copied(self, size: float) -> float:
         cluster = self.decode.cost.cluster

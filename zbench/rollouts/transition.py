@@ -3,6 +3,8 @@
 Where all GPUs train and generate it is an engine's (zbench.rollouts.engines), by how training leaves weights: in shards
 of every GPU, as ZeRO does after an update, or in slices and stages. Where generation has GPUs of its own, those that
 train gather all weights where they are in shards, and some of them send the slices to the replicas (broadcast).
+Where prompts are read by a layout of their own (seesaw), weights go by host memory: GPUs gather them where they are in
+shards, the GPUs of a node copy an even share each to its memory, and load what the layout that reads prompts has.
 
 Layers are alike and gathered one after another, so a change is played with a few of them, and each of the others adds
 what one of these does (tests/rollouts/test_transition.py has both).
@@ -11,14 +13,17 @@ what one of these does (tests/rollouts/test_transition.py has both).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
-from zbench.describe.job import AUTO_ENGINE, RolloutJob
+from zbench.describe.job import AUTO_ENGINE, SEESAW, RolloutJob
 from zbench.describe.model import Model
 from zbench.rollouts.broadcast import broadcast_step, slice_chains
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees, check_degrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, Resharding, resharding_of
 from zbench.rollouts.gathers import ReshardedWeights
+from zbench.rollouts.job_generation import JobGeneration
 from zbench.rollouts.weights import model_weights
 from zbench.simulator.steps.play import play_step
 from zbench.step.proof.prove import prove_step
@@ -27,6 +32,7 @@ from zbench.step.template import Step
 StepOf = Callable[[Model], Step]
 LAYERS = (2, 3)  # that are played
 STANDALONE = "standalone"
+HOSTS = "hosts"  # weights go by the memory of every node
 _QUEUE = "parameters"
 _IN_SHARDS = ("zero1", "zero2", "zero3")  # of every GPU, after an update
 
@@ -63,8 +69,14 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     gpus, engine = cost.cluster.num_ranks, job_engine(job, cost)
     if engine == STANDALONE:
         gathered = [_played(_sharded(gpus, 1), cost)] if _in_shards(cost) else []
-        stages, tensor = job.generate_pipeline, job.generate_tensor
-        return Transition(engine, [*gathered, _played(_sent(cost, whole, stages, tensor), whole, stages)])
+        first = JobGeneration.of(job, cost).first
+        sent = _played(_sent(cost, whole, first.pipeline, first.tensor), whole, first.pipeline)
+        return Transition(engine, [*gathered, sent, *_by_hosts(job, cost, loaded=False)])
+    if engine == HOSTS:
+        gathers = _in_shards(cost) and _usual_engine(cost) == DS_CHAT
+        every = gathers or not _in_slices(cost)  # on each GPU, before they are copied
+        gathered = [_played(_sharded(gpus, 1), cost)] if gathers else []
+        return Transition(engine, [*gathered, *_by_hosts(job, cost, loaded=not every)])
     if engine == DS_CHAT:
         return Transition(engine, [_played(_sharded(gpus, 1), cost)])
     change = resharding_of(engine, *_degrees(job, cost)) if engine else None
@@ -80,6 +92,8 @@ def job_engine(job: RolloutJob, cost: Cost) -> str:
     """
     if job.generate_nodes:
         return STANDALONE
+    if job.generation_engine == SEESAW:
+        return HOSTS
     if not _in_slices(cost) and not _in_shards(cost):
         return ""
     engine = _engine(job, cost)
@@ -119,8 +133,7 @@ def _engine(job: RolloutJob, cost: Cost) -> str:
     Raises:
         ValueError: it does not go with the sharding.
     """
-    sharding, sliced = cost.model.sharding, _in_slices(cost)
-    usual = DS_CHAT if sharding == "zero3" or not sliced else HYBRIDFLOW
+    sharding, usual = cost.model.sharding, _usual_engine(cost)
     engine = usual if job.engine == AUTO_ENGINE else job.engine
     if (engine == DS_CHAT and sharding == "none") or (engine != DS_CHAT and usual == DS_CHAT):
         raise ValueError(
@@ -128,6 +141,22 @@ def _engine(job: RolloutJob, cost: Cost) -> str:
             f"{cost.model.tensor_parallel} it takes {usual}"
         )
     return engine
+
+
+def _usual_engine(cost: Cost) -> str:
+    """Returns the engine that goes with how training leaves weights."""
+    return DS_CHAT if cost.model.sharding == "zero3" or not _in_slices(cost) else HYBRIDFLOW
+
+
+def _by_hosts(job: RolloutJob, cost: Cost, loaded: bool) -> list[PlayedChange]:
+    """Returns the copies of weights to the memory of nodes, and from there, if `loaded`, to the layout that reads
+    prompts; none where prompts are read by the layout that decodes."""
+    two = JobGeneration.of(job, cost).two
+    if two is None:
+        return []
+    none = np.zeros(cost.cluster.num_nics, np.int64)
+    seconds = [two.weights_out_seconds, *([two.reload_seconds(two.prefill)] if loaded else [])]
+    return [PlayedChange(one, none, none) for one in seconds]
 
 
 def _sharded(gpus: int, tensor: int) -> StepOf:

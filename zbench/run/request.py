@@ -62,7 +62,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
     check_choices(given, (*GROUPS, *STRATEGY_GROUPS, "tracker", "experiment"))
     settings = Settings.of(config)
-    check_units(config.get("cluster"), config.get("world"))
+    check_units(config.get("cluster"), config.get("world"), config.get("job"))
     choices = _chosen(told)
     _check_keys(config, given, choices)
     name = str(told.job.config_name)

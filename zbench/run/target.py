@@ -13,8 +13,9 @@ from zbench import CONF
 from zbench.console.sentence import not_among
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
-from zbench.describe.job import ALGORITHMS, OTHER_MODELS, TRAINING, RolloutJob
+from zbench.describe.job import OTHER_MODELS, TRAINING, RolloutJob
 from zbench.describe.model import Model
+from zbench.describe.rollouts.stages import ALGORITHMS
 from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import (
     MODEL_FIELDS,

@@ -15,8 +15,9 @@ from zbench.describe.links import DOMAIN_KINDS
 from zbench.describe.units import check_unit
 
 
-def check_units(cluster: Any, world: Any = None) -> None:
-    """Checks a composed configuration's `cluster`, its domains, its device and the device's curves, and its `world`.
+def check_units(cluster: Any, world: Any = None, job: Any = None) -> None:
+    """Checks a composed configuration's `cluster`, its domains, its device and the device's curves, its `world` and its
+    `job`.
 
     Raises:
         ValueError: a quantity is a number without a unit; the message names its key and shows how to write it.
@@ -24,6 +25,7 @@ def check_units(cluster: Any, world: Any = None) -> None:
     for key, value, kind in _quantities(cluster):
         check_unit(key, value, kind)
     check_unit("world.nics_above", _mapping(world).get("nics_above"), "bytes/s")
+    check_unit("job.host_kv", _mapping(job).get("host_kv"), "bytes")
 
 
 def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:

@@ -19,7 +19,6 @@ from zbench.describe.model import Model
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.rollouts.generate import GenerationCost, generate
 from zbench.rollouts.iteration import (
     GENERATE,
     RESHARD,
@@ -30,6 +29,7 @@ from zbench.rollouts.iteration import (
     scheduled_iteration,
     scored_meanwhile,
 )
+from zbench.rollouts.job_generation import IterationGeneration, JobGeneration
 from zbench.rollouts.transition import Transition, job_engine, job_transition
 from zbench.simulated.executor import Simulated
 from zbench.simulated.placed_models import PlacedModels, Planner, PlayedModels
@@ -37,12 +37,17 @@ from zbench.simulated.placed_models import PlacedModels, Planner, PlayedModels
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
-    """The seconds of an iteration's generation. seconds: of each replica, float64 [replicas]. ends: when all has ended,
-    and is scored where it is meanwhile. scored: seconds in which each replica scores meanwhile, float64 [replicas]."""
+    """The generation of an iteration, and what replicas score meanwhile. ends: when all has ended, and is scored where
+    it is meanwhile. scored: seconds in which each replica scores meanwhile, float64 [replicas]."""
 
-    seconds: Floats
+    by: IterationGeneration
     ends: float
     scored: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """The seconds of each replica, float64 [replicas]."""
+        return self.by.seconds
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class SimulatedIterations(Simulated):
     models: Mapping[str, Model] = field(default_factory=dict)
     planner: Planner | None = None
     _placed: PlacedModels | None = field(default=None, init=False, repr=False, compare=False)
-    _generation: GenerationCost | None = field(default=None, init=False, repr=False, compare=False)
+    _generation: JobGeneration | None = field(default=None, init=False, repr=False, compare=False)
     _transition: Transition | None = field(default=None, init=False, repr=False, compare=False)
     _beside: float | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -77,25 +82,7 @@ class SimulatedIterations(Simulated):
             raise ValueError(
                 f"parallel.pipeline_parallel is {self.cost.pp}; with job=rlhf all layers are on all GPUs, so it takes 1"
             )
-        if gpus.model.num_layers % self.job.generate_pipeline:
-            raise ValueError(
-                f"job.generate_pipeline is {self.job.generate_pipeline}; it has to divide num_layers="
-                f"{gpus.model.num_layers}"
-            )
-        self._generation = GenerationCost(
-            Cost(cluster=self._generating.cluster, model=gpus.model),
-            self.job.generate_tensor,
-            self.job.memory_share,
-            "job.generate_tensor",
-            self.job.generate_pipeline,
-        )
-        each, generating = self._generation.num_gpus, self._generating.cluster
-        if generating.num_ranks % each:
-            raise ValueError(
-                f"job.generate_pipeline is {self.job.generate_pipeline} and job.generate_tensor "
-                f"{self.job.generate_tensor}; a replica takes {each} GPUs, which have to divide the "
-                f"{generating.num_ranks} that generate"
-            )
+        self._generation = JobGeneration.of(self.job, gpus)
         given = {one.name: getattr(self, one.name) for one in fields(Simulated) if one.init}
         self._placed = PlacedModels(self.job, Simulated(**given), self.models, self.planner)
         self._placed.check_room()
@@ -109,8 +96,13 @@ class SimulatedIterations(Simulated):
     @property
     def kv_tokens(self) -> int:
         """The tokens that a micro-batch of a replica has room for, of which no sequence may have more."""
+        return self.generation.kv_tokens
+
+    @property
+    def generation(self) -> JobGeneration:
+        """The job's generation."""
         assert self._generation is not None
-        return self._generation.batch_tokens
+        return self._generation
 
     @property
     def placed(self) -> PlacedModels:
@@ -124,13 +116,6 @@ class SimulatedIterations(Simulated):
         gpus = self.cost.gpus
         nodes = gpus.cluster.num_nodes + self.job.generate_nodes
         return Cost(cluster=replace(gpus.cluster, num_nodes=nodes), model=gpus.model)
-
-    @property
-    def _generating(self) -> Cost:
-        """The cost model of the GPUs that generate."""
-        gpus, nodes = self.cost.gpus, self.job.generate_nodes
-        cluster = replace(gpus.cluster, num_nodes=nodes) if nodes else gpus.cluster
-        return Cost(cluster=cluster, model=gpus.model)
 
     def start(self) -> Ready:
         """Begins a run, whose first iteration is generated with the weights that it trains."""
@@ -159,20 +144,19 @@ class SimulatedIterations(Simulated):
 
     def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
         """Plays generation, and what replicas score meanwhile."""
-        of, kept, job = self._generation, len(batch.lengths), self.job
-        assert of is not None
+        of, kept, job = self.generation, len(batch.lengths), self.job
         prompts = np.concatenate([rollouts.prompts, rollouts.given_up[0]])
         responses = np.concatenate([batch.lengths - rollouts.prompts, rollouts.given_up[1]])
         order = _dealt(kept, len(prompts))
-        played = generate(prompts[order], responses[order], of, of.cost.cluster.num_ranks // of.num_gpus)
-        seconds = job.stages.generations * played.seconds
+        played = of.play(prompts[order], responses[order])
+        found = IterationGeneration.of(played, job.stages.generations, of)
         if job.schedule != STREAMED:
-            return _Generated(seconds, float(seconds.max()), np.zeros(len(seconds)))
+            return _Generated(found, float(found.seconds.max()), np.zeros(len(found.seconds)))
         ends = np.zeros(len(order))
-        ends[order] = (job.stages.generations - 1) * float(played.seconds.max()) + played.ends
-        each = [of.prefill_seconds(batch.lengths[at : at + 1]) for at in range(kept)]
-        scored = scored_meanwhile(ends[:kept], seconds, len(job.stages.scores) * np.array(each))
-        return _Generated(seconds, *scored)
+        ends[order] = found.before_last + played.ends
+        each = [of.decode.prefill_seconds(batch.lengths[at : at + 1]) for at in range(kept)]
+        scored = scored_meanwhile(ends[:kept], found.seconds, len(job.stages.scores) * np.array(each))
+        return _Generated(found, *scored)
 
     def _together(
         self,
@@ -221,6 +205,7 @@ class SimulatedIterations(Simulated):
             exposed_nic_seconds=_summed([one.exposed_nic_seconds or [] for one in models.trained]) or None,
             nic_tx_bytes=nics[0].tolist(),
             nic_rx_bytes=nics[1].tolist(),
+            host_bytes=self._on_hosts(models.trained, generated.by.host_bytes),
             nvlink_bytes=sum(one.nvlink_bytes for one in models.trained),
             peak_bytes=peak.tolist(),
             out_of_memory=int(peak.max()) > first.capacity_bytes or not models.fits,
@@ -228,12 +213,18 @@ class SimulatedIterations(Simulated):
             nic_tx_for={name: sizes.tolist() for name, sizes in sent.items()},
         )
 
+    def _on_hosts(self, trained: Sequence[StepResult], generated: Ints) -> list[int]:
+        """Returns StepResult.host_bytes of the nodes that train the actor: generation and training take turns."""
+        every = [np.array(one.host_bytes) for one in trained if one.host_bytes]
+        if len(generated) and not self.job.generate_nodes:
+            every.append(generated)
+        return np.max(every, axis=0).tolist() if every else []
+
     def _beside_training(
         self, generated: _Generated, models: PlayedModels, seconds: StageSeconds, whole: ScheduledIteration
     ) -> dict[str, Floats]:
         """Returns what an iteration's seconds go to beside training, of every rank."""
-        assert self._generation is not None
-        ranks, each = self.cost.cluster.num_ranks, self._generation.num_gpus
+        ranks, each = self.cost.cluster.num_ranks, self.generation.decode.num_gpus
         own, scored = np.zeros((2, ranks))
         if not self.job.generate_nodes:
             own, scored = (
@@ -265,10 +256,11 @@ class SimulatedIterations(Simulated):
             "tokens": {name: tokens for name, (_, tokens) in every.items() if tokens},
             "waited_seconds": waited,
             "generation_imbalance": float(generated.seconds.max() / generated.seconds.mean()),
-            "responses": responses,
-            "given_up": given_up,
-            "off_policy": responses if late else 0,
+            "response_tokens": responses,
+            "given_up_tokens": given_up,
+            "off_policy_tokens": responses if late else 0,
             "policy_age": int(late),
+            **({"layouts": dict(generated.by.layouts)} if generated.by.layouts else {}),
         }
 
 

@@ -12,8 +12,9 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch
-from zbench.describe.job import ACTOR, STREAMED, RolloutJob
+from zbench.describe.job import STREAMED, RolloutJob
 from zbench.describe.model import Model
+from zbench.describe.rollouts.stages import ACTOR
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan

@@ -15,10 +15,9 @@ from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, jud
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
-from zbench.rollouts.experience import GRPO, LEARNT_BY, PPO, REMAX
+from zbench.rollouts.experience import CRITICS, GRPO, LEARNT_BY, PPO, REMAX, SAFE_RLHF
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.rollouts.policy_job import CRITIC
 
 SHARED = Loop(HYBRIDFLOW, TrainDegrees(2, 2, 1), GenerateDegrees(1, 2), 1, "verl_balance")
 
@@ -33,7 +32,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     "loop",
     [
         SHARED,
-        Loop(DS_CHAT, TrainDegrees(1, 2, 1), GenerateDegrees(1, 2), 1, "nodewise", PPO),
+        Loop(DS_CHAT, TrainDegrees(1, 2, 1), GenerateDegrees(1, 2), 1, "nodewise", SAFE_RLHF),
         Loop(STANDALONE, TrainDegrees(1, 1, 2), GenerateDegrees(1, 1), 1, "zeppelin", PPO),
         Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "flexsp", REMAX),
     ],
@@ -44,7 +43,8 @@ def test_a_loop_comes_to_one_process(loop: Loop) -> None:
     assert found.fault == ""
     assert found.tokens > 200
     assert found.clipped > 10
-    assert (CRITIC in loop.job(0).others) == (loop.algorithm == PPO)
+    assert len(loop.job(0).critics) == {PPO: 1, SAFE_RLHF: len(CRITICS)}.get(loop.algorithm, 0)
+    assert (abs(found.multiplier - 1) > 1e-3) == (loop.algorithm == SAFE_RLHF)
     inside, every = found.shared
     assert inside == (0 if loop.engine == STANDALONE else every) < every + 1
 
@@ -80,12 +80,13 @@ def test_what_differs_is_told() -> None:
         LoopIteration(words, 2, ((0.5,), (0.4, 0.4)), ((0, 8), (8, 0)), (True,), 1e-15, ("", "")),
         [(0, 8), (8, 0)],
     )
-    alone = [AloneReport(words, [0.5, 0.4], [0.7, 0.7], 1)]
+    alone = [AloneReport(words, [0.5, 0.4], [0.7, 0.7], 1, 1.0)]
     assert judged_loop(SHARED, [right], alone, stated).fault == ""
     for changed, told in (
         (replace(right, sequences=[np.array([1, 3, 0])]), "responses 0 of iteration 0 have other tokens"),
         (replace(right, losses=((0.5,), (0.4, 0.5))), "the losses differ by 1.4e-01, above 1e-12"),
         (replace(right, losses=((0.5,), ())), "the losses differ by nan"),
+        (replace(right, multiplier=1 + 1e-11), "the multiplier is 1.00000000001, and in one process 1.0"),
         (replace(right, weights=float("nan")), "the weights differ by nan"),
         (replace(right, moved=((0, 8), (0, 0))), "ranks have .* bytes of weights; the step says"),
         (replace(right, shared=(False,)), "1 shards of training lay apart"),
@@ -98,7 +99,11 @@ def test_what_is_another_one_after_a_checkpoint_is_told() -> None:
     words = [np.array([1, 2, 0])]
     one = LoopIteration(words, 2, ((0.5,),), (), (), 0.0, ("a", "b"))
     assert judged_again([one, one], [one]) == judged_again([one], []) == ""
-    for changed in (replace(one, digests=("a", "c")), replace(one, losses=((0.5 + 1e-16 * 2,),))):
+    for changed in (
+        replace(one, digests=("a", "c")),
+        replace(one, multiplier=2.0),
+        replace(one, losses=((0.5 + 1e-16 * 2,),)),
+    ):
         assert judged_again([one, one], [changed]) == "iteration 1 is another one after a checkpoint"
 
 

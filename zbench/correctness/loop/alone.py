@@ -9,14 +9,39 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from zbench.correctness.loop.cases import CRITIC, GROUP, LIMIT, RATE, AloneReport, Loop, prompts_of, rewards_of
+from zbench.correctness.loop.cases import (
+    CRITIC,
+    GROUP,
+    LIMIT,
+    RATE,
+    AloneReport,
+    Loop,
+    cost_seed,
+    prompts_of,
+    rewards_of,
+)
 from zbench.correctness.loop.reference import generated_alone, last_states, policy_logits
 from zbench.correctness.steps.dense import drawn_weights
-from zbench.rollouts.experience import CLIP, DISCOUNT, GRPO, PPO, REMAX, TRACE, VALUE_CLIP, Learning, Rollout
-from zbench.rollouts.grpo import LEAST_DEVIATION
-from zbench.rollouts.ppo import LEAST_VARIANCE
+from zbench.rollouts.advantages.grpo import LEAST_DEVIATION
+from zbench.rollouts.advantages.ppo import LEAST_VARIANCE
+from zbench.rollouts.advantages.safe_rlhf import MARGIN, WINDOW
+from zbench.rollouts.advantages.safe_rlhf import RATE as MULTIPLIER_RATE
+from zbench.rollouts.experience import (
+    CLIP,
+    COST_CRITIC,
+    CRITICS,
+    DISCOUNT,
+    GRPO,
+    PPO,
+    REMAX,
+    SAFE_RLHF,
+    TRACE,
+    VALUE_CLIP,
+    Learning,
+    Rollout,
+)
+from zbench.rollouts.experience import CRITIC as CRITIC_NAME
 from zbench.runtime.job.job import AdamW
-from zbench.runtime.rollouts.policy_job import CRITIC as CRITIC_NAME
 from zbench.runtime.rollouts.policy_job import POLICY as POLICY_NAME
 from zbench.runtime.rollouts.sampling import generator_of
 
@@ -33,8 +58,11 @@ class AloneIteration(AloneReport):
 def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
     """Runs a loop. policy: its weights to begin with, whole, by the names of a step, of all layers in one tensor."""
     learning, now = loop.learning, {POLICY_NAME: {name: value.clone() for name, value in policy.items()}}
-    if learning.algorithm == PPO:
+    if learning.algorithm in (PPO, SAFE_RLHF):
         now[CRITIC_NAME] = drawn_weights(CRITIC, seed)
+    costs = _Costs(drawn_weights(CRITIC, cost_seed(seed)))
+    if learning.algorithm == SAFE_RLHF:
+        now[COST_CRITIC] = {name: value.clone() for name, value in costs.model.items()}
     optimizers, found = {name: _Optimizer(weights) for name, weights in now.items()}, list[AloneIteration]()
     for iteration in range(loop.iterations):
         prompts = prompts_of(seed, iteration)
@@ -44,7 +72,7 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
         ]
         asked = prompts[::GROUP] if learning.algorithm == REMAX else []
         greedy = [generated_alone(now[POLICY_NAME], prompt, None, LIMIT) for prompt in asked]
-        known = _Known(learning, rollouts, greedy, policy, now)
+        known = _Known(learning, rollouts, greedy, policy, now, costs)
         losses, scales, clipped = list[float](), list[float](), 0
         for which in learning.updates(len(rollouts), seed, iteration):
             for name in now:
@@ -57,8 +85,32 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
                 losses.append(float(loss.detach()))
                 scales.append(float(terms.detach().abs().mean()))
                 clipped += outside
-        found.append(AloneIteration([one.tokens for one in rollouts], losses, scales, clipped, dict(now)))
+        if learning.algorithm == SAFE_RLHF:
+            costs.follow(rollouts)
+        sequences, multiplier = [one.tokens for one in rollouts], float(costs.log.exp())
+        found.append(AloneIteration(sequences, losses, scales, clipped, multiplier, dict(now)))
     return found
+
+
+@dataclass
+class _Costs:
+    """The cost model and its multiplier, whose logarithm a step of gradient ascent follows. model: its weights."""
+
+    model: Weights
+    log: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    found: list[Tensor] = field(default_factory=list)
+
+    def of(self, one: Rollout) -> Tensor:
+        """Returns the cost of a response."""
+        return (last_states(CRITIC, self.model, torch.from_numpy(one.tokens))[-1] @ self.model["vh"].T)[0]
+
+    def follow(self, rollouts: Sequence[Rollout]) -> None:
+        """Follows the costs of an iteration's responses."""
+        self.found += [self.of(one) for one in rollouts]
+        log = self.log.clone().requires_grad_()
+        (log.exp() * (torch.stack(self.found[-WINDOW:]).mean() + MARGIN)).backward()
+        assert log.grad is not None, "there was a backward"
+        self.log = self.log + MULTIPLIER_RATE * log.grad
 
 
 @dataclass
@@ -66,32 +118,35 @@ class _Known:
     """The numbers that are known of rollouts before their first update.
 
     reference: the weights of the reference model; now: of the models then. Of each token of each response: its
-    advantage, the logarithm of its likelihood under the reference model, the critic's value and return."""
+    advantage, the logarithm of its likelihood under the reference model, and every critic's value and return."""
 
     learning: Learning
     rollouts: Sequence[Rollout]
     greedy: Sequence[Rollout]
     reference: Weights
     now: Mapping[str, Weights]
+    costs: _Costs
     advantages: list[Tensor] = field(init=False)
     logs: list[Tensor] = field(init=False)
-    values: list[Tensor] = field(init=False)
-    returns: list[Tensor] = field(init=False)
+    values: dict[str, list[Tensor]] = field(default_factory=dict)
+    returns: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         of, rewards = self.learning, torch.from_numpy(rewards_of(self.rollouts))
         self.logs = [_logs(self.reference, one) for one in self.rollouts]
-        self.values = self.returns = []
         if of.algorithm == GRPO:
             groups = rewards.view(-1, GROUP)
             off = groups.std(1, correction=0, keepdim=True) + LEAST_DEVIATION
             self.advantages = list(((groups - groups.mean(1, keepdim=True)) / off).flatten().unbind())
             return
-        given = [
-            of.kl * (log + torch.from_numpy(one.before)) for log, one in zip(self.logs, self.rollouts, strict=True)
-        ]
-        for one, reward in zip(given, rewards, strict=True):
-            one[-1] += reward
+        if of.algorithm == SAFE_RLHF:
+            paid = torch.stack([self.costs.of(one) for one in self.rollouts])
+            gained = self._estimated(CRITIC_NAME, self._given(rewards, of.kl / 2))
+            lost = self._estimated(COST_CRITIC, self._given(paid, -of.kl / 2))
+            share = self.costs.log.sigmoid()  # of the cost: lambda / (1 + lambda)
+            self.advantages = [(1 - share) * one - share * other for one, other in zip(gained, lost, strict=True)]
+            return
+        given = self._given(rewards, of.kl)
         if of.algorithm == REMAX:
             base = torch.from_numpy(rewards_of(self.greedy)).repeat_interleave(GROUP)
             self.advantages = [
@@ -99,15 +154,29 @@ class _Known:
                 for one, less in zip(given, base, strict=True)
             ]
             return
-        self.values = [_values(self.now[CRITIC_NAME], one) for one in self.rollouts]
-        found = [_summed(*pair) for pair in zip(given, self.values, strict=True)]
-        self.returns = [one + value for one, value in zip(found, self.values, strict=True)]
+        found = self._estimated(CRITIC_NAME, given)
         every = torch.cat(found)
         self.advantages = [(one - every.mean()) / (every.var(correction=0) + LEAST_VARIANCE).sqrt() for one in found]
 
+    def _given(self, last: Tensor, kl: float) -> list[Tensor]:
+        """Returns what each token of each response is given: the KL term, and with the last token `last`."""
+        given = [kl * (log + torch.from_numpy(one.before)) for log, one in zip(self.logs, self.rollouts, strict=True)]
+        for one, more in zip(given, last, strict=True):
+            one[-1] += more
+        return given
+
+    def _estimated(self, name: str, given: Sequence[Tensor]) -> list[Tensor]:
+        """Returns advantages by a critic, whose values and returns it keeps."""
+        values = self.values[name] = [_values(self.now[name], one) for one in self.rollouts]
+        found = [_summed(*pair) for pair in zip(given, values, strict=True)]
+        self.returns[name] = [one + value for one, value in zip(found, values, strict=True)]
+        return found
+
     def losses(self, name: str, weights: Weights, which: Sequence[int]) -> tuple[Tensor, int]:
         """Returns the losses of a model, of the tokens of some responses, and how many of them are clipped."""
-        found = [(self._of_critic if name == CRITIC_NAME else self._of_policy)(weights, one) for one in which]
+        found = [
+            self._of_critic(name, weights, one) if name in CRITICS else self._of_policy(weights, one) for one in which
+        ]
         return torch.cat([terms for terms, _ in found]), sum(outside for _, outside in found)
 
     def _of_policy(self, weights: Weights, number: int) -> tuple[Tensor, int]:
@@ -121,8 +190,9 @@ class _Known:
             terms = terms + self.learning.kl * (further.exp() - further - 1)
         return terms, int((ratio * advantage > bounded * advantage).sum())
 
-    def _of_critic(self, weights: Weights, number: int) -> tuple[Tensor, int]:
-        values, before, wanted = _values(weights, self.rollouts[number]), self.values[number], self.returns[number]
+    def _of_critic(self, name: str, weights: Weights, number: int) -> tuple[Tensor, int]:
+        values, before = _values(weights, self.rollouts[number]), self.values[name][number]
+        wanted = self.returns[name][number]
         near = before + (values - before).clamp(-VALUE_CLIP, VALUE_CLIP)
         plain, clipped = ((one - wanted).square() / 2 for one in (values, near))
         return torch.where(clipped > plain, clipped, plain), int((clipped > plain).sum())

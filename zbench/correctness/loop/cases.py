@@ -1,7 +1,7 @@
 """Loops of generation and training that are compared, and their prompts and rewards. No torch, which the driver is to
 be without."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,15 +13,25 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
+from zbench.rollouts.advantages.grpo import grpo_experience
+from zbench.rollouts.advantages.ppo import ppo_experience, remax_experience
+from zbench.rollouts.advantages.safe_rlhf import safe_rlhf_experience
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
-from zbench.rollouts.experience import GRPO, PPO, REMAX, Experience, Learning, Rollout
-from zbench.rollouts.grpo import grpo_experience
-from zbench.rollouts.ppo import ppo_experience, remax_experience
+from zbench.rollouts.experience import (
+    COST_CRITIC,
+    GRPO,
+    PPO,
+    REMAX,
+    SAFE_RLHF,
+    Experience,
+    Learning,
+    Rollout,
+)
+from zbench.rollouts.experience import CRITIC as CRITIC_NAME
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
-from zbench.runtime.rollouts.policy_job import CRITIC as CRITIC_NAME
-from zbench.runtime.rollouts.policy_job import REFERENCE, ModelJob, PolicyJob
+from zbench.runtime.rollouts.policy_job import COST, REFERENCE, ModelJob, PolicyJob
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.template import Step
@@ -37,6 +47,7 @@ LEARNINGS = {
     GRPO: (Learning(GRPO, epochs=2, kl=0.04), 3),
     PPO: (Learning(PPO, epochs=2, mini_batches=2, kl=0.05), 2),
     REMAX: (Learning(REMAX, mini_batches=2, kl=0.05), 2),
+    SAFE_RLHF: (Learning(SAFE_RLHF, epochs=2, mini_batches=2, kl=0.05), 2),
 }
 RATE = 1e-2  # of learning, so that updates change what is drawn, and ratios are clipped
 
@@ -88,14 +99,22 @@ class Loop:
     def job(self, seed: int) -> PolicyJob:
         """Returns what every rank is told. Its steps have no workload but the rollouts."""
 
-        def steps(cost: Cost) -> StepJob:
-            return StepJob(cost, Fixed(seed, 1, 1), seed, "auto", AdamW(lr=RATE), False, "cpu")
+        def steps(cost: Cost, drawn: int = seed) -> StepJob:
+            return StepJob(cost, Fixed(seed, 1, 1), drawn, "auto", AdamW(lr=RATE), False, "cpu")
 
         others = {REFERENCE: ModelJob(steps(self.cost))} if self.learning.kl else {}
-        if self.algorithm == PPO:
-            first = self.train.num_gpus if self.engine == STANDALONE else 0
+        first = self.train.num_gpus if self.engine == STANDALONE else 0
+        if self.algorithm in (PPO, SAFE_RLHF):
             others[CRITIC_NAME] = ModelJob(steps(self.critic_cost), first)
+        if self.algorithm == SAFE_RLHF:
+            for name in (COST_CRITIC, COST):
+                others[name] = ModelJob(steps(self.critic_cost, cost_seed(seed)), first)
         return PolicyJob(steps(self.cost), self.engine, self.train, self.generate, self.replicas, LIMIT, others)
+
+
+def cost_seed(seed: int) -> int:
+    """Returns the seed of the cost model's weights, with which its critic begins."""
+    return seed + 1
 
 
 def _sharded(model: Model, gpus: int) -> Cost:
@@ -147,12 +166,13 @@ class LoopSteps:
 class AloneReport:
     """The outcome of an iteration in one process, without its weights. losses: of every update of every model, each the
     mean over responses' tokens; scales: those of its terms' sizes, which have both signs; clipped: tokens whose ratio
-    was, or whose value."""
+    was, or whose value; multiplier: of the cost after it, 1 without one."""
 
     sequences: list[Ints]
     losses: list[float]
     scales: list[float]
     clipped: int
+    multiplier: float
 
 
 def prompts_of(seed: int, iteration: int) -> list[Ints]:
@@ -171,14 +191,18 @@ def learned_from(
     learning: Learning,
     rollouts: Sequence[Rollout],
     greedy: Sequence[Rollout],
-    reference: Sequence[Floats],
-    values: Sequence[Floats],
+    known: Mapping[str, Sequence[Floats]],
+    multiplier: float,
 ) -> Experience:
-    """Returns what models learn from rollouts. greedy: the greedy response to each prompt, for ReMax alone; reference,
-    values: of each token of each response, as of Experience, where there are such models."""
-    rewards = rewards_of(rollouts)
+    """Returns what models learn from rollouts. greedy: the greedy response to each prompt, for ReMax alone. known: by
+    model, what it makes of each token of each response, and the cost model of each response. multiplier: of costs."""
+    rewards, reference = rewards_of(rollouts), known.get(REFERENCE, [])
     if learning.algorithm == GRPO:
         return grpo_experience(rollouts, rewards, GROUP, reference)
     if learning.algorithm == REMAX:
         return remax_experience(rollouts, rewards, np.repeat(rewards_of(greedy), GROUP), learning.kl, reference)
-    return ppo_experience(rollouts, rewards, values, learning.kl, reference)
+    if learning.algorithm == PPO:
+        return ppo_experience(rollouts, rewards, known[CRITIC_NAME], learning.kl, reference)
+    values = known[CRITIC_NAME], known[COST_CRITIC]
+    costs = np.concatenate(known[COST])
+    return safe_rlhf_experience(rollouts, (rewards, costs), values, multiplier, learning.kl, reference)

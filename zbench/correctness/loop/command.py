@@ -1,4 +1,5 @@
-"""python -m zbench.correctness loop: generates and trains by GRPO, PPO or ReMax, on processes. An edge.
+"""python -m zbench.correctness loop: generates and trains by GRPO, PPO, ReMax or Safe RLHF, on
+processes. An edge.
 
 Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and updates by whole
 steps, with weights brought from one layout to the other by an engine; beside it one process does the same. Responses
@@ -21,7 +22,7 @@ from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
-from zbench.rollouts.experience import GRPO, LEARNT_BY
+from zbench.rollouts.experience import GRPO, LEARNT_BY, SAFE_RLHF
 from zbench.runtime.job.step_job import Sizes
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
@@ -46,7 +47,7 @@ LAYOUTS = (
     (STANDALONE, "1-2-1", "1-2", 1),
     (STANDALONE, "1-1-3", "1-1", 1),
 )
-TITLES = ("loop", "tokens", "clipped", "loss", "weights", "bytes to generation", "shards shared", "")
+TITLES = ("loop", "tokens", "clipped", "loss", "weights", "bytes to generation", "multiplier", "shards shared", "")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LoopVerdict:
     """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio, or value, was, of all updates;
     loss, weights: the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that
     generate; shared: of shards of weights in training, how many lay in the memory of what was generated with, and all;
-    fault: what is wrong, "" if nothing."""
+    multiplier: of the cost at the end, 1 without one; fault: what is wrong, "" if nothing."""
 
     loop: Loop
     tokens: int
@@ -64,11 +65,13 @@ class LoopVerdict:
     moved: int
     shared: tuple[int, int]
     fault: str
+    multiplier: float = 1.0
 
     def row(self) -> list[str]:
         """Returns the row of a table."""
         numbers = f"{self.tokens:,}", f"{self.clipped:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
-        return [str(self.loop), *numbers, "{} of {}".format(*self.shared), "FAILED" if self.fault else ""]
+        multiplier = f"{self.multiplier:.4f}" if self.loop.algorithm == SAFE_RLHF else "-"
+        return [str(self.loop), *numbers, multiplier, "{} of {}".format(*self.shared), "FAILED" if self.fault else ""]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -145,7 +148,12 @@ def judged_again(found: Sequence[LoopIteration], again: Sequence[LoopIteration])
     for number in range(len(found) - len(again), len(found)):
         one, other = found[number], again[number - len(found)]
         tokens = [[words.tolist() for words in some.sequences] for some in (one, other)]
-        if (tokens[0], one.losses, one.digests) != (tokens[1], other.losses, other.digests):
+        if (tokens[0], one.losses, one.digests, one.multiplier) != (
+            tokens[1],
+            other.losses,
+            other.digests,
+            other.multiplier,
+        ):
             return f"iteration {number} is another one after a checkpoint"
     return ""
 
@@ -161,6 +169,8 @@ def judged_loop(
             faults.append(f"responses {', '.join(map(str, wrong))} of iteration {number} have other tokens")
         if list(one.moved) != list(stated):
             faults.append(f"ranks have (sent, received) {one.moved} bytes of weights; the step says {stated}")
+        if not abs(one.multiplier - wanted.multiplier) < LIMIT:
+            faults.append(f"the multiplier is {one.multiplier}, and in one process {wanted.multiplier}")
         for mine, other, scale in zip(one.losses, wanted.losses, wanted.scales, strict=True):
             losses += [abs(loss - other) / scale for loss in mine] or [NAN]
     off = float(np.max(losses)), float(np.max([0.0, *(one.weights for one in found)]))
@@ -173,7 +183,8 @@ def judged_loop(
     tokens = sum(one.counted for one in found)
     moved = sum(received for one in found for _, received in one.moved)
     clipped = sum(one.clipped for one in alone[: len(found)])
-    return LoopVerdict(loop, tokens, clipped, *off, moved, (sum(shared), len(shared)), "; ".join(faults))
+    inside, multiplier = (sum(shared), len(shared)), found[-1].multiplier
+    return LoopVerdict(loop, tokens, clipped, *off, moved, inside, "; ".join(faults), multiplier)
 
 
 def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
@@ -186,7 +197,7 @@ def _print(found: Sequence[LoopVerdict]) -> None:
     """Prints the table, then failures and a last line that counts them."""
     table = Table(title=f"{GROUP} responses a prompt; differences to one process")
     for name in TITLES:
-        table.add_column(name, justify="right" if name in TITLES[1:7] else "left")
+        table.add_column(name, justify="right" if name in TITLES[1:8] else "left")
     for one in found:
         table.add_row(*one.row())
     show(table)

@@ -3,17 +3,18 @@ them."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from zbench.correctness.loop.cases import GROUP, Loop, LoopSteps, learned_from, prompts_of
 from zbench.describe.arrays import Floats, Ints
-from zbench.rollouts.experience import GRPO, REMAX, Rollout, scored_tokens
+from zbench.rollouts.advantages.safe_rlhf import Multiplier
+from zbench.rollouts.experience import GRPO, REMAX, SAFE_RLHF, Rollout, scored_tokens
 from zbench.runtime.checkpoints.folder import check_files, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.rollouts.policy_job import CRITIC, POLICY, REFERENCE, GenerationReport, PolicyJob
+from zbench.runtime.rollouts.policy_job import COST, POLICY, UNTRAINED, GenerationReport, PolicyJob
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import prove_step
 
@@ -23,7 +24,8 @@ class LoopIteration:
     """An iteration of a loop. sequences: prompts with their responses. counted: tokens of responses. losses: of every
     update of every model, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by
     rank; shared: of each weight that a rank trains, whether it lay in the memory of what was generated with. weights:
-    the largest difference after it to one process; digests: of parameters and optimizer state then, by rank."""
+    the largest difference after it to one process; digests: of parameters and optimizer state then, by rank.
+    multiplier: of the cost after it, 1 without one."""
 
     sequences: list[Ints]
     counted: int
@@ -32,16 +34,19 @@ class LoopIteration:
     shared: tuple[bool, ...]
     weights: float
     digests: tuple[str, ...]
+    multiplier: float = 1.0
 
 
 @dataclass
 class LoopDriver:
-    """The driver of a loop's ranks. stated: the bytes of weights (sent, received) by rank that their step says."""
+    """The driver of a loop's ranks. stated: the bytes of weights (sent, received) by rank that their step says.
+    multiplier: of the cost, in the iteration that comes."""
 
     loop: Loop
     job: PolicyJob
     fleet: Fleet
     seed: int
+    multiplier: Multiplier = field(default_factory=Multiplier)
     stated: tuple[Sizes, ...] = field(init=False)
     _steps: dict[str, LoopSteps] = field(init=False)
 
@@ -51,7 +56,7 @@ class LoopDriver:
         prompts = [Rollout(one, len(one), np.zeros(0)) for one in prompts_of(self.seed, 0)]
         begun = {}
         for name, steps in self._steps.items():  # of any tokens: parameters are drawn to where a step wants them
-            of = steps.of_scores if name == REFERENCE else steps.of_rollouts
+            of = steps.of_scores if name in UNTRAINED else steps.of_rollouts
             begun[name] = *of(prompts, 0), scored_tokens(prompts)
         change = self.job.resharded(begun[POLICY][1]).step
         prove_step(change)
@@ -67,17 +72,19 @@ class LoopDriver:
         if learning.algorithm == REMAX:
             greedy = _in_order(self.fleet.call("generate", iteration, prompts[::GROUP], True))
         known = {name: self._scores(name, rollouts, iteration) for name in self.job.others}
-        given = learned_from(learning, rollouts, greedy, known.get(REFERENCE, []), known.get(CRITIC, []))
+        given = learned_from(learning, rollouts, greedy, known, self.multiplier.value)
         kl, losses = learning.kl if learning.algorithm == GRPO else 0.0, list[tuple[float, ...]]()
         for which in learning.updates(len(rollouts), self.seed, iteration):
             some = [rollouts[number] for number in which]
             steps = {POLICY: (*self._steps[POLICY].of_rollouts(some, iteration), given.of_policy(which, kl))}
-            if CRITIC in self.job.others:
-                steps[CRITIC] = *self._steps[CRITIC].of_rollouts(some, iteration), given.of_critic(which)
+            for name in self.job.critics:
+                steps[name] = *self._steps[name].of_rollouts(some, iteration), given.of_critic(name, which)
             reports: list[dict[str, StepReport]] = self.fleet.call("update", steps)
             for name in steps:
                 every = (one[name].loss for one in reports)
                 losses.append(tuple(loss for loss in every if loss is not None))
+        if learning.algorithm == SAFE_RLHF:
+            self.multiplier = self.multiplier.after(np.concatenate(known[COST]))
         return LoopIteration(
             [one.tokens for one in rollouts],
             sum(len(one.response) for one in rollouts),
@@ -86,10 +93,11 @@ class LoopDriver:
             tuple(flag for report in generated for flag in report.shared),
             self.fleet.call("difference", iteration)[0] if compared else 0.0,
             tuple(self.fleet.call("digest")),
+            self.multiplier.value,
         )
 
     def _scores(self, model: str, rollouts: Sequence[Rollout], iteration: int) -> list[Floats]:
-        """Returns what a model makes of each token of each response."""
+        """Returns what a model makes of each token of each response; of the cost model that of the last one alone."""
         step = self._steps[model].of_scores(rollouts, iteration)
         every = [np.full(len(one.tokens), np.nan) for one in rollouts]
         for report in self.fleet.call("score_by", model, *step, scored_tokens(rollouts)):
@@ -97,11 +105,13 @@ class LoopDriver:
                 for number in np.unique(sequence).tolist():
                     mine = sequence == number
                     every[number][position[mine]] = made[mine]
+        if model == COST:
+            return [found[-1:] for found in every]
         return [found[one.prompt - 1 : -1] for found, one in zip(every, rollouts, strict=True)]
 
     def save(self, path: str, iteration: int) -> None:
         """Has ranks write a checkpoint that goes on with an iteration."""
-        self.fleet.call("save", path, iteration)
+        self.fleet.call("save", path, iteration, asdict(self.multiplier))
 
     def load(self, path: str) -> int:
         """Has ranks take over a checkpoint; returns the iteration that it goes on with.
@@ -116,6 +126,8 @@ class LoopDriver:
                 other = found["run"].get(name)
                 raise ValueError(f"resume is {path!r}; its loop has {name} {other!r}, this one {told[name]!r}")
         self.fleet.call("load", path)
+        multiplier = found["multiplier"]
+        self.multiplier = Multiplier(multiplier["log"], tuple(multiplier["costs"]))
         return int(found["next_step"])
 
 

@@ -12,7 +12,7 @@ from zbench.correctness.steps.dense import drawn_weights
 from zbench.runtime.handlers.runner import Whole
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.rollouts.model_rank import ModelRank
-from zbench.runtime.rollouts.policy_job import REFERENCE, PolicyJob
+from zbench.runtime.rollouts.policy_job import UNTRAINED, PolicyJob
 from zbench.runtime.rollouts.policy_rank import PolicyRank
 from zbench.runtime.stepping.comparison import Piece, state_pieces, whole_weights
 from zbench.runtime.stepping.weights import OF_NO_LAYER
@@ -39,12 +39,12 @@ class LoopRank(PolicyRank):
         if self.rank == 0:
             self.board.say("the loop in one process")
             self.found = alone(loop, drawn_weights(self.model, self.job.seed), self.job.seed)
-        return [AloneReport(one.sequences, one.losses, one.scales, one.clipped) for one in self.found]
+        return [AloneReport(one.sequences, one.losses, one.scales, one.clipped, one.multiplier) for one in self.found]
 
     def difference(self, iteration: int) -> float:
         """Returns the largest difference of models' weights to those of one process after an iteration, over the
         largest element of each; 0 on other ranks than 0. Collective."""
-        off = [self._off(one, iteration, name) for name, one in self.models.items() if name != REFERENCE]
+        off = [self._off(one, iteration, name) for name, one in self.models.items() if name not in UNTRAINED]
         return float(np.max(off))
 
     # -- inside ---------------------------------------------------------------------------------------

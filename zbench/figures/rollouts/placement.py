@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from zbench.describe.job import COLOCATE, SPLIT, STANDALONE
+from zbench.describe.rollouts.stages import COLOCATE, SPLIT, STANDALONE
 from zbench.figures.records import Records
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLUE, GREEN, GREY, ORANGE, WIDTH, end_labels

@@ -12,21 +12,12 @@ from matplotlib.lines import Line2D
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
+from zbench.describe.job import CHUNKED, CONTINUOUS, GENERATION_ENGINES, SEESAW
 from zbench.figures.records import Records, cost_of_run
 from zbench.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDTH
 from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import MEMORY_SHARE
-from zbench.rollouts.generation_engines import (
-    CHUNKED,
-    CONTINUOUS,
-    GENERATION_ENGINES,
-    SEESAW,
-    EngineLimits,
-    EnginePlay,
-    every_layout,
-    layout_cost,
-    played_engines,
-)
+from zbench.rollouts.generation_engines import EngineLimits, EnginePlay, every_layout, layout_cost, played_engines
 
 EXPERIMENTS = ("seesaw",)
 PANELS = (3, 1)

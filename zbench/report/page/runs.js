@@ -1,14 +1,20 @@
 // The table of runs: a filter, sorting by any column, and which run is looked into.
 
 const seconds = (value) => plain(value);
+const twice = (value) => (missing(value) ? "–" : value.toFixed(2));
+// of iterations of rollouts: each stage by itself
+const STAGES = ["reshard", "generate", "score", "train"].map((stage) => [`${stage}, s`, `${stage}_seconds`, seconds])
+  .concat(["generate", "score", "train"].map((stage) => [`${stage}, tokens/s`, `${stage}_tokens_per_second`, whole0]))
+  .concat([["generation imbalance", "generation_imbalance", twice], ["layout changes", "layout_changes", twice],
+    ["layout changes, s", "layout_change_seconds", seconds]]);
 const gained = (value, run) => (missing(value) ? "–" : value.toFixed(2) + (run.speedup_told === false ? " ?" : ""));
 // title, key of a row, how it is written; words stand left. A column where all rows agree is told above the table.
 const COLUMNS = [
   ["system", "system", null], ["workload", "workload", null], ["cluster", "cluster", null], ["model", "model", null],
-  ["executor", "executor", null], ["world", "world", null], ["planners", "planners", null], ["mask", "mask", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
+  ["executor", "executor", null], ["world", "world", null], ["planners", "planners", null], ["mask", "mask", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds], ...STAGES,
   ["MFU", "mfu", percent], ["speed-up", "speedup", gained],
-  ["bound ratio", "bound_ratio", (v) => (missing(v) ? "–" : v.toFixed(2))], ["NIC use", "nic_utilization", percent],
-  ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
+  ["bound ratio", "bound_ratio", twice], ["NIC use", "nic_utilization", percent],
+  ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", twice],
   ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib], ["host, GiB", "host_bytes", gib], ["chosen", "chosen", null],
   ["loss", "loss", (v) => (missing(v) ? "–" : v.toFixed(4))], ["steps", "steps", whole], ["seed", "seed", whole],
   ["tokens/GPU", "tokens_per_gpu", whole], ["status", "state", null],
@@ -26,7 +32,7 @@ for (const run of data.runs) {
 
 const agreed = (key) => new Set(data.runs.map((run) => run[key])).size === 1;
 const HIDDEN = new Set(["cluster", "model", "executor", "world", "planners", "mask", "seed", "tokens_per_gpu"].filter(agreed));
-const ABSENT = new Set(["loss", "nic_idle", "host_bytes", "chosen"].filter((key) => data.runs.every((run) => missing(run[key]) || run[key] === "")));
+const ABSENT = new Set(["loss", "nic_idle", "host_bytes", "chosen", ...STAGES.map(([, key]) => key)].filter((key) => data.runs.every((run) => missing(run[key]) || run[key] === "")));
 for (const key of ABSENT) HIDDEN.add(key);
 const USUAL = { world: "nominal", planners: "world", mask: "causal" }; // told only where they are others
 const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));

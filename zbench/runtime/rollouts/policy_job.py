@@ -6,7 +6,7 @@ from typing import Any
 
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, resharding_of
-from zbench.rollouts.experience import Rollout
+from zbench.rollouts.experience import CRITICS, Rollout
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.sharded import ShardedWeights
 from zbench.rollouts.weights import step_weights
@@ -14,7 +14,8 @@ from zbench.runtime.job.step_job import StepJob
 from zbench.step.elements import elements_held
 from zbench.step.template import Step
 
-POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"  # models of a loop
+POLICY, REFERENCE, COST = "policy", "reference", "cost"  # models of a loop, beside critics
+UNTRAINED = (REFERENCE, COST)  # models that score alone
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class PolicyJob:
             raise ValueError(f"{told}; processes generate without stages, so it takes 1-{slices}")
         if self.train.tensor % slices:
             raise ValueError(f"{told}; its tensor degree has to divide that of train={self.train}, {self.train.tensor}")
+
+    @property
+    def critics(self) -> list[str]:
+        """The names of the critics."""
+        return [name for name in CRITICS if name in self.others]
 
     def told(self) -> dict[str, Any]:
         """Returns the facts that a loop which goes on from a checkpoint has to have in common with the one that wrote

@@ -87,9 +87,11 @@ class PolicyRank(ModelRank):
         """Trains models with rollouts for a step each. Collective."""
         return {name: self.models[name].learn(*one) for name, one in steps.items()}
 
-    def save(self, path: str, iteration: int) -> None:
-        """Writes a checkpoint that goes on with an iteration. Collective."""
-        save_checkpoint(path, self._all_kept(), {"next_step": iteration, "run": self.loop.told()})
+    def save(self, path: str, iteration: int, multiplier: Mapping[str, Any]) -> None:
+        """Writes a checkpoint that goes on with an iteration. multiplier: of the cost, as its driver has it.
+        Collective."""
+        meta = {"next_step": iteration, "run": self.loop.told(), "multiplier": multiplier}
+        save_checkpoint(path, self._all_kept(), meta)
 
     def load(self, path: str) -> None:
         """Takes over a checkpoint, after parameters were drawn. Collective."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.rollouts.experience import DISCOUNT, TRACE, Experience, Rollout
+from zbench.rollouts.experience import CRITIC, DISCOUNT, TRACE, Experience, Rollout, ValueEstimates
 
 LEAST_VARIANCE = 1e-8  # added to that of advantages, as TRL and verl do
 
@@ -30,9 +30,16 @@ def ppo_experience(
     """Returns what PPO learns from. values: of each token of each response, the critic's; kl: the coefficient of the KL
     term; reference: negative log-likelihoods under the reference model, () without that term."""
     given = token_rewards(rollouts, rewards, kl, reference)
-    advantages = [generalized_advantages(*pair) for pair in zip(given, values, strict=True)]
+    advantages, critic = estimated(given, values)
+    return Experience(rollouts, whitened(advantages), critics={CRITIC: critic})
+
+
+def estimated(rewards: Sequence[Floats], values: Sequence[Floats]) -> tuple[list[Floats], ValueEstimates]:
+    """Returns the advantages of each token of each response, and what a critic with these values learns from its
+    rewards."""
+    advantages = [generalized_advantages(*pair) for pair in zip(rewards, values, strict=True)]
     returns = [one + value for one, value in zip(advantages, values, strict=True)]
-    return Experience(rollouts, whitened(advantages), returns=returns, values=values)
+    return advantages, ValueEstimates(values, returns)
 
 
 def remax_experience(

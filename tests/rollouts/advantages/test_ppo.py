@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from zbench.rollouts.experience import Rollout
-from zbench.rollouts.ppo import generalized_advantages, ppo_experience, remax_experience, token_rewards, whitened
+from zbench.rollouts.advantages.ppo import (
+    generalized_advantages,
+    ppo_experience,
+    remax_experience,
+    token_rewards,
+    whitened,
+)
+from zbench.rollouts.experience import CRITIC, Rollout
 
 ROLLOUTS = [Rollout(np.arange(4), 1, np.array([0.5, 0.1, 0.2])), Rollout(np.arange(2), 1, np.array([1.0]))]
 REWARDS = np.array([1.0, 3.0])
@@ -30,8 +36,9 @@ def test_advantages_are_scaled_over_tokens_and_returns_are_not() -> None:
     found = ppo_experience(ROLLOUTS, REWARDS, values)
     every = np.concatenate(found.advantages)
     assert (every.mean(), every.var()) == (pytest.approx(0), pytest.approx(1))
-    assert found.returns[1].tolist() == [3]
-    assert found.returns[0][2] == 1
+    returns = found.critics[CRITIC].returns
+    assert returns[1].tolist() == [3]
+    assert returns[0][2] == 1
     assert [len(one) for one in whitened(values)] == [3, 1]
 
 

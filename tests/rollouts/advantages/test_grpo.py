@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from zbench.rollouts.advantages.grpo import group_advantages, grpo_experience
 from zbench.rollouts.experience import Rollout
-from zbench.rollouts.grpo import group_advantages, grpo_experience
 
 
 def test_an_advantage_is_of_its_group() -> None:

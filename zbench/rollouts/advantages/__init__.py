@@ -1,0 +1,1 @@
+"""Advantages of tokens by algorithm of reinforcement learning. Pure: no torch."""
