@@ -6,6 +6,8 @@ backward, and the logits (model.loss). Per layer: received q and kv that stay un
 the copies and partial sums of the layer under way.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
@@ -19,7 +21,7 @@ from zbench.cost.recompute import (
     is_selective,
     layer_activation_bytes,
 )
-from zbench.cost.stage_memory import bytes_of_stages, stage_bytes
+from zbench.cost.stage_memory import bytes_of_layers, stage_bytes
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees, degrees_of
 from zbench.describe.model import Model
@@ -45,13 +47,18 @@ def static_bytes(cost: Cost) -> int:
 
 
 def _differing(cost: Cost) -> list[tuple[int, float, float, float]]:
-    """Returns the bytes of parameters, gradients and optimizer state on a rank of every stage, and those of
-    bytes_of_stages."""
-    model, found = cost.model, list[tuple[int, float, float, float]]()
-    for stage, (layers, of_token) in enumerate(zip(model.layers_of_stages, bytes_of_stages(cost), strict=True)):
-        outer = model.table_params * (stage == 0) + (model.head_params + model.hidden) * (stage == cost.pp - 1)
-        found.append((_state_bytes(cost, 1, cost.pp, layers * model.layer_params + outer), *of_token))
-    return found
+    """Returns _of_stage of every stage of a job whose stages differ."""
+    every = zip(cost.model.layers_of_stages, cost.model.recomputed_of_stages, strict=True)
+    return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
+
+
+def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> tuple[int, float, float, float]:
+    """Returns the bytes of parameters, gradients and optimizer state on a rank of a stage with so many layers, and
+    those of a token as bytes_of_layers has them."""
+    model = cost.model
+    outer = model.table_params * (stage == 0) + (model.head_params + model.hidden) * (stage == cost.pp - 1)
+    static = _state_bytes(cost, 1, cost.pp, layers * model.layer_params + outer)
+    return static, *bytes_of_layers(cost, 1, cost.pp, layers, recomputed)
 
 
 def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
@@ -141,11 +148,19 @@ def needs_of_stages(cost: Cost) -> list[tuple[int, int]]:
     if not cost.model.stages_differ:
         kept, working, loss = stage_bytes(cost, 1, cost.pp)
         return [(static_bytes(cost), int(np.ceil(max(cost.pp * kept + working, kept + loss))))]
-    found = []
-    for stage, (static, kept, working, loss) in enumerate(_differing(cost)):
-        moment = max(working, loss) if stage == cost.pp - 1 else working
-        found.append((static, int(np.ceil((cost.pp - stage) * kept + moment))))
-    return found
+    every = zip(cost.model.layers_of_stages, cost.model.recomputed_of_stages, strict=True)
+    return [need_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
+
+
+def need_of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> tuple[int, int]:
+    """Returns static_bytes and token_bytes of a stage with so many layers, of which so many are recomputed by the
+    model's level."""
+    if cost.pp == 1:
+        own = replace(cost.model, recompute_layers=recomputed) if recomputed else cost.model.keeping_all
+        return static_bytes(cost), activation_bytes(own)
+    static, kept, working, loss = _of_stage(cost, stage, layers, recomputed)
+    moment = max(working, loss) if stage == cost.pp - 1 else working
+    return static, int(np.ceil((cost.pp - stage) * kept + moment))
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
