@@ -26,9 +26,8 @@ from zbench.systems.common.mesh_packs import Batching, pack_batch
 from zbench.systems.common.mesh_plans import BACKWARD
 from zbench.systems.mesh import Mesh
 
-MOST_MICRO_BATCHES = (
-    64  # that an even share of a batch is cut into at most, as zbench.cost.by_layer has it; a judgement
-)
+# As many micro-batches as an even share of a batch is cut into at most, as in zbench.cost.by_layer: a judgement.
+MOST_MICRO_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
