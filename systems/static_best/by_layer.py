@@ -131,7 +131,8 @@ def mesh_settings(
     least = least_degree(longest, fitting_tokens(cost_of(replace(model, recompute="full"))), ranks)
     for method in METHODS:
         before = inf
-        for degree in (one for one in divisors(ranks) if one >= least):
+        alone = method == METHODS[0]  # of one rank all methods have the same plans
+        for degree in (one for one in divisors(ranks) if one >= least and (one > 1 or alone)):
             mesh = Mesh(cost, method, degree, batching)
             settings = LayerSettings.of(mesh, cost_of, race.few, longest).found()
             found = MeshSettings(model, mesh, cost_of, settings)
