@@ -23,7 +23,7 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.model import ALL_LAYERS, EVEN, KV, WHOLE, Model, Q
 from zbench.systems.common.mesh_packs import Batching, pack_batch
-from zbench.systems.common.mesh_plans import BACKWARD
+from zbench.systems.common.mesh_plans import BACKWARD, LIMITS
 from zbench.systems.mesh import Mesh
 
 # As many micro-batches as an even share of a batch is cut into at most, as in zbench.cost.by_layer: a judgement.
@@ -57,11 +57,13 @@ class LayerSetting:
 @dataclass(frozen=True)
 class _Work:
     """The seconds of a layer in every micro-batch of a batch, of the group that takes longest: forward and backward,
-    and again, by level; and the tokens of a GPU of that group, float64 [micro-batches] each."""
+    and again, by level; and the tokens of a GPU of that group, float64 [micro-batches] each. fullest: the most tokens
+    of a GPU."""
 
     layer: Floats
     again: dict[str, Floats]
     tokens: Floats
+    fullest: int
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,18 @@ class LayerSettings:
         return sorted(dict.fromkeys(every), key=lambda one: one.seconds)
 
     def sizes(self) -> list[int]:
-        """Returns the tokens of a micro-batch on a GPU that are tried: an even share of a batch and its halves, and
-        what fits where no layer is recomputed, and where all are."""
+        """Returns the tokens of a micro-batch on a GPU that are tried: an even share of a batch, its halves, and as
+        many times it as meshes try (zbench.systems.common.mesh_plans); and what fits where no layer is recomputed, and
+        where all are."""
         even = max(batch.num_tokens for batch in self.batches) / self._cost.cluster.num_ranks
-        powers = range(MOST_MICRO_BATCHES.bit_length())
+        shares = [*LIMITS, *(0.5**power for power in range(1, MOST_MICRO_BATCHES.bit_length()))]
         fitting = [
             min(self.room(level, stage, count, count * all_) for stage, count in enumerate(self._even))
             for level in self.levels
             for all_ in (0, 1)
         ]
-        shares = [ceil(even / 2**power) for power in powers]
-        return sorted({size for size in (*shares, *fitting) if 1 <= size <= even} | {shares[0]}, reverse=True)
+        every = {ceil(share * even) for share in shares}
+        return sorted(every | {size for size in fitting if 1 <= size <= max(every)}, reverse=True)
 
     def setting(self, level: str, size: int) -> LayerSetting | None:
         """Returns the fastest setting found with that level and size, None if none fits."""
@@ -169,9 +172,14 @@ class LayerSettings:
         return high
 
     def _bytes(self, level: str, stage: int, count: int, again: int, size: int) -> int:
-        """Returns the bytes of a rank of a stage, with packs of so many tokens of each, or the longest sequence."""
+        """Returns the bytes of a rank of a stage that has the fullest pack of at most so many tokens of each, or the
+        longest sequence."""
         static, token = self._need(level, stage, count, again)
-        return static + token * max(size, self._longest)
+        return static + token * self.tokens(size)
+
+    def tokens(self, size: int) -> int:
+        """Returns the most tokens that a rank has with packs of at most so many of each."""
+        return max(self._longest, *(work.fullest for work in self._works(size)))
 
     def room(self, level: str, stage: int, count: int, again: int) -> int:
         """Returns the tokens of a rank that a stage has room for."""
@@ -251,4 +259,4 @@ class LayerSettings:
                 level: (there + linear if level == "full" else one.again_seconds(tokens))[slowest]
                 for level, one in self.levels.items()
             }
-            yield _Work(layer.ravel()[slowest], again, tokens[slowest])
+            yield _Work(layer.ravel()[slowest], again, tokens[slowest], ceil(tokens.max()))

@@ -62,7 +62,7 @@ def settings_of(share: float, stages: int, layers: int = 6) -> LayerSettings:
 
 def tried(of: LayerSettings, level: str, size: int, stages: int, layers: int) -> float:
     """Returns the least seconds over all cuts and numbers of recomputed layers that fit."""
-    memory, token = of.mesh.cost.cluster.device.memory_bytes, max(size, LONGEST)
+    memory, token = of.mesh.cost.cluster.device.memory_bytes, of.tokens(size)
     found = [inf]
     for cut in every_cut(layers, stages):
         for again in product(*(range(count + 1) for count in cut)):
@@ -94,7 +94,7 @@ def test_more_memory_is_never_slower_and_its_settings_fit(stages: int) -> None:
             rows = zip(range(stages), one.cut, one.again, strict=True)
             needs = [of._need(one.level, *three) for three in rows]
             assert all(
-                static + each * max(one.pack_tokens, LONGEST) <= of.mesh.cost.cluster.device.memory_bytes
+                static + each * of.tokens(one.pack_tokens) <= of.mesh.cost.cluster.device.memory_bytes
                 for static, each in needs
             )
         best.append(found[0].seconds if found else inf)

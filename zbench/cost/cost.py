@@ -65,9 +65,14 @@ class Cost:
         return self if self.single is None else self.single
 
     def of_layers(self, count: int) -> "Cost":
-        """Returns the cost model of a model with so many layers in place of its own."""
+        """Returns the cost model of a model with so many layers in place of its own; of those that are recomputed no
+        more than there are."""
+        if count == self.model.num_layers:
+            return self
         single = None if self.single is None else self.single.of_layers(count)
-        model = replace(self.model, num_layers=count, stage_layers=EVEN)
+        again = self.model.recompute_layers
+        some = min(again, count) if isinstance(again, int) else ALL_LAYERS
+        model = replace(self.model, num_layers=count, stage_layers=EVEN, recompute_layers=some)
         return replace(self, model=model, single=single)
 
     @property
