@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import kept_bytes, least_bytes, static_bytes, step_bytes, token_bytes
+from zbench.cost.memory import keeping_layers, least_bytes, needs_of_stages, static_bytes, step_bytes, token_bytes
+from zbench.cost.moment_memory import kept_bytes
 from zbench.describe.model import DKV, DQ, O
 from zbench.interfaces.dealt import dealt
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
@@ -76,8 +77,8 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
 def fitting_tokens(cost: Cost) -> int:
     """Returns how many tokens of a micro-batch fit a GPU which receives nothing; at least 1, so that there is always a
     plan."""
-    free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
-    return max(free // token_bytes(cost), 1)
+    memory = int(cost.cluster.device.memory_bytes)
+    return max(min((memory - static) // token for static, token in needs_of_stages(cost)), 1)
 
 
 def need_bytes(plan: Plan, cost: Cost) -> int:
@@ -98,8 +99,7 @@ def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
     if cost.pp > 1:
         exact = exact_bytes(plan, cost)
         return exact, exact
-    layers = 1 if cost.model.recompute == "full" else cost.model.num_layers
-    lasting = token_bytes(cost) * plan.tokens_per_rank + layers * kept_bytes(plan, cost)
+    lasting = token_bytes(cost) * plan.tokens_per_rank + keeping_layers(cost.model) * kept_bytes(plan, cost)
     moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
     static = static_bytes(cost)
     return int(lasting.max()) + static, int((lasting + moment).max()) + static

@@ -170,7 +170,7 @@ def _seconds(plan: Plan, cost: Cost) -> float:
     """Returns the seconds, forward and backward, of the whole model for one group, all its ranks starting together,
     nothing overlapped."""
     model = cost.model
-    again = 1 if model.recompute == "full" else 0
+    again = model.forwards_again
     forward, backward = (_slowest(program, cost) for program in programs(plan, cost))
     tokens = plan.tokens_per_rank.max()[None]
     linear = float(cost.linear_seconds(tokens)[0])

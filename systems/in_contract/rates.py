@@ -48,7 +48,7 @@ def ring_rates(lengths: Ints, sizes: Ints, aligned: bool, cost: Cost, backward: 
     """Works out the seconds of samples in rings of each of the sizes. lengths: int64 [S]. aligned: rings begin at
     multiples of their size, and so cross nodes that are no multiple of it."""
     model, cluster = cost.model, cost.cluster
-    again = 2 if model.recompute == "full" else 1  # forwards of a step
+    again = 1 + model.forwards_again  # forwards of a step
     even = np.array([max(1.0, lengths.sum() / cluster.num_ranks)])
     one = np.ones(1)
     linear, selective = (  # seconds of each further token

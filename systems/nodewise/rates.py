@@ -36,7 +36,7 @@ class Rates:
     def of(cost: Cost) -> "Rates":
         """Asks the cost model, for attention with two lengths: it is a square and a linear part."""
         model = cost.model
-        passes = 4 if model.recompute == "full" else 3
+        passes = 3 + model.forwards_again
         many = np.array([1 << 20, 1 << 21])
         linear, again, head = (
             float(np.diff(of(many))[0] / many[0]) for of in (cost.linear_seconds, cost.again_seconds, cost.head_seconds)
@@ -86,7 +86,7 @@ def _taken(cost: Cost) -> Floats:
     return np.array([ahead, back]) / collectives.num_layers
 
 
-def _pace(cost: Cost, passes: int, shares: tuple[float, float], sizes: tuple[int, int, int]) -> Pace:
+def _pace(cost: Cost, passes: float, shares: tuple[float, float], sizes: tuple[int, int, int]) -> Pace:
     """Returns what a layer waits for. shares: of attention that is the forward's; of a forward's linear modules, that
     selective recomputation runs again. sizes: bytes of a token's q, kv and o.
 
@@ -111,19 +111,19 @@ def _pace(cost: Cost, passes: int, shares: tuple[float, float], sizes: tuple[int
         "nic_home": cost.transfer_seconds(home, far) * nics,
         "join_query": times * 3 * o / copies,
         "join_key": np.array([0, 3 * kv]) / copies,
-        **_beside(cost, passes),
+        **_beside(cost),
     }
     ahead, back = (PassSeconds(**{name: float(both[way]) for name, both in fields.items()}) for way in (0, 1))
     return Pace((ahead, back), device.call_seconds, cluster.nvlink_latency)
 
 
-def _beside(cost: Cost, passes: int) -> dict[str, Floats]:
+def _beside(cost: Cost) -> dict[str, Floats]:
     """Returns begins, kept and kept_nic of PassSeconds, float64 [2] each: what zbench.simulator.beside has beside a
     layer. With full recomputation a forward that runs again is the forward's, with what runs beside it."""
-    of, share = Collectives.of(cost), projected(cost.model)
+    of, share, again = Collectives.of(cost), projected(cost.model), cost.model.forwards_again
     ahead = of.gather_ports * of.every_step
     back = of.gather_ports * of.every_micro_batch + of.reduce_ports
-    both = np.stack([ahead, back] if passes == 3 else [ahead + back, 0 * back])
+    both = np.stack([ahead + again * back, (1 - again) * back])
     kept = both * (of.overlap / of.num_layers)
     return {"begins": np.array([1 - share, share]), "kept": kept[:, NVLINK], "kept_nic": kept[:, NIC]}
 
@@ -131,4 +131,4 @@ def _beside(cost: Cost, passes: int) -> dict[str, Floats]:
 def attention_seconds(lengths: Ints, cost: Cost) -> Floats:
     """Returns the seconds of attention of whole sequences, float64 [n]: all heads, forward and backward."""
     forward, backward = cost.whole_seconds(lengths, False), cost.whole_seconds(lengths, True)
-    return forward * (2 if cost.model.recompute == "full" else 1) + backward
+    return forward * (1 + cost.model.forwards_again) + backward

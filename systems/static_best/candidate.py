@@ -6,7 +6,7 @@ from math import inf
 
 from zbench.cost.bound import bound_seconds
 from zbench.describe.batch import Batch
-from zbench.describe.model import Model
+from zbench.describe.model import ALL_LAYERS, EVEN, Model
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
 from zbench.run.fastest import FREE, compared_seconds
@@ -16,15 +16,18 @@ from zbench.systems.mesh import Mesh
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
 _ROUNDING = 1e-9  # relative: a step that is played may be shorter by it than its ceiling
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
+BY_LAYER = (*LAYOUT, "recompute_layers", "stage_layers")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """The mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
-    were played, by clock and batch, so that no step is played twice. room: whether steps that were not played fit."""
+    were played, by clock and batch, so that no step is played twice. room: whether steps that were not played fit.
+    sets: fields of the model that it sets."""
 
     model: Model
     mesh: Mesh
+    sets: Sequence[str] = LAYOUT
     played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     room: dict[tuple[Clock, str], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -78,4 +81,15 @@ class Candidate:
             f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU {PACKED[mesh.batching]}, "
             f"sharding {model.sharding}, recompute {model.recompute}"
         )
-        return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)
+        return Choice({name: getattr(model, name) for name in self.sets}, keys, words + layer_words(model))
+
+
+def layer_words(model: Model) -> str:
+    """Returns which layers a model recomputes, and how many its stages have, after a comma; "" where layers are
+    alike."""
+    stages, again = model.layers_of_stages, model.recomputed_of_stages
+    if model.recompute_layers == ALL_LAYERS and model.stage_layers == EVEN:
+        return ""
+    if len(stages) == 1:
+        return f" of the first {again[0]} of {stages[0]} layers"
+    return f" of the first {', '.join(map(str, again))} layers of stages of {', '.join(map(str, stages))}"

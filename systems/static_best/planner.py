@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import get_args
 
 from zbench.cost.cost import Cost
+from zbench.describe.checks import check_choice
 from zbench.interfaces.study import Choice, Study
 from zbench.run.fastest import FREE
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.mesh import Mesh
+from zbench.systems.static_best.by_layer import search_by_layer
 from zbench.systems.static_best.search import search_layouts
+
+UNIFORM, LAYERS = "uniform", "layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,9 @@ class StaticBest:
     """The static configuration that is fastest over the workload's lengths. free_groups: groups that are chosen too, of
     sharding and recompute; else they stay the run's, unless all systems choose them (the run's own `free_groups`).
 
-    batching: how sequences are packed (zbench.systems.mesh).
+    batching: how sequences are packed (zbench.systems.mesh). search: "uniform", all layers have one strategy and stages
+        as many layers each; "layers", layers may differ as far as whole steps have it
+        (zbench.systems.static_best.by_layer), which chooses what is recomputed.
 
     Raises:
         ValueError: a key has no such value.
@@ -33,6 +39,7 @@ class StaticBest:
     cost: Cost
     free_groups: Sequence[str] = ()
     batching: Batching = "balanced"
+    search: str = UNIFORM
 
     def __post_init__(self) -> None:
         if not isinstance(self.free_groups, list | tuple) or set(self.free_groups) - set(FREE):
@@ -40,6 +47,7 @@ class StaticBest:
             raise ValueError(f"system.free_groups is {self.free_groups!r}; {takes}")
         if self.batching not in get_args(Batching):
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(get_args(Batching))}")
+        check_choice("system.search", self.search, (UNIFORM, LAYERS))
 
     def choose(self, study: Study) -> Choice:
         """Returns the fastest of the candidates that fit.
@@ -48,6 +56,8 @@ class StaticBest:
             ValueError: none does.
         """
         free = [name for name in FREE if name in {*self.free_groups, *study.free}]
+        if self.search == LAYERS:
+            return search_by_layer(study, free, self.batching)
         return search_layouts(study, free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:

@@ -65,11 +65,35 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
         ValueError: none does.
     """
     sample = Sample.of(study)
-    hard = sample.hard
-    (few, better), (more, best) = ROUNDS
-    few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
+    return chosen(ranked_layouts(study, sample, free, batching), study, sample)
+
+
+def chosen(candidates: Sequence[Candidate], study: Study, sample: Sample) -> Choice:
+    """Returns the choice of the first of the candidates.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not candidates:
+        raise ValueError(
+            f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
+            f"sequence of {int(sample.hard.lengths.max()):,} tokens, which one batch in a thousand has: use more "
+            "nodes, another model, or a workload of shorter sequences"
+        )
+    return candidates[0].choice(study.cluster.num_ranks)
+
+
+def race_of(study: Study, sample: Sample) -> Race:
+    """Returns the race that candidates enter."""
+    few = max(1, min(ROUNDS[0][0], ENOUGH // study.cluster.num_ranks))
+    return Race(sample.some(few), sample.hard, study.clock)
+
+
+def ranked_layouts(study: Study, sample: Sample, free: Sequence[str], batching: Batching) -> list[Candidate]:
+    """Returns the candidates that were played to the end and fit, the fastest first."""
+    (_, better), (more, best) = ROUNDS
     then, last = sample.some(min(more, study.judged)), sample.some(study.judged)
-    race = Race(sample.some(few), hard, study.clock)
+    race = race_of(study, sample)
     timed: list[Timed] = []
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
@@ -82,14 +106,7 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
     if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
         sizes = [ranked(raced(some, last, study.clock))[:1] for some in sizes]
         last = sample.some(CONFIRMED)
-    candidates = ranked(raced([one for some in sizes for one in some], last, study.clock))
-    if not candidates:
-        raise ValueError(
-            f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
-            f"sequence of {int(hard.lengths.max()):,} tokens, which one batch in a thousand has: use more nodes, "
-            "another model, or a workload of shorter sequences"
-        )
-    return candidates[0].choice(study.cluster.num_ranks)
+    return ranked(raced([one for some in sizes for one in some], last, study.clock))
 
 
 def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:

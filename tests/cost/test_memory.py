@@ -13,12 +13,11 @@ from zbench.cost.memory import (
     ADAM_BYTES,
     activation_bytes,
     check_memory,
-    kept_bytes,
     least_bytes,
-    moment_bytes,
     peak_bytes,
     static_bytes,
 )
+from zbench.cost.moment_memory import kept_bytes, moment_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
 from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -139,3 +140,62 @@ def test_a_model_that_keeps_all_recomputes_no_layer(model: Model) -> None:
     """A dense process computes with it whatever is recomputed, of all layers or some."""
     some = replace(model, recompute="full", recompute_layers=1, offload="none")
     assert some.keeping_all == replace(model, recompute="none", recompute_layers="all", offload="none")
+
+
+def test_stages_have_the_layers_that_a_run_says() -> None:
+    model = replace(instantiate(OmegaConf.load(MODELS[0].parent / "llama_7b.yaml")), pipeline_parallel=4)
+    assert model.layers_of_stages == (8, 8, 8, 8)
+    assert replace(model, num_layers=30).layers_of_stages == (7, 8, 7, 8)
+    uneven = replace(model, stage_layers=[9, 9, 8, 6], recompute="full", recompute_layers=[9, 4, 0, 7])
+    assert (uneven.layers_of_stages, uneven.recomputed_of_stages) == ((9, 9, 8, 6), (9, 4, 0, 6))
+    assert (uneven.recomputed_layers, uneven.forwards_again, hash(uneven)) == (19, 19 / 32, hash(uneven))
+    assert (model.stages_differ, uneven.stages_differ) == (False, True)
+    assert uneven.with_stages(4) is uneven
+    assert uneven.keeping_all.recomputed_of_stages == (0, 0, 0, 0)
+    assert replace(uneven, recompute="selective").forwards_again == 0
+    assert replace(model, recompute="full", recompute_layers=2).recomputed_of_stages == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"stage_layers": (9, 9, 14)},
+            r"parallel\.stage_layers is \[9,9,14\]; with parallel\.pipeline_parallel=4 it takes 4",
+        ),
+        (
+            {"stage_layers": (9, 9, 9, 9)},
+            r"parallel\.stage_layers is \[9,9,9,9\]; .* add up to the 32 of llama_7b, or even",
+        ),
+        ({"recompute_layers": 9}, r"recompute\.layers is 9; a stage of llama_7b has 8 layers, so it takes"),
+        (
+            {"recompute_layers": (1, 2)},
+            r"recompute\.layers is \[1,2\]; stages of llama_7b have \[8,8,8,8\] layers, of each",
+        ),
+        ({"recompute_layers": (9, 0, 0, 0)}, r"recompute\.layers is \[9,0,0,0\]; stages of llama_7b have \[8"),
+    ],
+)
+def test_layers_of_other_stages_are_one_sentence(fields: dict[str, Any], told: str) -> None:
+    one = instantiate(OmegaConf.load(MODELS[0].parent / "llama_7b.yaml"))
+    with pytest.raises(ValueError, match=rf"^{told}"):
+        replace(one, recompute="full", pipeline_parallel=4, **fields).check_stages()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"stage_layers": (0, 8)},
+            r"parallel\.stage_layers is \[0,8\]; it takes whole numbers of at least 1, one a stage",
+        ),
+        ({"stage_layers": "odd"}, r"parallel\.stage_layers is odd; it takes whole numbers of at least 1, one a stage"),
+        (
+            {"recompute_layers": (0, 0)},
+            r"recompute\.layers is \[0,0\]; it takes whole numbers from 0 to .* not all of them 0",
+        ),
+    ],
+)
+def test_numbers_that_no_stages_have_are_one_sentence(fields: dict[str, Any], told: str) -> None:
+    one = instantiate(OmegaConf.load(MODELS[0].parent / "llama_7b.yaml"))
+    with pytest.raises(ValueError, match=rf"^{told}"):
+        replace(one, recompute="full", **fields)

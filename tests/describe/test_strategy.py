@@ -158,6 +158,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "sharding": "none",
         "tensor_parallel": 4,
         "pipeline_parallel": 2,
+        "stage_layers": "even",
         "mlp_chunk_tokens": "whole",
         "loss_chunk_tokens": "whole",
         "offload": "none",

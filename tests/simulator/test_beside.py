@@ -103,6 +103,18 @@ def test_full_recomputation_runs_a_forward_more() -> None:
     assert beside(plan, full) - beside(plan, cost) == pytest.approx(attention + linear, rel=1e-6)
 
 
+@pytest.mark.parametrize("level", ["selective", "full"])
+def test_where_some_layers_are_recomputed_the_mean_is_of_both_kinds(level: str) -> None:
+    cost = without_any(small(1, 4))
+    count, plan = cost.model.num_layers, whole_on_each(cost, 4096)
+    every, some = (
+        replace(cost, model=replace(cost.model, recompute=level, recompute_layers=one)) for one in ("all", 1)
+    )
+    none, one, all_ = (beside(plan, of) for of in (cost, some, every))
+    assert none < one < all_
+    assert one == pytest.approx(none + (all_ - none) / count, rel=1e-6)
+
+
 def test_ports_are_busy_for_what_a_gather_takes() -> None:
     cost, size = small(2, 4), 1e9
     taken = port_seconds(cost, size, everything(cost))

@@ -12,7 +12,7 @@ from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.describe.model import ALL_LAYERS, NONE, WHOLE
+from zbench.describe.model import ALL_LAYERS, EVEN, NONE, WHOLE
 from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
 from zbench.describe.worlds import NOMINAL, World
 from zbench.run.parts import Parts, Settings
@@ -127,6 +127,7 @@ def read_question(path: str, words: Sequence[str]) -> Question:
         ("memory.mlp_chunk_tokens", config["memory"]["mlp_chunk_tokens"], WHOLE),
         ("memory.offload", config["memory"]["offload"], NONE),
         ("recompute.layers", config["recompute"].get("layers", ALL_LAYERS), ALL_LAYERS),
+        ("parallel.stage_layers", config["parallel"].get("stage_layers", EVEN), EVEN),
         ("recompute.granularity", again, "none, selective or full" if again == ADAPTIVE else again),
     ):
         if value != usual:

@@ -15,7 +15,7 @@ from zbench.cost.by_layer.stage_cuts import balance
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
-from zbench.describe.model import Model
+from zbench.describe.model import Model, listed
 from zbench.describe.units import with_noun
 
 _WORDS = ("recompute", "play")
@@ -25,7 +25,7 @@ _PLAYED_COLUMNS = ("played", "simulated seconds", "fullest (GiB)", "layers recom
 _STAGE_COLUMNS = ("stage", "seconds of a micro-batch", "GiB", "layers with each strategy")
 PLAYED, SOME, ALIKE, EVEN, BALANCED = (
     "one for all layers, which a run plays",
-    "the same, but for recomputation, by layer",
+    "the same, but for recomputation, by layer, and stages",
     "one for all layers",
     "by layer, even stages",
     "by layer, balanced stages",
@@ -55,7 +55,7 @@ def layers_words(words: Sequence[str]) -> int:
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
         search = LayerSearch(Cost(cluster=machine.cluster, model=machine.model), lengths, again)
         found = {
-            PLAYED: search.alike(search.is_played),
+            PLAYED: search.alike(search.is_played_even),
             SOME: search.recomputed(),
             ALIKE: search.alike(),
             EVEN: search.even(),
@@ -75,11 +75,10 @@ def layers_words(words: Sequence[str]) -> int:
         for at, mine in enumerate(best.strategies)
     )
     show(Sheet(f"{BALANCED}: {best.seconds:.4g} s", _STAGE_COLUMNS, stages).rich())
-    say("Seconds are by arithmetic and not played. Steps have one parallelism for all layers, and even stages.")
-    if (plan := found[PLAYED]) is not None:
-        say(f"The first is played with {' '.join(_keys(plan))}")
-    if (plan := found[SOME]) is not None and len(counts := set(_again(plan))) == 1 and any(counts):
-        say(f"The second is played with {' '.join(_keys(plan))} recompute.layers={counts.pop()}")
+    say("Seconds are by arithmetic and not played. Steps have one parallelism for all layers.")
+    for number, name in (("first", PLAYED), ("second", SOME)):
+        if (plan := found[name]) is not None:
+            say(f"The {number} is played with {' '.join(_keys(plan))}")
     if play:
         with told():
             mine = [(name, one) for name in (PLAYED, SOME) if (one := found[name]) is not None]
@@ -115,8 +114,12 @@ def _stage(layers: Sequence[LayerStrategy]) -> str:
 
 
 def _keys(plan: LayerPlan) -> list[str]:
-    """Returns the keys of a run whose layers all have the plan's strategy."""
-    one = plan.strategies[0][0]
+    """Returns the keys of a run that has the plan's strategies, which differ in recomputation alone."""
+    one, again = plan.strategies[0][0], _again(plan)
     sharding = "zero3" if one.degree(SHARDED) > 1 else "none"
-    degrees = f"parallel.tensor_parallel={one.degree(TENSOR)}", f"parallel.pipeline_parallel={len(plan.cut)}"
-    return [*degrees, f"sharding={sharding}", f"recompute={one.recompute}"]
+    keys = [f"parallel.tensor_parallel={one.degree(TENSOR)}", f"parallel.pipeline_parallel={len(plan.cut)}"]
+    keys += [f"parallel.stage_layers={listed(plan.cut)}"] if len(set(plan.cut)) > 1 else []
+    level = next((one.recompute for mine in plan.strategies for one in mine if one.recompute != "none"), "none")
+    keys += [f"sharding={sharding}", f"recompute={level}"]
+    some = 0 < sum(again) < sum(plan.cut)
+    return keys + ([f"recompute.layers={again[0] if len(set(again)) == 1 else listed(again)}"] if some else [])

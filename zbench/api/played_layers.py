@@ -2,14 +2,15 @@
 
 from collections import Counter
 from dataclasses import replace
-from math import ceil
 
 from zbench.api.functions import planned
 from zbench.cost.by_layer.decision_tree import TENSOR
+from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.search import LayerPlan
+from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
-from zbench.describe.model import Model
+from zbench.describe.model import EVEN, Model
 from zbench.planned.step import StepPlans
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.build import whole_step
@@ -33,9 +34,10 @@ def played_layers(found: LayerPlan, cluster: Cluster, model: Model, lengths: Int
     again = tuple(sum(one.recompute == level for one in mine) for mine in found.strategies)
     degree, stages = first.degree(TENSOR), len(found.cut)
     laid = replace(model, tensor_parallel=degree, pipeline_parallel=stages, recompute=level)  # type: ignore[arg-type]
-    laid = replace(laid, sharding="zero3" if first.is_sharded else "none")
-    each = max(ceil(lengths.sum() / (found.micro_batches * first.groups)), int(lengths.max()))
-    mesh = {"method": "ring", "degree": 1, "batching": "balanced", "pack_tokens": each}
+    even = len(set(found.cut)) == 1
+    laid = replace(laid, sharding="zero3" if first.is_sharded else "none", stage_layers=EVEN if even else found.cut)
+    each = SequencePacks(Cost(cluster=cluster, model=model), lengths).slowest(first.groups, found.micro_batches).fullest
+    mesh = {"method": "ring", "degree": 1, "batching": "balanced", "pack_tokens": int(each)}
     planned_step = planned(StepPlans((), lengths, cluster, laid), "mesh", mesh)
     gpus = planned_step.cost.gpus
     some = SomeLayers(level, again) if level != "none" else "none"

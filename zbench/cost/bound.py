@@ -36,12 +36,12 @@ class Least:
     def of(batch: Batch, cost: Cost) -> "Least":
         """Works out the least seconds of a batch from its work, perfectly balanced, and from what one rank cannot
         share."""
-        ranks, model = cost.cluster.num_ranks, cost.model
-        passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, all of it again
+        cost = cost.of_stage(-1)
+        ranks = cost.cluster.num_ranks
+        passes = 3 + cost.model.forwards_again  # forward, twice that backward, all of it again
         even = batch.num_tokens / ranks
         there, back = (float(least_seconds(batch.lengths, cost, way).sum()) for way in (False, True))
-        again = there if model.recompute == "full" else 0.0
-        attention = cost.layers * (there + back + again) / ranks
+        attention = cost.layers * (there + back + cost.model.forwards_again * there) / ranks
         # Fewer tokens than ranks leave some ranks without linear work, and without its kernel starts.
         part = min(even, 1.0)
         shared = _linear_seconds(max(even, 1.0), passes, cost) * part + attention
@@ -76,7 +76,7 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool =
     return cost.optimizer_seconds() + max(ends)
 
 
-def _linear_seconds(tokens: float, passes: int, cost: Cost, head: bool = True) -> float:
+def _linear_seconds(tokens: float, passes: float, cost: Cost, head: bool = True) -> float:
     """Returns the seconds of the linear modules of a stage's layers in so many passes and, with `head`, of the head and
     of what selective recomputation runs again, for `tokens` on a rank."""
     count = np.array([tokens], np.float64)

@@ -133,7 +133,7 @@ class Collectives:
     """
 
     num_layers: int
-    passes: int
+    passes: float
     every_step: bool
     every_micro_batch: bool
     gather: float
@@ -159,7 +159,7 @@ class Collectives:
         halves = 2 if degrees.optimizer == 1 else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
             num_layers=cost.layers,
-            passes=4 if model.recompute == "full" else 3,  # a backward is two
+            passes=3 + model.forwards_again,  # a backward is two
             every_step=degrees.optimizer != 1,
             every_micro_batch=every_micro_batch,
             gather=gather_seconds(cost, parameters, held),
@@ -196,7 +196,7 @@ class Collectives:
         among = cut.gradients if reduced else WORLD
         return Collectives(
             num_layers=cost.layers,
-            passes=4 if model.recompute == "full" else 3,
+            passes=3 + model.forwards_again,
             every_step=cut.weights != 1 or cut.optimizer != 1,
             every_micro_batch=cut.weights != 1,
             gather=sum(run_seconds(cost, *one) for one in runs) / len(runs),

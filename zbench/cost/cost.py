@@ -23,7 +23,7 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.links import NIC, NVLINK, Domain, gathering
-from zbench.describe.model import Model
+from zbench.describe.model import ALL_LAYERS, EVEN, Model
 from zbench.plans.area import Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
 
@@ -65,14 +65,41 @@ class Cost:
         return self if self.single is None else self.single
 
     def of_layers(self, count: int) -> "Cost":
-        """Returns the cost model of a model with so many layers in place of its own."""
+        """Returns the cost model of a model with so many layers in place of its own; of those that are recomputed no
+        more than there are."""
+        if count == self.model.num_layers:
+            return self
         single = None if self.single is None else self.single.of_layers(count)
-        return replace(self, model=replace(self.model, num_layers=count), single=single)
+        again = self.model.recompute_layers
+        some = min(again, count) if isinstance(again, int) else ALL_LAYERS
+        model = replace(self.model, num_layers=count, stage_layers=EVEN, recompute_layers=some)
+        return replace(self, model=model, single=single)
 
     @property
     def layers(self) -> int:
-        """The number of layers of a stage."""
-        return self.model.num_layers // self.pp
+        """The number of layers of a stage; of stages that differ, of the one with the fewest."""
+        return min(self.model.with_stages(self.pp).layers_of_stages)
+
+    @property
+    def again_layers(self) -> int:
+        """The layers of a stage whose whole forward runs again; of stages that differ, the fewest of one."""
+        return min(self.model.with_stages(self.pp).recomputed_of_stages) if self.model.recompute == "full" else 0
+
+    def of_stage(self, stage: int) -> "Cost":
+        """Returns the cost model of what a stage computes, by itself where stages differ."""
+        model = self.model
+        if not model.stages_differ:
+            return self
+        again = model.recomputed_of_stages[stage]
+        own = replace(
+            model.keeping_all,
+            num_layers=model.layers_of_stages[stage],
+            pipeline_parallel=1,
+            stage_layers=EVEN,
+            recompute=model.recompute if again else "none",
+            recompute_layers=again or ALL_LAYERS,
+        )
+        return replace(self, model=own, pp=1)
 
     @property
     def whole(self) -> Cluster:
@@ -215,11 +242,13 @@ class Cost:
 
     def again_seconds(self, tokens: Ints | Floats) -> Floats:
         """Returns the seconds of what selective recomputation runs again in a layer's backward, 0 without it: in a
-        tensor-parallel group tokens are gathered for it before, and not behind matmuls for the weights' gradient."""
+        tensor-parallel group tokens are gathered for it before, and not behind matmuls for the weights' gradient. Where
+        some layers have it, the mean over all."""
         if not is_selective(self.model):
             return np.zeros(np.shape(tokens))
         parts = again_flops(self.model), again_elementwise_bytes(self.model), AGAIN_KERNELS
-        return np.asarray(self._module_seconds(tokens, *parts) + self.group_gather_seconds(tokens), np.float64)
+        seconds = self._module_seconds(tokens, *parts) + self.group_gather_seconds(tokens)
+        return np.asarray(self.model.recomputed_share * seconds, np.float64)
 
     def _module_seconds(self, tokens: Ints | Floats, flops: float, moved: int, kernels: int) -> Floats:
         """Returns the seconds of modules with so many FLOPs of matmuls and so many bytes through memory a token."""
@@ -248,7 +277,7 @@ class Cost:
         An even share for each pass, as the backward is two times the forward to whoever plans and plays linear
         modules: a layer's sum is exact, its forward takes a little too little and its backward as much too much.
         """
-        again = 1 if self.model.recompute == "full" else 0
+        again = self.model.forwards_again
         return SHOWN * (2 + again) / (3 + again) * self.group_gather_seconds(tokens)
 
     def head_seconds(self, tokens: Ints | Floats) -> Floats:

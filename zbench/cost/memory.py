@@ -6,12 +6,14 @@ backward, and the logits (model.loss). Per layer: received q and kv that stay un
 the copies and partial sums of the layer under way.
 """
 
-import numba as nb
+from dataclasses import replace
+
 import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.loss import token_and_chunk_bytes
+from zbench.cost.moment_memory import kept_bytes, moment_bytes
 from zbench.cost.recompute import (
     again_activation_bytes,
     chunk_activation_bytes,
@@ -19,14 +21,12 @@ from zbench.cost.recompute import (
     is_selective,
     layer_activation_bytes,
 )
-from zbench.cost.stage_memory import stage_bytes
+from zbench.cost.stage_memory import bytes_of_layers, stage_bytes
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees, degrees_of
-from zbench.describe.model import KV, Model, Q, message_size
-from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
-from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
+from zbench.describe.model import Model
+from zbench.plans.plan import Ints, Plan
 
-_message_size = nb.njit(cache=True)(message_size)
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
@@ -41,7 +41,24 @@ def static_bytes(cost: Cost) -> int:
     if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
         share = model.element_bytes + (GRADIENT_BYTES + _adam_bytes(model)) / ranks
         return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
+    if cost.model.stages_differ:
+        return max(static for static, _, _, _ in _differing(cost))
     return _stage_state_bytes(cost, 1, cost.pp)
+
+
+def _differing(cost: Cost) -> list[tuple[int, float, float, float]]:
+    """Returns _of_stage of every stage of a job whose stages differ."""
+    every = zip(cost.model.layers_of_stages, cost.model.recomputed_of_stages, strict=True)
+    return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
+
+
+def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> tuple[int, float, float, float]:
+    """Returns the bytes of parameters, gradients and optimizer state on a rank of a stage with so many layers, and
+    those of a token as bytes_of_layers has them."""
+    model = cost.model
+    outer = model.table_params * (stage == 0) + (model.head_params + model.hidden) * (stage == cost.pp - 1)
+    static = _state_bytes(cost, 1, cost.pp, layers * model.layer_params + outer)
+    return static, *bytes_of_layers(cost, 1, cost.pp, layers, recomputed)
 
 
 def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
@@ -72,6 +89,12 @@ def _stage_state_bytes(cost: Cost, tp: int, pp: int) -> int:
     with the embeddings or the head."""
     model = cost.model
     params = model.total_params if pp == 1 else model.num_layers // pp * model.layer_params + model.head_params
+    return _state_bytes(cost, tp, pp, params)
+
+
+def _state_bytes(cost: Cost, tp: int, pp: int, params: int) -> int:
+    """Returns the bytes of so many parameters of a stage, their gradients and optimizer state on every rank."""
+    model = cost.model
     whole = degrees_of(model.sharding).optimizer == 1
     state = _adam_bytes(model) * (1 / tp if whole else pp / cost.whole.num_ranks)  # else of all that have the stage
     return int(params * ((model.element_bytes + GRADIENT_BYTES) / tp + state) + _chunks(model) / tp)
@@ -106,7 +129,7 @@ def activation_bytes(model: Model) -> int:
     return kept - by_chunk + token_and_chunk_bytes(model)[0]
 
 
-def _keeping_layers(model: Model) -> int:
+def keeping_layers(model: Model) -> int:
     """Returns the layers whose received q and kv a rank has at once: all that are not recomputed in full, of those
     that are the one at work."""
     return max(model.num_layers - model.recomputed_layers, 1) if model.recompute == "full" else model.num_layers
@@ -115,16 +138,36 @@ def _keeping_layers(model: Model) -> int:
 def token_bytes(cost: Cost) -> int:
     """Returns the bytes per token at home on the stage that needs most, with as many micro-batches under way, all like
     this one, as it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
+    return max(token for _, token in needs_of_stages(cost))
+
+
+def needs_of_stages(cost: Cost) -> list[tuple[int, int]]:
+    """Returns static_bytes and token_bytes of every stage, those that are alike as one, that which needs most."""
     if cost.pp == 1:
-        return activation_bytes(cost.model)
-    kept, working, loss = stage_bytes(cost, 1, cost.pp)
-    return int(np.ceil(max(cost.pp * kept + working, kept + loss)))
+        return [(static_bytes(cost), activation_bytes(cost.model))]
+    if not cost.model.stages_differ:
+        kept, working, loss = stage_bytes(cost, 1, cost.pp)
+        return [(static_bytes(cost), int(np.ceil(max(cost.pp * kept + working, kept + loss))))]
+    every = zip(cost.model.layers_of_stages, cost.model.recomputed_of_stages, strict=True)
+    return [need_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
+
+
+def need_of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> tuple[int, int]:
+    """Returns static_bytes and token_bytes of a stage with so many layers, of which so many are recomputed by the
+    model's level."""
+    if cost.pp == 1:
+        own = replace(cost.model, recompute_layers=recomputed) if recomputed else cost.model.keeping_all
+        return static_bytes(cost), activation_bytes(own)
+    static, kept, working, loss = _of_stage(cost, stage, layers, recomputed)
+    moment = max(working, loss) if stage == cost.pp - 1 else working
+    return static, int(np.ceil((cost.pp - stage) * kept + moment))
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
     """Returns the bytes that a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none
     needs less."""
-    return static_bytes(cost) + token_bytes(cost) * -(-num_tokens // cost.cluster.num_ranks)
+    tokens = -(-num_tokens // cost.cluster.num_ranks)
+    return max(static + token * tokens for static, token in needs_of_stages(cost))
 
 
 def check_memory(cost: Cost) -> None:
@@ -134,7 +177,7 @@ def check_memory(cost: Cost) -> None:
     not, or a sequence that is too long, is out of memory by the executor's verdict.
     """
     device, model = cost.cluster.device, cost.model
-    least = static_bytes(cost) + token_bytes(cost)
+    least = least_bytes(cost, 1)
     if least > device.memory_bytes:
         remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3"
         raise ValueError(
@@ -153,7 +196,7 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
         return _pipelined_bytes(plans, cost)
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:
-        kept = kept_bytes(plan, cost) * _keeping_layers(cost.model)
+        kept = kept_bytes(plan, cost) * keeping_layers(cost.model)
         moment = np.maximum(
             moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost)
         )
@@ -183,17 +226,14 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
     """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
     activations of its layers and kv that it received and keeps. copies: of every plan."""
+    if cost.model.stages_differ:
+        return _differing_bytes(plans, cost, copies)
     kept, working, loss = stage_bytes(cost, 1, cost.pp)
     full = cost.model.recompute == "full" and cost.model.recomputed_layers == cost.model.num_layers
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
-    each = 1 if full else _keeping_layers(cost.model) / cost.pp
+    each = 1 if full else keeping_layers(cost.model) / cost.pp
     received = each * np.stack([kept_bytes(plan, cost) for plan in plans])
-    moment = np.stack(
-        [
-            np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
-            for plan in plans
-        ]
-    )
+    moment = _moments(plans, cost)
     lasting = np.repeat(kept * tokens + (0 if full else received), copies, axis=0)
     at_work = working * tokens + moment + (received if full else 0)
     peak = []
@@ -201,6 +241,27 @@ def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
         most = (np.maximum(at_work, loss * tokens) if s == cost.pp - 1 else at_work).max(axis=0)
         peak.append([_window(rows, cost.pp - s) for rows in lasting.T] + most)
     return np.asarray(np.ceil(np.concatenate(peak)), np.int64) + static_bytes(cost)
+
+
+def _differing_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int) -> Ints:
+    """Returns the bytes of _staged_bytes where stages differ."""
+    tokens, peak = np.stack([plan.tokens_per_rank for plan in plans]), list[Floats]()
+    received, moment, laid = np.stack([kept_bytes(plan, cost) for plan in plans]), _moments(plans, cost), cost.model
+    layers, again = laid.layers_of_stages, laid.recomputed_of_stages
+    for stage, (static, kept, working, loss) in enumerate(_differing(cost)):
+        full = cost.model.recompute == "full" and again[stage]
+        keeping = layers[stage] - again[stage] if full else layers[stage]
+        most = working * tokens + moment + (received if full else 0)
+        most = np.maximum(most, loss * tokens) if stage == cost.pp - 1 else most
+        lasting = np.repeat(kept * tokens + keeping * received, copies, axis=0)
+        peak.append(static + np.array([_window(rows, cost.pp - stage) for rows in lasting.T]) + most.max(axis=0))
+    return np.asarray(np.ceil(np.concatenate(peak)), np.int64)
+
+
+def _moments(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """Returns int64 [plans, ranks]: what copies and partial sums of the layer under way need at its fullest moment."""
+    ways = [((plan, plan.forward, False), (plan, plan.backward, True)) for plan in plans]
+    return np.stack([np.maximum(*(moment_bytes(*way, cost) for way in both)) for both in ways])
 
 
 def step_bytes(plan: Plan, cost: Cost) -> Ints:
@@ -213,71 +274,3 @@ def _window(rows: Floats, width: int) -> float:
     total = np.concatenate([[0.0], np.cumsum(rows)])
     width = min(width, len(rows))
     return float((total[width:] - total[: len(total) - width]).max())
-
-
-def kept_bytes(plan: Plan, cost: Cost) -> Ints:
-    """Returns int64 [num_ranks]: the bytes of received q and kv that one layer keeps until its backward."""
-    ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
-    kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
-    size = cost.message_bytes(plan, ops)
-    return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
-
-
-def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
-    """Returns int64 [num_ranks]: the bytes of copies and partial sums away from home at the fullest moment of one
-    layer, in plan order.
-
-    A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
-    """
-    of = source(plan, ops, backward)
-    work = scratch(of, len(plan.blocks))
-    found: Ints = _fullest(of, work, plan.blocks.home, plan.blocks.tokens, ops.keep, cost.model.message_rows())
-    return found
-
-
-@nb.njit(cache=True)
-def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
-    """Finds for each rank the most that its items away from home need after any of its operations."""
-    offsets, index = of[3]
-    peak = np.zeros(len(offsets) - 1, np.int64)
-    for rank in range(len(peak)):
-        _, items = touches(rank, of, work, home)
-        mine = index[offsets[rank] : offsets[rank + 1]]
-        change = np.zeros((len(mine), 2), np.int64)  # of what is held, before and after each operation
-        _live(rank, items, work, home, tokens, keep[mine], rows, change)
-        level = 0
-        for place in range(len(mine)):
-            level += change[place, 0]
-            peak[rank] = max(peak[rank], level)
-            level -= change[place, 1]
-    return peak
-
-
-@nb.njit(cache=True)
-def _live(rank, items, work, home, tokens, keep, rows, change):  # type: ignore[no-untyped-def]
-    """Adds every item away from home where its life begins and where it ends. keep: of the rank's operations.
-
-    A copy that stays until the backward, or was there before the first operation, is in kept_bytes already.
-    """
-    table, order, runs, keys, _ = work
-    for item in range(items):
-        tensor, block = keys[item] // len(home), keys[item] % len(home)
-        at = order[runs[item]]
-        if home[block] == rank or (not IS_COPY[tensor] and table[at, ACTION] != ADD):
-            continue
-        first, last, lo, hi = len(keep), -1, table[at, LO], table[at, HI]
-        for turn in range(runs[item], runs[item + 1]):
-            at = order[turn]
-            action, place = table[at, ACTION], table[at, PLACE]
-            lo, hi = min(lo, table[at, LO]), max(hi, table[at, HI])
-            if action == WRITE and (place < 0 or keep[place] == 1):
-                first = len(keep)
-                break
-            if action in (WRITE, ADD):
-                first = min(first, place)
-            else:
-                last = max(last, place)
-        if first <= last:
-            size = _message_size(tensor, lo, hi, *rows) * tokens[block]
-            change[first, 0] += size
-            change[last, 1] += size

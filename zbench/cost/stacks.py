@@ -1,6 +1,7 @@
 """Pipeline parallelism of a whole job: a plan's rank stands for a GPU of every stage.
 
-Stages are equal parts of the layers on equal parts of the nodes, in order. The ranks with one place in every stage are
+Stages are parts of the layers, equal ones unless a run says how many each has, on equal parts of the nodes, in order.
+The ranks with one place in every stage are
 a stack: they have the same tokens of every micro-batch, one stage after the other. So a plan is one of a stage, rings
 and all, and planners see a cluster of as many nodes as a stage has. What stages cost is played by
 zbench.simulator.staged.
@@ -12,18 +13,22 @@ pipelines as a planner's choice, with other shapes side by side and without ring
 from dataclasses import replace
 
 from zbench.cost.cost import Cost
+from zbench.describe.model import EVEN
 
 
 def stacked(cost: Cost, pp: int) -> Cost:
     """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
-        ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-2 or 3.
+        ValueError: stages cannot be alike (pp does not divide nodes, or layers unless each stage's number is given),
+            or with ZeRO-2 or 3.
     """
+    cost.model.with_stages(pp).check_stages()
     if pp == 1:
         return cost
     cluster, model = cost.cluster, cost.model
-    for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", model.num_layers)):
+    layers = model.num_layers if model.stage_layers == EVEN else 0
+    for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", layers)):
         if count % pp:
             raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}")
     # DeepSpeed's pipelines refuse both, too (deepspeed/runtime/pipe/engine.py).

@@ -10,7 +10,6 @@ from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.recompute import (
     again_activation_bytes,
     chunk_activation_bytes,
-    is_selective,
     layer_activation_bytes,
 )
 from zbench.describe.model import WHOLE
@@ -20,18 +19,26 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
     """Returns the bytes of activations on each rank of a stage, a token of all its ranks: kept for every micro-batch
     under way; besides, while the stage is at work on the backward of a layer; or, on the last stage, on the loss. Kv
     heads that are replicated are counted."""
+    kept, working, loss = bytes_of_layers(cost, tp, pp, cost.model.num_layers, cost.model.recomputed_layers)
+    return kept / pp, working, loss
+
+
+def bytes_of_layers(cost: Cost, tp: int, pp: int, layers: int, recomputed: int) -> tuple[float, float, float]:
+    """Returns the bytes of stage_bytes for so many layers, of which so many are recomputed."""
     model = cost.model
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
-    rest = model.num_layers - model.recomputed_layers  # none or all of a model with one number of layers for all
+    rest = layers - recomputed
+    if not recomputed:
+        return layers * layer, _backward_bytes(cost, tp, pp, 0), _loss_bytes(cost, tp)
     if model.recompute == "full":
-        inputs = model.recomputed_layers * model.element_bytes * model.hidden / tp
+        inputs = recomputed * model.element_bytes * model.hidden / tp
         kept, again, gathered = inputs + rest * layer, layer, 2  # outputs of both norms are made again, and gathered
     else:
-        again = again_activation_bytes(model) / tp if is_selective(model) else 0.0
-        kept, gathered = rest * layer + model.recomputed_layers * (layer - again), int(again > 0)
+        again = again_activation_bytes(model) / tp
+        kept, gathered = rest * layer + recomputed * (layer - again), 1
     again -= chunk_activation_bytes(model) / tp
-    return kept / pp, again + _backward_bytes(cost, tp, pp, gathered), _loss_bytes(cost, tp)
+    return kept, again + _backward_bytes(cost, tp, pp, gathered), _loss_bytes(cost, tp)
 
 
 def _hidden_bytes(cost: Cost, tp: int) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +24,7 @@ LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WORDS, VALUE = HEADS = ("words", "value")
 TIED = "tied"  # a head of words that is the embedding table
 ALL_LAYERS = "all"  # in place of a number of layers of a stage
+EVEN = "even"  # stages of as many layers each, in place of their numbers
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -45,7 +47,8 @@ class Model:
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", "selective" (a layer's feed-forward runs again in its backward: zbench.cost.recompute), "chunked"
         (so it does, each chunk of tokens where its gradients are made) or "full" (every layer's forward does).
-    recompute_layers: how many layers of each stage are recomputed, its first ones, or "all".
+    recompute_layers: how many layers of each stage are recomputed, its first ones: a number for all stages, or one for
+        each; or "all".
     sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
         (parameters and gradients on every rank, optimizer state split over all ranks), "zero2" (parameters on every
         rank, the rest split over all ranks), "zero3" (parameters, gradients and optimizer state split over all
@@ -60,10 +63,11 @@ class Model:
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
+    stage_layers: how many layers each stage has, or "even".
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
-    Of these, recompute, its layers, sharding, both numbers of tokens, offload and both degrees are no properties of a
-    model: a run sets them from groups of their own (zbench.describe.strategy).
+    Of these, recompute, its layers, sharding, both numbers of tokens, offload, both degrees and stages' layers are no
+    properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -87,7 +91,7 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "selective", "chunked", "full"] = "none"
-    recompute_layers: int | str = ALL_LAYERS
+    recompute_layers: int | str | tuple[int, ...] = ALL_LAYERS
     sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
@@ -98,9 +102,13 @@ class Model:
     pipeline_parallel: int = 1
     micro_batches: int = 1
     mask: Mask = CAUSAL
+    stage_layers: str | tuple[int, ...] = EVEN
 
     def __post_init__(self) -> None:
         check_name("model.name", self.name)
+        for field in ("recompute_layers", "stage_layers"):  # records and yamls have lists, and a model is hashed
+            if isinstance(value := getattr(self, field), list):
+                object.__setattr__(self, field, tuple(value))
         for field in (
             "num_layers",
             "hidden",
@@ -149,6 +157,7 @@ class Model:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
         if self.recompute_layers != ALL_LAYERS:
             self._check_recompute_layers()
+        check_stage_layers(self.stage_layers)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if self.num_experts > 1 and self.mlp_chunk_tokens != WHOLE:
@@ -188,21 +197,87 @@ class Model:
         if self.recompute == NONE or self.offload in (INPUTS, BOTH):
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
             raise ValueError(
-                f"recompute.layers is {self.recompute_layers}; with {what} it takes {ALL_LAYERS}, and a number with "
-                "selective, chunked or full and inputs on GPUs"
+                f"recompute.layers is {listed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a number "
+                "with selective, chunked or full and inputs on GPUs"
             )
+
+    @property
+    def layers_of_stages(self) -> tuple[int, ...]:
+        """The number of layers of every stage: as many each as can be, the later ones one more where they do not
+        divide, unless `stage_layers` has their numbers."""
+        if not isinstance(self.stage_layers, str):
+            return self.stage_layers
+        layers, stages = self.num_layers, self.pipeline_parallel
+        return tuple((at + 1) * layers // stages - at * layers // stages for at in range(stages))
+
+    @property
+    def stages_differ(self) -> bool:
+        """Whether stages have layers of their own numbers, or recompute of their own numbers of these."""
+        alike = self.stage_layers == EVEN and isinstance(self.recompute_layers, int | str)
+        return self.pipeline_parallel > 1 and not alike
+
+    @property
+    def recomputed_of_stages(self) -> tuple[int, ...]:
+        """The layers of every stage of which something runs again."""
+        if self.recompute == NONE:
+            return (0,) * self.pipeline_parallel
+        every, again = self.layers_of_stages, self.recompute_layers
+        if isinstance(again, str):
+            return every
+        most = (again,) * len(every) if isinstance(again, int) else again
+        return tuple(map(min, zip(most, every, strict=True)))
 
     @property
     def recomputed_layers(self) -> int:
         """Layers of all stages of which something runs again."""
-        if self.recompute_layers == ALL_LAYERS:
-            return self.num_layers if self.recompute != NONE else 0
-        return min(int(self.recompute_layers) * self.pipeline_parallel, self.num_layers)
+        return sum(self.recomputed_of_stages)
+
+    @property
+    def recomputed_share(self) -> float:
+        """The share of layers of which something runs again."""
+        return self.recomputed_layers / self.num_layers
+
+    @property
+    def forwards_again(self) -> float:
+        """The share of layers whose whole forward runs again."""
+        return self.recomputed_share if self.recompute == "full" else 0.0
 
     @property
     def keeping_all(self) -> "Model":
         """The model without recomputation."""
         return replace(self, recompute="none", recompute_layers=ALL_LAYERS)
+
+    def with_stages(self, stages: int) -> "Model":
+        """Returns the model in so many stages: as it is, or in even ones where it has another number."""
+        return self if self.pipeline_parallel == stages else replace(self, pipeline_parallel=stages, stage_layers=EVEN)
+
+    def check_stages(self) -> None:
+        """Refuses numbers of layers that are not of these stages.
+
+        Raises:
+            ValueError: the message names the key.
+        """
+        stages, layers = self.pipeline_parallel, self.num_layers
+        have, again = self.stage_layers, self.recompute_layers
+        if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
+            raise ValueError(
+                f"parallel.stage_layers is {listed(have)}; with parallel.pipeline_parallel={stages} it takes {stages} "
+                f"numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
+            )
+        if isinstance(again, str):
+            return
+        every = self.layers_of_stages
+        if isinstance(again, int):
+            if again > min(every):
+                raise ValueError(
+                    f"recompute.layers is {again}; a stage of {self.name} has {min(every)} layers, so it takes a whole "
+                    f"number from 1 to {min(every)}, or {ALL_LAYERS}"
+                )
+        elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
+            raise ValueError(
+                f"recompute.layers is {listed(again)}; stages of {self.name} have {listed(every)} layers, of each of "
+                f"which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
+            )
 
     @property
     def inputs_on_hosts(self) -> bool:
@@ -324,13 +399,30 @@ class Model:
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
 
 
-def check_recompute_layers(layers: int | str) -> None:
-    """Raises ValueError unless `layers` is a number of layers that may be recomputed, or all."""
-    if layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
+def listed(value: object) -> object:
+    """Returns numbers as a command line has them, as in [3,2]; what is no list stays as it is."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else value
+
+
+def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
+    """Raises ValueError unless `layers` is a number of layers that may be recomputed, one for every stage, or all."""
+    if isinstance(layers, list | tuple):
+        if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
+            told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
+            raise ValueError(f"recompute.layers is {listed(layers)}; {told}")
+    elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
             f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, or {ALL_LAYERS}{none}"
         )
+
+
+def check_stage_layers(layers: str | Sequence[int]) -> None:
+    """Raises ValueError unless `layers` is numbers of layers, one a stage, or even."""
+    if layers == EVEN or (isinstance(layers, list | tuple) and all(is_whole(one) and one >= 1 for one in layers)):
+        return
+    told = f"it takes whole numbers of at least 1, one a stage, as in [9,8,8,7], or {EVEN}"
+    raise ValueError(f"parallel.stage_layers is {listed(layers)}; {told}")
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, USUAL_EXPERTS, Experts
-from zbench.describe.model import ALL_LAYERS, AUTO, NONE, WHOLE
+from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, NONE, WHOLE, listed
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
 
@@ -80,6 +80,7 @@ class StepStrategy:
             ("sharding.strategy", NESTED if isinstance(sharding, ShardDegrees) else "", ""),
             ("recompute.granularity", ADAPTIVE if self.adaptive_recompute else again, again),
             ("recompute.layers", model_fields["recompute_layers"], ALL_LAYERS),
+            ("parallel.stage_layers", model_fields["stage_layers"], EVEN),
             ("sharding.window", self.window, 1),
             ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
             ("parallel.expert_parallel", self.expert_parallel, 1),
@@ -95,8 +96,8 @@ class StepStrategy:
         ):
             if value != usual:
                 raise ValueError(
-                    f"{name} is {value}; only runs with executor=simulated or torch_whole_step have that, all else "
-                    f"takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
+                    f"{name} is {listed(value)}; only runs with executor=simulated or torch_whole_step have that, all "
+                    f"else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
                 )
 
 

@@ -7,7 +7,7 @@ property of a model. The cost model reads most of it as fields of zbench.describ
 (`TrainingStrategy.model_fields`), so that one object says what a GPU has to hold and compute.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from zbench.describe.model import (
     ALL_LAYERS,
     AUTO,
     BOTH,
+    EVEN,
     INPUTS,
     MOST,
     OFFLOAD,
@@ -31,6 +32,8 @@ from zbench.describe.model import (
     WHOLE,
     check_chunk,
     check_recompute_layers,
+    check_stage_layers,
+    listed,
 )
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -47,6 +50,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "offload": ("memory", "offload"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
+    "stage_layers": ("parallel", "stage_layers"),
 })  # fmt: skip
 
 _JOB = tuple(one.name for one in fields_of(RolloutJob))
@@ -102,19 +106,19 @@ class Recompute:
 
     granularity: as zbench.describe.model.Model has it, its recompute; "adaptive": chosen for every batch
         (zbench.simulated.recomputation), of steps that are planned for "full". layers: of each stage, its first ones,
-        or "all".
+        one number for all stages or one for each, or "all".
     """
 
     granularity: str
-    layers: int | str = ALL_LAYERS
+    layers: int | str | Sequence[int] = ALL_LAYERS
 
     def __post_init__(self) -> None:
         check_choice("recompute.granularity", self.granularity, (*RECOMPUTE, ADAPTIVE))
         check_recompute_layers(self.layers)
         if self.is_adaptive and self.layers != ALL_LAYERS:
             raise ValueError(
-                f"recompute.layers is {self.layers}; recompute.granularity={ADAPTIVE} chooses as many as it takes, "
-                f"with {ALL_LAYERS}"
+                f"recompute.layers is {listed(self.layers)}; recompute.granularity={ADAPTIVE} chooses as many as it "
+                f"takes, with {ALL_LAYERS}"
             )
 
     @property
@@ -173,16 +177,19 @@ class Parallel:
     """Degrees of parallelism beside data and context parallelism, which are the plans'.
 
     tensor_parallel: GPUs of a node that are one rank of a plan. pipeline_parallel: stages that the layers are divided
-    over. expert_parallel: GPUs that hold all experts of a layer together.
+    over. expert_parallel: GPUs that hold all experts of a layer together. stage_layers: how many layers each stage has,
+    or "even".
     """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    stage_layers: str | Sequence[int] = EVEN
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
             check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
+        check_stage_layers(self.stage_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +305,9 @@ def typed_key(field: str) -> str:
 def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a configuration's groups say, by the words that tables have for it: fields of a model by their
     names, other keys dotted."""
-    layers = {"recompute": {"layers": ALL_LAYERS, **config["recompute"]}}  # configurations from before it have none
-    found = {field: {**config, **layers}[group][key] for field, (group, key) in MODEL_FIELDS.items()}
+    later = {"recompute": {"layers": ALL_LAYERS, **config["recompute"]}}  # configurations from before have none
+    later |= {"parallel": {"stage_layers": EVEN, **config["parallel"]}}
+    found = {field: listed({**config, **later}[group][key]) for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)

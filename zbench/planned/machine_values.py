@@ -29,6 +29,7 @@ LATER_FIELDS = {
         "head",
         "gate",
         "recompute_layers",
+        "stage_layers",
         *_ROUTER,
         "head",
     ),

@@ -32,9 +32,9 @@ def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, lay
     others take as long as these do after the first.
     """
     of, total = Collectives.of(cost), 0.0
-    for turns in _passes(plan, parts, cost, of):
+    for turns, share in _passes(plan, parts, cost, of):
         ends = _ends(turns, cost, layers)
-        total += ends[0] + (cost.layers - 1) * (ends[-1] - ends[0]) / (layers - 1)
+        total += share * (ends[0] + (cost.layers - 1) * (ends[-1] - ends[0]) / (layers - 1))
     return (total + of.uncovered) / cost.layers
 
 
@@ -54,20 +54,23 @@ class LayerTurn(NamedTuple):
 
 def _passes(
     plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, of: Collectives
-) -> tuple[list[LayerTurn], list[LayerTurn]]:
-    """Returns the turns of a layer's forward and of its backward, which with full recomputation begins with a
-    forward."""
+) -> list[tuple[list[LayerTurn], float]]:
+    """Returns the turns of a layer's forward and of its backward, which with full recomputation begins with a forward,
+    each with the share of layers that have it."""
     (ahead, back), tokens, share = parts, plan.tokens_per_rank, projected(cost.model)
     linear, linear_back = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
     gather, reduce = (seconds * (of.overlap / of.num_layers) for seconds in (of.gather_ports, of.reduce_ports))
     forward = [LayerTurn(ahead, linear, (1 - share) * linear, gather * of.every_step)]
     kept = gather * of.every_micro_batch + reduce
     projections = 2 * share * linear  # of the layer that was done before, in the backward
-    if cost.model.recompute != "full":
-        return forward, [LayerTurn(back, linear_back, projections, kept)]
-    again = LayerTurn(ahead, projections + share * linear, projections, kept)
-    left = linear_back - projections + (1 - share) * linear
-    return forward, [again, LayerTurn(back, left, np.zeros_like(left), np.zeros_like(kept))]
+    found, some = [(forward, 1.0)], cost.model.forwards_again
+    if some < 1:
+        found.append(([LayerTurn(back, linear_back, projections, kept)], 1 - some))
+    if some:
+        again = LayerTurn(ahead, projections + share * linear, projections, kept)
+        left = linear_back - projections + (1 - share) * linear
+        found.append(([again, LayerTurn(back, left, np.zeros_like(left), np.zeros_like(kept))], some))
+    return found
 
 
 def projected(model: Model) -> float:

@@ -183,7 +183,7 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
     cluster, model = cost.cluster, cost.model
     state = ClockState.zero(cluster)
     total = Totals.zero(cluster.num_ranks, cluster.num_nics)
-    again = 1 if model.recompute == "full" else 0
+    again = cost.again_layers
     for plan in plans:
         forward, backward = playable(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
@@ -198,8 +198,8 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
             state.ready += shown
         total.forward_end = float(state.ready.max()) if first else total.forward_end
         state.ready += head
-        begin, used_back = float(state.ready.max()), used.times(again).plus(Carried.of(backward, cost))
-        replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
+        begin, used_back = float(state.ready.max()), used.of_layers(again, cost).plus(Carried.of(backward, cost))
+        replayed = [Layers(forward, linear, again).play(state)] if again else []
         played_back = Layers(backward, cost.backward_linear_seconds(plan.tokens_per_rank), model.num_layers).play(state)
         if last or sharing.of.reduced:
             shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))

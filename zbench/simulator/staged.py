@@ -79,7 +79,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
             late = np.where(has, np.maximum(there + hops[micro] - state.ready, 0.0) - idle, 0.0)
             state.ready = state.ready + idle + late
         begin = state.ready
-        played = _play(state, plan, parts[micro], backward, cost)
+        played = _play(state, plan, parts[micro], backward, cost.of_stage(stage))
         if stage == cost.pp - 1 and not backward:
             state.ready = state.ready + cost.head_seconds(plan.tokens_per_rank)
         made[int(backward), stage, micro] = state.ready
@@ -87,12 +87,12 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
 
 
 def _play(state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[RankSeconds, ...]:
-    """Returns the stage's layers; of a backward with recomputation, the forward once more first."""
+    """Returns the stage's layers; of a backward with recomputation, the forward once more first. cost: of the stage."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
     forward = Layers(parts[0], linear, cost.layers)
     if not backward:
         return (forward.play(state),)
-    again = (forward.play(state),) if cost.model.recompute == "full" else ()
+    again = (Layers(parts[0], linear, cost.again_layers).play(state),) if cost.again_layers else ()
     back = cost.backward_linear_seconds(plan.tokens_per_rank)
     return (*again, Layers(parts[1], back, cost.layers).play(state))
 
@@ -123,14 +123,16 @@ def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing
             forward_end = float((turn.end - head).max()) if turn.micro == 0 else forward_end
         if turn.stage == 0 and turn.micro == (len(plans) - 1 if turn.backward else 0):
             spans[int(turn.backward)] = turn.end.max() - turn.begin.max()
-    again = 1 if cost.model.recompute == "full" else 0
-    forward, backward = zip(*((Carried.of(one, cost), Carried.of(other, cost)) for one, other in parts), strict=True)
-    whole = [one.plus(one.times(again)).plus(other) for one, other in zip(forward, backward, strict=True)]
     for stage, total in enumerate(totals):
-        for plan, used in zip(plans, whole, strict=True):
+        own = cost.of_stage(stage)
+        for plan, (ahead, back) in zip(plans, parts, strict=True):
+            forward = Carried.of(ahead, own)
+            used = forward.plus(forward.of_layers(own.again_layers, own)).plus(Carried.of(back, own))
             _send(total, stage, plan, used, cost)
-    shown = sharing.forward(float(spans[0]), forward[0].busiest(cost), False)
-    shown += sharing.backward(float(spans[1]), forward[-1].times(again).plus(backward[-1]).busiest(cost))
+    first = cost.of_stage(0)
+    shown = sharing.forward(float(spans[0]), Carried.of(parts[0][0], first).busiest(cost), False)
+    again = Carried.of(parts[-1][0], first).of_layers(first.again_layers, first)
+    shown += sharing.backward(float(spans[1]), again.plus(Carried.of(parts[-1][1], first)).busiest(cost))
     out = Totals.joined(totals)
     out.end, out.forward_end = float(end.max()) + shown, forward_end
     return out, float((idle + end.max(axis=0) - end).mean())
@@ -143,6 +145,7 @@ def _send(total: Totals, stage: int, plan: Plan, used: Carried, cost: Cost) -> N
     size = sides * np.bincount(cost.cluster.nic_of, hop_bytes(plan, cost), cost.cluster.num_nics).astype(np.int64)
     total.carried = total.carried.plus(used).plus(Carried(size, size, 0))
     total.communication += 2 * sides * hop_seconds(plan, cost)
-    total.repack(plan, cost)
+    own = cost.of_stage(stage)
+    total.repack(plan, own)
     if cost.tp > 1:
-        total.exchange(plan, cost)
+        total.exchange(plan, own)

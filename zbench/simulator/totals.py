@@ -53,6 +53,11 @@ class Carried:
         """Returns the bytes of `count` such lists."""
         return Carried(count * self.tx, count * self.rx, count * self.nvlink)
 
+    def of_layers(self, count: int, cost: Cost) -> "Carried":
+        """Returns the bytes of so many layers, of those of all of a stage's."""
+        tx, rx, nvlink = self.tx, self.rx, self.nvlink
+        return Carried(tx * count // cost.layers, rx * count // cost.layers, nvlink * count // cost.layers)
+
     def plus(self, other: "Carried") -> "Carried":
         """Returns the bytes of both."""
         return Carried(self.tx + other.tx, self.rx + other.rx, self.nvlink + other.nvlink)
@@ -109,10 +114,9 @@ class Totals:
 
         The compute queue does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
         """
-        again = 1 if cost.model.recompute == "full" else 0
-        for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):
+        for ops, layers in ((plan.forward, cost.layers + cost.again_layers), (plan.backward, cost.layers)):
             attend = np.flatnonzero(ops.kind == ATTEND)
-            seconds = cost.layers * times * cost.repacking_seconds(plan, ops, attend)
+            seconds = layers * cost.repacking_seconds(plan, ops, attend)
             mine = np.bincount(ops.src[attend], weights=seconds, minlength=plan.num_ranks)
             self.attention -= mine
             self.communication += mine
@@ -123,8 +127,8 @@ class Totals:
 
         They count as communication, with those behind matmuls.
         """
-        layers, again = cost.layers, 1 if cost.model.recompute == "full" else 0
-        early = int(is_selective(cost.model))  # a gather that is else behind matmuls
+        layers, again = cost.layers, cost.model.forwards_again
+        early = is_selective(cost.model) * cost.model.recomputed_share  # a gather that is else behind matmuls
         gather = cost.group_gather_seconds(plan.tokens_per_rank)
         shown = layers * ((3 + again) * cost.exchange_seconds(plan.tokens_per_rank) + early * gather)
         self.linear -= shown
@@ -132,4 +136,5 @@ class Totals:
         self.communication += shown + layers * (HIDDEN - early) * gather
         size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
         none = np.zeros(cost.cluster.num_nics, np.int64)
-        self.carried = self.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))
+        gathers = layers * (2 * SHOWN + HIDDEN) + cost.again_layers * SHOWN
+        self.carried = self.carried.plus(Carried(none, none, size * gathers))

@@ -23,7 +23,7 @@ def strategy(*levels: tuple[str, int], recompute: str = "none") -> LayerStrategy
 
 
 def costs_of(*strategies: LayerStrategy, micro_batches: int = 1, cost: Cost = COST) -> LayerCosts:
-    return LayerCosts(cost, LENGTHS, strategies[0].tensor * strategies[0].groups, micro_batches, strategies)
+    return LayerCosts.of(cost, LENGTHS, strategies[0].tensor * strategies[0].groups, micro_batches, strategies)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 8, 16])
@@ -77,7 +77,7 @@ def test_each_stage_holds_what_is_under_way() -> None:
 
 
 def test_strategies_need_heads_to_cut_and_a_sequence_for_every_group() -> None:
-    costs = LayerCosts(COST, LENGTHS, 16, 4, decision_tree(16))
+    costs = LayerCosts.of(COST, LENGTHS, 16, 4, decision_tree(16))
     assert {one.groups for one in costs.usable} == {1, 2, 4, 8} - {
         16 // tensor for tensor in (2, 4, 8, 16) if COST.model.num_heads % tensor
     }

@@ -85,7 +85,7 @@ def test_a_plan_fits_and_has_a_strategy_for_every_layer() -> None:
 
 def test_the_best_that_whole_steps_have_is_one_that_they_have() -> None:
     search = search_of(20.0)
-    plan = search.alike(search.is_played)
+    plan = search.alike(search.is_played_even)
     assert plan is not None
     assert search.is_played(len(plan.cut), plan.strategies[0][0])
     sharded = LayerStrategy((TreeLevel(SHARDED, 2),), "none")
@@ -108,8 +108,8 @@ def test_of_each_stage_as_few_layers_are_recomputed_as_have_to_be() -> None:
 @pytest.mark.parametrize("gib", [7.5, 8.0, 9.0, 10.0])
 def test_recomputation_by_layer_is_between_one_for_all_and_the_whole_search(gib: float) -> None:
     search = search_of(gib, 6)
-    alike, some = map(seconds_or_inf, (search.alike(search.is_played), search.recomputed()))
-    assert seconds_or_inf(search.even()) <= some <= alike
+    alike, some = map(seconds_or_inf, (search.alike(search.is_played_even), search.recomputed()))
+    assert seconds_or_inf(search.balanced()) <= some <= alike
 
 
 def test_nodes_that_are_no_power_of_two_are_refused() -> None:

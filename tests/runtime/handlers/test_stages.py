@@ -52,11 +52,12 @@ def test_a_stage_gathers_as_many_layers_ahead_as_it_has(fleet: LocalFleet, layer
 
 
 def test_stages_of_which_some_layers_are_recomputed(fleet: LocalFleet) -> None:
-    """All of the first stage's layers, one of the second's."""
-    model = replace(EXPERTS, num_layers=5)
+    """All of the first stage's three layers, one of the second's two, as a run says."""
+    model = replace(EXPERTS, num_layers=5, pipeline_parallel=2, stage_layers=(3, 2))
     plans = [plan_of([5, 3], 1, 4), plan_of([2], 1, 4, first=2)]
     how = ExpertParallel(1, 3, 1.0)
-    step = whole_step(model, plans, 1, "1", 1, SomeLayers("full", (2, 1)), how, 2)
+    step = whole_step(model, plans, 1, "1", 1, SomeLayers("full", (3, 1)), how, 2)
+    assert step.stages[1].layer == 3
     assert executed(fleet, StepCase.of(step, model, plans, 1, 0, how)).fault == ""
 
 

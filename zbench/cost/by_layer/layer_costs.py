@@ -1,9 +1,9 @@
 """Seconds and bytes of a layer with each of its strategies, and of what is before and after the layers, by arithmetic.
 
-A batch is cut into micro-batches of equal work, and these evenly over the groups that have tokens of their own; for
-memory a group has no less than the longest sequence, which it does not share. Gathers of a sharded layer's parameters
-and the reductions of its gradients are beside its own work, as is the one reduction of a step without sharding; what is
-longer than that work is waited for. Left out: imbalance, and what stages send each other.
+A batch's sequences are packed for the groups that have tokens of their own, a pack of about as many seconds each
+(zbench.cost.by_layer.packs); a micro-batch takes what its slowest pack does, and memory what the fullest has. Gathers
+of a sharded layer's parameters and the reductions of its gradients are beside its own work, as is the one reduction of
+a step without sharding; what is longer than that work is waited for. Left out: what stages send each other.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from zbench.cost.bound import least_seconds
 from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrategy
+from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.programme import LayerTable
 from zbench.cost.collective import GRADIENT_BYTES, run_seconds
 from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
@@ -53,13 +53,21 @@ def strided_gather_seconds(cost: Cost, size: float, degree: int, stride: int) ->
 @dataclass(frozen=True)
 class LayerCosts:
     """The costs of a batch's layers on stages of so many GPUs. cost: of GPUs, without groups and stages. lengths: of
-    every sequence of the batch."""
+    every sequence of the batch. packs: of these."""
 
     cost: Cost
     lengths: Ints
     gpus: int
     micro_batches: int
     strategies: Sequence[LayerStrategy]
+    packs: SequencePacks
+
+    @staticmethod
+    def of(
+        cost: Cost, lengths: Ints, gpus: int, micro_batches: int, strategies: Sequence[LayerStrategy]
+    ) -> "LayerCosts":
+        """Returns the costs of layers whose batch is packed anew."""
+        return LayerCosts(cost, lengths, gpus, micro_batches, strategies, SequencePacks(cost, lengths))
 
     @cached_property
     def usable(self) -> tuple[LayerStrategy, ...]:
@@ -74,13 +82,6 @@ class LayerCosts:
         )
 
     @cached_property
-    def _attention(self) -> tuple[float, float]:
-        """The seconds of a GPU's share of a layer's attention in a micro-batch, forward and backward."""
-        share = 1 / (self.micro_batches * self.gpus)
-        there, back = (float(least_seconds(self.lengths, self.cost, way).sum()) * share for way in (False, True))
-        return there, back
-
-    @cached_property
     def _columns(self) -> dict[str, Floats]:
         rows = np.array([self._row(one) for one in self.usable]).reshape(-1, len(_COLUMNS))
         return dict(zip(_COLUMNS, rows.T, strict=True))
@@ -89,15 +90,16 @@ class LayerCosts:
         """Returns the seconds of a strategy's passes and of what is there once a step, and the bytes of its states,
         those that a micro-batch under way keeps, and those of the layer at work."""
         cost, model, e = self.cost, self.cost.model, self.cost.model.element_bytes
-        tokens = float(self.lengths.sum()) / (self.micro_batches * one.groups)
-        fullest = max(tokens, float(self.lengths.max())) / one.tensor
+        pack = self.packs.slowest(one.groups, self.micro_batches)
+        tokens, fullest = pack.tokens, pack.fullest / one.tensor
         params = model.layer_params / one.tensor
         groups = one.groups, one.stride(DATA, SHARDED)
         gather = strided_gather_seconds(cost, params * e, *groups)
         reduce = strided_gather_seconds(cost, params * GRADIENT_BYTES, *groups)
         hidden = strided_gather_seconds(cost, tokens * model.hidden * e, one.tensor, one.stride(TENSOR))
         mine = np.array([tokens / one.tensor])
-        linear, (there, back) = float(cost.linear_seconds(mine)[0]), self._attention
+        linear = float(cost.linear_seconds(mine)[0])
+        there, back = pack.forward / one.tensor, pack.backward / one.tensor
         forward = linear + there + SHOWN * hidden
         backward = max(2 * linear + back, HIDDEN * hidden) + SHOWN * hidden
         layer, working = layer_activation_bytes(model), 0.0

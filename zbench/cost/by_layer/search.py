@@ -7,12 +7,13 @@ a number whose least seconds, without any limit of memory, are no less than what
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import inf
 
 from zbench.cost.by_layer.decision_tree import AGAIN, TENSOR, LayerStrategy, decision_tree
 from zbench.cost.by_layer.layer_costs import LayerCosts
+from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.programme import LayerProgramme
 from zbench.cost.by_layer.stage_cuts import Cut, balanced_cut, even_cut, moved_cut, pipeline_seconds
 from zbench.cost.cost import Cost
@@ -97,6 +98,11 @@ class CutPipeline:
         at = 1 + bisect_left(every[1:], True, key=lambda one: self.bytes(stage, one) <= self.room)
         return every[at] if at <= layers else ()
 
+    def fewest_seconds(self, kept: int, again: int, stage: int, layers: int) -> float:
+        """Returns the seconds of a stage of `fewest`, infinite if none fit."""
+        chosen = self.fewest(stage, layers, kept, again)
+        return self.outside(stage)[0] + self._seconds(stage, chosen) if chosen else inf
+
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of strategies that differ in recomputation alone: one that keeps all, and another."""
@@ -178,6 +184,10 @@ class LayerSearch:
             if count & (count - 1):
                 raise ValueError(f"cluster.{name} is {count}; strategies by layer take a power of two")
 
+    @cached_property
+    def _packs(self) -> SequencePacks:
+        return SequencePacks(self.cost, self.lengths)
+
     def pipelines(self) -> Iterator[CutPipeline]:
         """Yields the pipelines: every number of stages and of micro-batches that is a power of two."""
         c, layers = self.cost.cluster, self.cost.model.num_layers
@@ -185,7 +195,7 @@ class LayerSearch:
             strategies = decision_tree(c.num_ranks // stages, self.recompute)
             for count in (2**power for power in range(MOST_MICRO_BATCHES.bit_length())):
                 if (stages, count) not in self._pipelines:
-                    costs = LayerCosts(self.cost, self.lengths, c.num_ranks // stages, count, strategies)
+                    costs = LayerCosts(self.cost, self.lengths, c.num_ranks // stages, count, strategies, self._packs)
                     self._pipelines[stages, count] = CutPipeline(costs, stages, int(c.device.memory_bytes))
                 if self._pipelines[stages, count].costs.usable:
                     yield self._pipelines[stages, count]
@@ -206,27 +216,31 @@ class LayerSearch:
 
     def is_played(self, stages: int, one: LayerStrategy) -> bool:
         """Returns whether whole steps have a strategy for all layers, in so many stages: tensor parallelism of
-        consecutive GPUs inside nodes, stages of whole nodes and of as many layers each, and without sharding."""
-        c, layers = self.cost.cluster, self.cost.model.num_layers
+        consecutive GPUs inside nodes, stages of whole nodes, and without sharding."""
+        c = self.cost.cluster
         if one.stride(TENSOR) > 1 or one.tensor > c.gpus_per_node or c.gpus_per_node % one.tensor:
             return False
-        return stages == 1 or not (c.num_nodes % stages or layers % stages or one.is_sharded)
+        return stages == 1 or not (c.num_nodes % stages or one.is_sharded)
+
+    def is_played_even(self, stages: int, one: LayerStrategy) -> bool:
+        """Returns whether whole steps have it in stages of as many layers each."""
+        return self.cost.model.num_layers % stages == 0 and self.is_played(stages, one)
 
     def recomputed(self) -> LayerPlan | None:
-        """Returns the fastest plan that whole steps have in which layers differ in whether they are recomputed alone:
-        of each stage as few as have to be, its first ones; all or none of them, where that is faster; None if none
-        fits."""
-        alike = self.alike(self.is_played)
+        """Returns the fastest plan that whole steps have in which stages differ in their layers, and layers in whether
+        they are recomputed, alone: of each stage as few as have to be, its first ones; all or none of them, where that
+        is faster; None if none fits. Cuts are found by moves."""
+        alike = self.alike(self.is_played_even)
         found = (inf, alike) if alike is None else (alike.seconds, alike)
         for pipeline in self.pipelines():
-            cut = even_cut(self.cost.model.num_layers, pipeline.stages)
             for pair in pipeline.pairs:
                 if not self.is_played(pipeline.stages, pipeline.costs.usable[pair[0]]):
                     continue
-                chosen = [pipeline.fewest(stage, count, *pair) for stage, count in enumerate(cut)]
-                plan = pipeline.plan(cut, chosen) if all(chosen) else None
-                if plan is not None and plan.seconds < found[0]:
-                    found = plan.seconds, plan
+                for cut in _moved(pipeline, partial(pipeline.fewest_seconds, *pair)):
+                    chosen = [pipeline.fewest(stage, count, *pair) for stage, count in enumerate(cut)]
+                    plan = pipeline.plan(cut, chosen) if all(chosen) else None
+                    if plan is not None and plan.seconds < found[0]:
+                        found = plan.seconds, plan
         return found[1]
 
     def even(self) -> LayerPlan | None:
@@ -236,7 +250,7 @@ class LayerSearch:
     def balanced(self) -> LayerPlan | None:
         """Returns the fastest plan with a strategy for each layer and a cut found by moves from the one that is even in
         memory; the one even in time and the even one are begun from as well."""
-        return self._best(_moved)
+        return self._best(lambda pipeline: _moved(pipeline, lambda *of: pipeline.best(*of)[0]))
 
     def _best(self, cuts: Callable[[CutPipeline], Sequence[Cut]]) -> LayerPlan | None:
         found: tuple[float, LayerPlan | None] = (inf, None)
@@ -251,12 +265,8 @@ class LayerSearch:
         return found[1]
 
 
-def _moved(pipeline: CutPipeline) -> list[Cut]:
-    """Returns the cuts that moves end at."""
+def _moved(pipeline: CutPipeline, seconds: Callable[[int, int], float]) -> list[Cut]:
+    """Returns the cuts that moves end at. seconds: of (stage, its layers)."""
     begun = [pipeline.balanced("bytes"), pipeline.balanced("seconds")]
     begun.append(even_cut(pipeline.costs.cost.model.num_layers, pipeline.stages))
-
-    def seconds(stage: int, layers: int) -> float:
-        return pipeline.best(stage, layers)[0]
-
     return [moved_cut(cut, seconds, pipeline.costs.micro_batches) for cut in dict.fromkeys(begun)]

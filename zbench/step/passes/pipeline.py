@@ -6,6 +6,7 @@ A template is played for every stage, from its first place on. Micro-batches go 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -49,7 +50,8 @@ def _ends(stages: tuple[StageStart, ...], num_layers: int) -> list[int]:
 
 
 def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ...]:
-    """Returns the stages of layers divided evenly, some of them larger by one. places: of a stage.
+    """Returns the stages of layers, divided as the model says if it has as many stages, else evenly, some of them
+    larger by one. places: of a stage.
 
     Raises:
         ValueError: there are fewer layers than stages, or one table is for the first and the last stage.
@@ -62,7 +64,7 @@ def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ..
         )
     if not 1 <= stages <= num_layers:
         raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
-    first = [at * num_layers // stages for at in range(stages)]
+    first = accumulate(model.with_stages(stages).layers_of_stages[:-1], initial=0)
     return tuple(StageStart(layer, at * places) for at, layer in enumerate(first))
 
 

@@ -11,7 +11,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
-from zbench.describe.model import ALL_LAYERS, NONE, Model
+from zbench.describe.model import ALL_LAYERS, NONE, Model, listed
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
@@ -73,28 +73,24 @@ class ProvenSteps:
             raise ValueError(
                 f"experts.capacity is {experts.capacity}; {model.name} has no experts, so it takes {DROPLESS}"
             )
-        most = model.num_layers // self.stages
-        if model.recompute_layers != ALL_LAYERS and int(model.recompute_layers) > most:
-            raise ValueError(
-                f"recompute.layers is {model.recompute_layers}; a stage of {model.name} has {most} layers, so it takes "
-                f"a whole number from 1 to {most}, or {ALL_LAYERS}"
-            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
+        laid = model.with_stages(self.stages)
+        laid.check_stages()
         experts.check(model, places)
         parameters = self.parameters
         if self.cluster is not None:
-            check_room(parameters, -(-model.num_layers // self.stages), self.cluster.device.memory_bytes)
+            check_room(parameters, max(laid.layers_of_stages), self.cluster.device.memory_bytes)
         if self.cluster is not None and model.offload != NONE:
             check_host(model, self.cluster)
 
     @property
     def _of_model(self) -> str | SomeLayers:
         """The recomputation that the model has."""
-        model, layers = self.model, self.model.recompute_layers
-        if layers == ALL_LAYERS or model.recomputed_layers == model.num_layers:
+        model = self.model.with_stages(self.stages)
+        if model.recomputed_layers in (0, model.num_layers):
             return model.recompute
-        return SomeLayers(model.recompute, (int(layers),) * self.stages)
+        return SomeLayers(model.recompute, model.recomputed_of_stages)
 
     @property
     def parameters(self) -> ShardedParameters:
@@ -156,7 +152,7 @@ class ProvenSteps:
         if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
             raise ValueError(
                 f"plans have pipelines, each with stages of its own; recompute.layers is "
-                f"{self.model.recompute_layers}, which takes {ALL_LAYERS} with them"
+                f"{listed(self.model.recompute_layers)}, which takes {ALL_LAYERS} with them"
             )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)

@@ -1,0 +1,79 @@
+"""Jobs whose stages have numbers of layers of their own, and recompute numbers of their own of these: turns of
+attention's clock, planners' memory beside the step's account, and the bound."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.oracles import small
+from zbench.cost.bound import bound_seconds
+from zbench.cost.job import make_cost
+from zbench.cost.memory import needs_of_stages, peak_bytes, static_bytes, token_bytes
+from zbench.describe.batch import Batch
+from zbench.simulated.executor import Simulated
+from zbench.simulator.simulate import SimulatedAttention, programs
+from zbench.simulator.staged import run
+from zbench.systems.mesh import Mesh
+
+
+def test_stages_that_differ_take_what_each_has() -> None:
+    """Two stages of one layer and three, of which the first recomputes its one."""
+    one = small(2, 1)
+    free = replace(one.cluster, nic_bandwidth=1e30, nvlink_bandwidth=1e30, nic_latency=0.0, nvlink_latency=0.0)
+    model = replace(one.model, num_layers=4, sharding="zero1", pipeline_parallel=2)
+    cost, batch = make_cost(free, model), Batch(np.full(6, 4096), 0, 0)
+    model = replace(model, stage_layers=(1, 3), recompute="full", recompute_layers=(1, 0))
+    uneven = make_cost(free, model)
+    plans = Mesh(uneven, "ring", 1, "balanced", 4096).plan(batch)
+    assert len(plans) == 6
+    parts = [programs(plan, uneven) for plan in plans]
+    spans = {(turn.stage, turn.backward): float((turn.end - turn.begin)[0]) for turn in run(plans, parts, uneven)}
+    tokens = plans[0].tokens_per_rank
+    attention = [float(part.busy.max()) for part in parts[0]]
+    forward, back = (float(one[0]) for one in (cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)))
+    head = float(cost.head_seconds(tokens)[0])
+    assert spans[0, False] == pytest.approx(forward + attention[0], rel=1e-6)
+    assert spans[0, True] == pytest.approx(forward + attention[0] + back + attention[1], rel=1e-6)
+    assert spans[1, False] == pytest.approx(3 * (forward + attention[0]) + head, rel=1e-6)
+    assert spans[1, True] == pytest.approx(3 * (back + attention[1]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"recompute": "full", "recompute_layers": (3, 1, 0, 0)},
+        {"recompute": "selective", "recompute_layers": (0, 2, 2, 1)},
+    ],
+)
+def test_a_planner_reckons_with_what_each_stage_has(fields: dict[str, Any]) -> None:
+    """As near to a step's account as of even stages: 12 % of the first one's, whose table's gradient is whole, are
+    lacking; in the middle it is what is there."""
+    one = small(4, 2)
+    model = replace(one.model, num_layers=8, sharding="zero1", pipeline_parallel=4, stage_layers=(3, 2, 2, 1), **fields)
+    cost = make_cost(one.cluster, model)
+    batch = Batch(np.full(16, 4096), 0, 0)
+    plans = Mesh(cost, "ring", 1, "balanced", 4096).plan(batch)
+    found, reckoned = np.array(Simulated(cost).step(batch, plans).peak_bytes)[::2], peak_bytes(plans, cost)[::2]
+    assert found == pytest.approx(reckoned, rel=0.16)
+    assert found[1:3] == pytest.approx(reckoned[1:3], rel=0.08)
+    static, token = zip(*needs_of_stages(cost), strict=True)
+    assert len(static) == len(set(token)) == 4
+    assert max(static) == static_bytes(cost)
+    assert max(token) == token_bytes(cost)
+
+
+def test_the_bound_is_the_last_stage_s() -> None:
+    one = small(2, 1)
+    model = replace(one.model, num_layers=8, sharding="zero1", pipeline_parallel=2)
+    batch = Batch(np.full(16, 2048), 0, 0)
+    found = []
+    for layers in ((6, 2), (4, 4), (2, 6)):
+        cost = make_cost(one.cluster, replace(model, stage_layers=layers))
+        plans = Mesh(cost, "ring", 1, "balanced", 2048).plan(batch)
+        found.append(bound_seconds(batch, cost))
+        assert SimulatedAttention(cost).step(batch, plans).seconds > found[-1]
+    assert found == sorted(found)
+    assert found[1] == bound_seconds(batch, make_cost(one.cluster, model))
