@@ -20,16 +20,16 @@ from zbench.passes.route import route
 from zbench.plans.plan import ATTEND, TRANSFER, Ints, Lists, Ops, Plan
 
 
-def with_even_homes(plan: Plan, cost: Cost) -> Plan:
-    """Returns a plan with forward and backward with homes balanced to within remapping's tolerance, the plan itself
-    where they are; its backward is made anew, and it is routed where the plan is.
+def with_even_homes(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
+    """Returns a plan with forward and backward with homes balanced to within `tolerance` tokens, as remapping has them,
+    the plan itself where they are; its backward is made anew, and it is routed where the plan is.
 
     Plans with pipelines, whose tokens are at leads of groups, and those that a package stands for stay as they are.
     """
     if _stays(plan):
         return plan
     bare = plan.with_(backward=Ops.concatenate([]))
-    moved = remap(bare, cost)
+    moved = remap(bare, cost, tolerance)
     if moved is bare:
         return plan
     mode = next(one for one in MODES if one == plan.backward_mode)
