@@ -62,6 +62,17 @@ def test_even_homes_are_remapping_s_of_a_plan_with_a_backward(data: st.DataObjec
     assert attended(found) == attended(reverse(plan, mode))
 
 
+@given(st.data(), costs(), st.sampled_from(MODES))
+def test_even_homes_in_a_node_move_nothing_across(data: st.DataObject, cost: Cost, mode: Mode) -> None:
+    plan = reverse(data.draw(forwards(cost, 600)), mode)
+    found, each = with_even_homes(plan, cost, 0, across=False), cost.cluster.gpus_per_node
+    verify(found)
+    before, after = (one.tokens_per_rank.reshape(-1, each) for one in (plan, found))
+    assert (before.sum(axis=1) == after.sum(axis=1)).all()
+    assert (np.ptp(after, axis=1) <= 1).all()
+    assert attended(found) == attended(plan)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_whole_sequences_that_were_moved_away_send_nothing_where_they_are_attended(mode: Mode) -> None:
     """Two ranks, one of which attends to everything: with even homes half of it is sent there and back."""

@@ -9,7 +9,7 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import ATTENTION, EVEN, FASTEST, HOMES, PLANNED, Experts
+from zbench.describe.expert_schedule import ATTENTION, EVEN, EVEN_IN_NODE, FASTEST, HOMES, PLANNED, Experts
 from zbench.describe.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans, Dealt, undealt
 from zbench.passes import reverse
@@ -19,6 +19,7 @@ from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import NOTE, in_expert_homes
 from zbench.systems.ring import Ring
+from zbench.systems.ulysses_deepspeed import UlyssesDeepSpeed
 
 BATCH = Batch(np.array([9000, 7300, 5200, 3100, 900, 77]), seed=0, step=0)
 
@@ -55,7 +56,7 @@ def seconds(plans: tuple[Plan, ...], cost: Cost) -> float:
 def test_homes_by_name() -> None:
     cost = given()
     tokens = {}
-    for homes in (PLANNED, ATTENTION, EVEN):
+    for homes in (PLANNED, ATTENTION, EVEN, EVEN_IN_NODE):
         (plan,) = in_expert_homes(Heap(cost), cost, strategy(homes)).plan(BATCH)
         tokens[homes] = plan.tokens_per_rank.tolist()
         assert plan.notes == {}
@@ -63,6 +64,7 @@ def test_homes_by_name() -> None:
     assert tokens[PLANNED] == tokens[ATTENTION] == [every, 0, 0, 0]
     assert sum(tokens[EVEN]) == every
     assert np.ptp(tokens[EVEN]) <= 1
+    assert tokens[EVEN_IN_NODE] == [every - every // 2, every // 2, 0, 0]
 
 
 def test_the_fastest_is_chosen_and_told() -> None:
@@ -97,3 +99,10 @@ def test_a_system_around_another_is_still_that_system() -> None:
     assert found.packages == ("numpy",)
     assert type(undealt(found)) is Heap
     assert len(found.plan(BATCH)) == 2
+
+
+def test_plans_of_a_package_are_refused() -> None:
+    cost = given()
+    found = in_expert_homes(UlyssesDeepSpeed(cost), cost, strategy(EVEN))
+    with pytest.raises(ValueError, match=r"experts\.homes is even; deepspeed computes attention of this system's plans"):
+        found.plan(BATCH)

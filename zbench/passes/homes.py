@@ -20,16 +20,17 @@ from zbench.passes.route import route
 from zbench.plans.plan import ATTEND, TRANSFER, Ints, Lists, Ops, Plan
 
 
-def with_even_homes(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
+def with_even_homes(plan: Plan, cost: Cost, tolerance: int = 128, across: bool = True) -> Plan:
     """Returns a plan with forward and backward with homes balanced to within `tolerance` tokens, as remapping has them,
-    the plan itself where they are; its backward is made anew, and it is routed where the plan is.
+    the plan itself where they are; its backward is made anew, and it is routed where the plan is. across: as of
+    zbench.passes.remap.remap.
 
     Plans with pipelines, whose tokens are at leads of groups, and those that a package stands for stay as they are.
     """
     if _stays(plan):
         return plan
     bare = plan.with_(backward=Ops.concatenate([]))
-    moved = remap(bare, cost, tolerance)
+    moved = remap(bare, cost, tolerance, across)
     if moved is bare:
         return plan
     mode = next(one for one in MODES if one == plan.backward_mode)

@@ -10,7 +10,7 @@ from math import inf
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import ATTENTION, EVEN, FASTEST, PLANNED
+from zbench.describe.expert_schedule import ATTENTION, EVEN_IN_NODE, FASTEST, HOMES, PLANNED
 from zbench.describe.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans
 from zbench.interfaces.protocols import System
@@ -38,11 +38,20 @@ class ExpertHomes:
     strategy: StepStrategy
 
     def changed(self, batch: Batch, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
-        """Returns a batch's plans with other homes; where they are chosen, the first plan's notes say what was."""
+        """Returns a batch's plans with other homes; where they are chosen, the first plan's notes say what was.
+
+        Raises:
+            ValueError: a package computes attention of these plans.
+        """
         homes = self.strategy.experts.homes
+        if plans[0].attention:
+            raise ValueError(
+                f"experts.homes is {homes}; {plans[0].attention} computes attention of this system's plans, with homes "
+                f"of its own, so it takes {PLANNED}"
+            )
         if homes != FASTEST:
             return self.with_homes(homes, plans)
-        tried = {name: self.with_homes(name, plans) for name in (PLANNED, ATTENTION, EVEN)}
+        tried = {name: self.with_homes(name, plans) for name in HOMES if name != FASTEST}
         executor, seconds = ComparedSteps(Simulated(self.cost, **self.strategy.arguments)), dict[str, float]()
         for name, found in tried.items():
             if name == PLANNED or any(one is not own for one, own in zip(found, plans, strict=True)):
@@ -56,4 +65,6 @@ class ExpertHomes:
         """Returns plans with homes of one kind."""
         if homes == ATTENTION:
             return tuple(with_attention_homes(one) for one in plans)
-        return tuple(with_even_homes(one, self.cost) for one in plans) if homes == EVEN else plans
+        if homes == PLANNED:
+            return plans
+        return tuple(with_even_homes(one, self.cost, across=homes != EVEN_IN_NODE) for one in plans)
