@@ -1,4 +1,4 @@
-"""Where tokens of a model with experts live: as a system has planned it, where their queries are attended, or even.
+"""Homes of tokens of a model with experts: as a system has planned them, where queries are attended, or even.
 
 A system plans attention, and balances what is computed at home as if all of a layer were. With experts on other GPUs
 that is little of it, while what a GPU sends to experts is as uneven as its tokens. Which homes are best is played: a
