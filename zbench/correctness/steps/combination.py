@@ -51,7 +51,14 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
     "counted": (0, ExpertParallel(routing=TOKEN_CHOICE)),
 }
-OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")  # which are tried where experts are on several GPUs
+# Those that are tried where experts are on several GPUs.
+OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
+    "dropped",
+    "padded",
+    "two_level",
+    "router",
+    "counted",
+)  # which are tried where experts are on several GPUs
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
