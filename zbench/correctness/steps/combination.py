@@ -53,12 +53,6 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 }
 # Those that are tried where experts are on several GPUs.
 OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
-    "dropped",
-    "padded",
-    "two_level",
-    "router",
-    "counted",
-)  # which are tried where experts are on several GPUs
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
