@@ -109,6 +109,20 @@ def test_a_step_keeps_its_strategy(
         zbench.simulate(step, executor="simulated_attention")
 
 
+def test_a_strategy_says_where_tokens_live_that_go_to_experts(tmp_path: Path) -> None:
+    tiny, path = (ROOT / "conf" / "model" / "tiny.yaml").read_text(), tmp_path / "experts.yaml"
+    path.write_text(
+        tiny.replace("num_experts: 1", "num_experts: 4").replace("experts_per_token: 1", "experts_per_token: 2")
+    )
+    found = {}
+    for homes in ("planned", "even", "fastest"):
+        strategy = {"parallel": {"expert_parallel": 4}, "experts": {"homes": homes}}
+        step = zbench.plan([600, 50, 3], cluster="local_2x2", model=path, system="dp_balanced", strategy=strategy)
+        found[homes] = step.plans[0]
+    assert np.ptp(found["planned"].tokens_per_rank) > 500 > 1 >= np.ptp(found["even"].tokens_per_rank)
+    assert found["fastest"].notes["homes"] in ("planned", "even", "even_in_node")
+
+
 def test_a_system_is_planned_as_published(tmp_path: Path) -> None:
     """All of its published values, or the word for one key; a key that is given beside a variant stays."""
     lengths: Any = [600, 50, 3]

@@ -227,6 +227,10 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
+            lambda: Experts(homes="dispatch"),
+            "experts.homes is 'dispatch'; it takes planned, attention, even, even_in_node or fastest",
+        ),
+        (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
             "experts.padded is True; with experts.disp",
         ),
@@ -337,6 +341,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "experts.dispatch": "flat",
         "experts.gradients": "layer",
         "experts.routing": "drawn",
+        "experts.homes": "planned",
         "experts.skew": 0,
         "experts.popularity": "zipf",
         "experts.drift": 1,

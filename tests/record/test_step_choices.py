@@ -32,6 +32,13 @@ def test_what_all_steps_chose_is_told_once() -> None:
     assert ", chunks 4 gradients last 2 inside 6 beside of 8 pieces," in choice_words([chosen(chunks=pieces)])
 
 
+def test_homes_that_were_chosen_are_in_words() -> None:
+    even, planned = (step(plan_notes=[{"homes": homes, "homes planned": 0.5}]) for homes in ("even", "planned"))
+    assert choice_words([even]) == "homes even"
+    assert choice_words([even, planned, even]) == "homes even in 2 steps, homes planned in 1 step"
+    assert choice_words([step(plan_notes=[{"gap": 0.1}])]) == ""
+
+
 def test_choices_that_differ_are_counted_the_most_frequent_first() -> None:
     found = choice_words([chosen(2), chosen(8), chosen(8), chosen(1), chosen(4), step()])
     assert found.startswith(

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.interfaces.dealt import ChangedPlans, undealt
 from zbench.interfaces.protocols import Tracked
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError
@@ -459,6 +460,18 @@ def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: P
     done = run_with_baseline(asked)
     assert len(done[-1].steps[0]["linear_seconds"]) == 4
     assert 0 < done[-1].steps[0]["phases"]["bubble"] < done[-1].steps[0]["seconds"]
+
+
+def test_a_system_s_plans_get_the_homes_that_experts_want(tmp_path: Path) -> None:
+    model = {**MODEL, "num_experts": 4, "experts_per_token": 2}
+    experts = {**STRATEGY["experts"], "homes": "attention"}
+    asked = request(tmp_path / "r.jsonl", model=model, parallel=degrees(expert_parallel=2), experts=experts)
+    asked.config["executor"] = {"_target_": "zbench.simulated.executor.Simulated"}
+    parts = Parts.of(asked.config, asked.settings)
+    system = make_system(asked.config, parts.cost)
+    assert isinstance(system, ChangedPlans)
+    assert parts.repeats(system)
+    assert undealt(system) is system.system
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])

@@ -36,6 +36,7 @@ from zbench.record.rows import Row, rows
 from zbench.run.contract import plans_of
 from zbench.run.price import MOST_TOKENS
 from zbench.simulated.clocks import SIMULATED, clock_named
+from zbench.simulated.expert_homes import in_expert_homes
 
 CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
 PIPELINES = "pipelines"  # whether what runs the plans has pipelines that a planner chooses
@@ -110,6 +111,7 @@ def planned(
         chosen = pipelines and step.strategy.plans_pipelines and in_whole_steps(step.cost)
         cost = replace(step.cost, pipelines=chosen, even_slices=True)
         planner, name = system_named(system, cost, keys, variant)
+        planner = in_expert_homes(planner, cost, step.strategy)
         found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)
     return found

@@ -17,6 +17,9 @@ AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
 FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
 DRAWN, TOKEN_CHOICE, EXPERT_CHOICE = ROUTINGS = ("drawn", "token_choice", "expert_choice")  # who chooses, by what
+PLANNED, ATTENTION, EVEN, EVEN_IN_NODE, FASTEST = HOMES = (
+    "planned", "attention", "even", "even_in_node", "fastest",
+)  # fmt: skip
 DROPLESS = "dropless"  # of a capacity: an expert takes every token that chose it
 MOST_CAPACITY = 1024  # of a factor: any model's number of experts, from which on nothing can be dropped: a judgement
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)
@@ -167,6 +170,9 @@ class Experts:
         workload's seed, or chosen by each layer's router while the step runs: TOKEN_CHOICE, a token goes to the experts
         with its largest logits; EXPERT_CHOICE, an expert takes those of a GPU's tokens that give it most. Where it is
         chosen and not padded, rows are counted while the step runs, and a clock plays those of a draw.
+        homes: where tokens live, and go to experts from: where the planner has them (PLANNED), where their queries are
+        attended (ATTENTION), as many on each rank (EVEN) or on each of a node's (EVEN_IN_NODE), or as the batch's step
+        takes least by playing all (FASTEST).
     """
 
     schedule: str = SEQUENTIAL
@@ -179,9 +185,11 @@ class Experts:
     dispatch: str = FLAT
     routing: str = DRAWN
     gradients: str = WITH_LAYER
+    homes: str = PLANNED
 
     def __post_init__(self) -> None:
         _ = self.exchanges  # refuses what cannot be
+        check_choice("experts.homes", self.homes, HOMES)
         if type(self.skew) not in (int, float) or not 0 <= self.skew < 100:
             raise ValueError(f"experts.skew is {self.skew!r}; it takes a number from 0 to below 100")
         factor = self.capacity if type(self.capacity) in (int, float) else 0  # a word is none, nor is a boolean

@@ -12,7 +12,7 @@ from typing import Any
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, USUAL_EXPERTS, Experts
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, USUAL_EXPERTS, Experts
 from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, NONE, WHOLE, listed
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
@@ -89,6 +89,7 @@ class StepStrategy:
             ("experts.capacity", self.experts.capacity, DROPLESS),
             ("experts.dispatch", self.experts.dispatch, FLAT),
             ("experts.routing", self.experts.routing, DRAWN),
+            ("experts.homes", self.experts.homes, PLANNED),
             ("overlap.method", self.exchanges.method, WHOLE_EXCHANGES.method),
             ("memory.mlp_chunk_tokens", model_fields["mlp_chunk_tokens"], WHOLE),
             ("memory.loss_chunk_tokens", WHOLE if loss == AUTO else loss, WHOLE),

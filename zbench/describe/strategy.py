@@ -16,7 +16,7 @@ from typing import Any
 from zbench.describe.checks import check_choice, check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, NONE, QUERY_SPLIT, RING, TOKENS, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF, Experts
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import (
     ALL_LAYERS,
@@ -213,17 +213,17 @@ class TrainingStrategy:
                 f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
                 f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
             )
-        schedule = self.experts.schedule
-        if schedule != SEQUENTIAL and self.parallel.expert_parallel == 1:
-            raise ValueError(
-                f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
-                f"takes {SEQUENTIAL}, or, with experts, parallel.expert_parallel=8"
-            )
-        if self.experts.dispatch != FLAT and self.parallel.expert_parallel == 1:
-            raise ValueError(
-                f"experts.dispatch is {self.experts.dispatch}; with parallel.expert_parallel=1 no token is sent to an "
-                f"expert, so it takes {FLAT}, or, with experts, parallel.expert_parallel=8"
-            )
+        experts = self.experts
+        for name, value, usual in (
+            ("schedule", experts.schedule, SEQUENTIAL),
+            ("dispatch", experts.dispatch, FLAT),
+            ("homes", experts.homes, PLANNED),
+        ):
+            if value != usual and self.parallel.expert_parallel == 1:
+                raise ValueError(
+                    f"experts.{name} is {value}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
+                    f"takes {usual}, or, with experts, parallel.expert_parallel=8"
+                )
         if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
             raise ValueError(
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
@@ -323,7 +323,10 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     schedule = {"experts": experts.get("schedule", SEQUENTIAL), "experts.degree": experts.get("degree", 1)}
     schedule |= {"experts.capacity": experts.get("capacity", DROPLESS), "experts.padded": experts.get("padded", False)}
     schedule |= {"experts.dispatch": experts.get("dispatch", FLAT), "experts.routing": experts.get("routing", DRAWN)}
-    schedule["experts.gradients"] = experts.get("gradients", WITH_LAYER)
+    schedule |= {
+        "experts.gradients": experts.get("gradients", WITH_LAYER),
+        "experts.homes": experts.get("homes", PLANNED),
+    }
     law = {"experts.popularity": experts.get("popularity", ZIPF), "experts.drift": experts.get("drift", 1)}
     found |= schedule | {"experts.skew": experts["skew"]} | law
     found |= {f"sync.{key}": _sync(config)[key] for key in _SYNC} | {"sync": _sync(config)["method"]}

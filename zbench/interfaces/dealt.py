@@ -1,6 +1,7 @@
-"""A batch in parts: for systems that do not choose a number of micro-batches themselves, and for workers that train
-apart, each with plans of its own."""
+"""Systems around systems: a batch in parts, for systems that do not choose a number of micro-batches themselves and for
+workers that train apart, and plans that are changed after planning."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,9 +66,27 @@ class WorkerPlans:
         return joined_plans(groups)
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedPlans:
+    """A system whose plans are changed before anything else sees them. change: a batch and its plans to other plans of
+    the same micro-batches."""
+
+    system: System
+    change: Callable[[Batch, tuple[Plan, ...]], tuple[Plan, ...]]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of `system` (zbench.interfaces.protocols)."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """Returns the changed plans."""
+        return self.change(batch, self.system.plan(batch))
+
+
 def undealt(system: System) -> System:
-    """Returns the system itself, without what gives it parts of batches around it."""
-    return system.system if isinstance(system, Dealt | WorkerPlans) else system
+    """Returns the system itself, without what gives it parts of batches or changes its plans around it."""
+    return undealt(system.system) if isinstance(system, Dealt | WorkerPlans | ChangedPlans) else system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:

@@ -22,23 +22,26 @@ from zbench.plans.build import without_unused
 from zbench.plans.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
 
-def remap(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
-    """Returns `plan` (forward only) with homes balanced to within `tolerance` tokens of the mean.
+def remap(plan: Plan, cost: Cost, tolerance: int = 128, across: bool = True) -> Plan:
+    """Returns `plan` (forward only) with homes balanced to within `tolerance` tokens of the mean; across: of all ranks,
+    else of a node's, so that nothing moves between nodes.
 
     Moving a handful of tokens costs more than it gains, hence the tolerance.
     """
     assert not len(plan.backward), "remap comes before reverse"
-    source, target, amount = flows(plan.tokens_per_rank, cost, tolerance)
+    source, target, amount = flows(plan.tokens_per_rank, cost, tolerance, across)
     if not len(source):
         return plan
     return _moved(plan, source, target, amount)
 
 
-def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
-    """Returns who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
+def flows(tokens: Ints, cost: Cost, tolerance: int, across: bool = True) -> tuple[Ints, Ints, Ints]:
+    """Returns who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks].
+    across: as of `remap`."""
     cluster = cost.cluster
-    total, ranks = int(tokens.sum()), len(tokens)
-    excess = tokens - (total // ranks + (np.arange(ranks) < total % ranks))
+    rows = tokens.reshape(1 if across else -1, len(tokens) if across else cluster.gpus_per_node)
+    share, rest = np.divmod(rows.sum(axis=1), rows.shape[1])
+    excess = (rows - share[:, None] - (np.arange(rows.shape[1]) < rest[:, None])).reshape(-1)
     if np.abs(excess).max() <= tolerance:
         return (np.zeros(0, np.int64),) * 3
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)

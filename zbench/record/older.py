@@ -21,7 +21,7 @@ import numpy as np
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
-from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, SEQUENTIAL, WITH_LAYER, ZIPF
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.rollouts.stages import NO_ROLLOUTS
@@ -50,6 +50,7 @@ _SEQUENTIAL: dict[str, Any] = {
     "dispatch": FLAT,
     "gradients": WITH_LAYER,
     "routing": DRAWN,
+    "homes": PLANNED,
 }  # as they were before they had a choice
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {

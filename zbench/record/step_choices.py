@@ -1,4 +1,5 @@
-"""Tells what a run chose for its batches: slices of exchanges, chunks of tokens for experts, recomputation.
+"""Tells what a run chose for its batches: slices of exchanges, chunks of tokens for experts, recomputation, homes of
+tokens.
 
 Pure: raw records in, figures and words out; no torch. A step has a choice where the run's strategy left it open
 (zbench.simulated.open_choices), and chunks of experts wherever there is more than one.
@@ -84,6 +85,12 @@ def _recompute_words(step: Step) -> str:
     return f"recompute {level}" + (f" {layers} of {whole} layers" if some else "")
 
 
+def _homes_words(step: Step) -> str:
+    """Returns the homes of tokens that were chosen for experts, which the notes of a step's first plan have."""
+    notes = step.get("plan_notes") or [{}]
+    return f"homes {notes[0]['homes']}" if "homes" in notes[0] else ""
+
+
 _NUMBERS: Mapping[str, Callable[[Step], float | None]] = {
     "exchange_slices": lambda step: _of(step, "exchange_slices", "slices"),
     "forward_chunks": lambda step: _of(step, "expert_chunks", "forward"),
@@ -91,4 +98,4 @@ _NUMBERS: Mapping[str, Callable[[Step], float | None]] = {
     "recomputed_layers": _layers,
 }
 CHOICES = tuple(_NUMBERS)  # names of the figures
-_WORDS = (_slices_words, _chunks_words, _recompute_words)
+_WORDS = (_slices_words, _chunks_words, _recompute_words, _homes_words)

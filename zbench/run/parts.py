@@ -13,10 +13,11 @@ from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
+from zbench.describe.expert_schedule import PLANNED
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import StepStrategy
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
@@ -28,6 +29,7 @@ from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
+from zbench.simulated.expert_homes import in_expert_homes
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -306,12 +308,18 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     if sync.in_rounds:
         return _for_workers(config, cost, make, sync)
     system: System = make_part(make, config, "system", cost=cost)
+    strategy = StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
     if isinstance(system, Chooses):
+        if strategy.experts.homes != PLANNED:
+            raise ValueError(
+                f"experts.homes is {strategy.experts.homes}; system={type(system).__name__} chooses before a run by "
+                f"steps with homes as planned, so it takes {PLANNED}"
+            )
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
-    if cost.pp == 1 or (isinstance(system, PlansStages) and system.plans_stages):
-        return system
-    return Dealt(system, cost.model.micro_batches)
+    if cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages):
+        system = Dealt(system, cost.model.micro_batches)
+    return in_expert_homes(system, cost, strategy)
 
 
 def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:

@@ -40,7 +40,7 @@ NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
 # than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes; by each
-# layer's router while the step runs.
+# layer's router while the step runs, of seats or of as many rows as it chooses.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
@@ -49,8 +49,10 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
     "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
     "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
+    "counted": (0, ExpertParallel(routing=TOKEN_CHOICE)),
 }
-OF_SEVERAL = ("dropped", "padded", "two_level", "router")  # which are tried where experts are on several GPUs
+# Those that are tried where experts are on several GPUs.
+OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,

@@ -1,0 +1,70 @@
+"""Homes of tokens of a model with experts: as a system has planned them, where queries are attended, or even.
+
+A system plans attention, and balances what is computed at home as if all of a layer were. With experts on other GPUs
+that is little of it, while what a GPU sends to experts is as uneven as its tokens. Which homes are best is played: a
+batch's whole step with each of them, on the described cluster (docs/experts.md).
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import ATTENTION, EVEN_IN_NODE, FASTEST, HOMES, PLANNED
+from zbench.describe.step_strategy import StepStrategy
+from zbench.interfaces.dealt import ChangedPlans
+from zbench.interfaces.protocols import System
+from zbench.passes.homes import with_attention_homes, with_even_homes
+from zbench.plans.plan import Plan
+from zbench.simulated.compared import ComparedSteps
+from zbench.simulated.executor import Simulated
+
+NOTE = "homes"  # of a plan: which homes were chosen, and as "homes even" the seconds of a step with these
+
+
+def in_expert_homes(system: System, cost: Cost, strategy: StepStrategy) -> System:
+    """Returns a system whose plans have homes as a strategy wants them, itself where these are as planned. cost: of the
+    machine that the system plans for."""
+    if strategy.experts.homes == PLANNED:
+        return system
+    return ChangedPlans(system, ExpertHomes(cost, strategy).changed)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertHomes:
+    """Changes homes of plans. cost, strategy: as of `in_expert_homes`."""
+
+    cost: Cost
+    strategy: StepStrategy
+
+    def changed(self, batch: Batch, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        """Returns a batch's plans with other homes; where they are chosen, the first plan's notes say what was.
+
+        Raises:
+            ValueError: a package computes attention of these plans.
+        """
+        homes = self.strategy.experts.homes
+        if plans[0].attention:
+            raise ValueError(
+                f"experts.homes is {homes}; {plans[0].attention} computes attention of this system's plans, with homes "
+                f"of its own, so it takes {PLANNED}"
+            )
+        if homes != FASTEST:
+            return self.with_homes(homes, plans)
+        tried = {name: self.with_homes(name, plans) for name in HOMES if name != FASTEST}
+        executor, seconds = ComparedSteps(Simulated(self.cost, **self.strategy.arguments)), dict[str, float]()
+        for name, found in tried.items():
+            if name == PLANNED or any(one is not own for one, own in zip(found, plans, strict=True)):
+                seconds[name] = executor.compared_seconds(batch, found)
+        best = min(seconds, key=lambda name: seconds[name])  # the first of those that are as fast
+        told = {f"{NOTE} {name}": one for name, one in seconds.items() if one < inf}  # without what has no room
+        first = tried[best][0]
+        return (replace(first, notes={**first.notes, NOTE: best, **told}), *tried[best][1:])
+
+    def with_homes(self, homes: str, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        """Returns plans with homes of one kind."""
+        if homes == ATTENTION:
+            return tuple(with_attention_homes(one) for one in plans)
+        if homes == PLANNED:
+            return plans
+        return tuple(with_even_homes(one, self.cost, across=homes != EVEN_IN_NODE) for one in plans)
