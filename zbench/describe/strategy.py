@@ -173,16 +173,23 @@ class Parallel:
     """Degrees of parallelism beside data and context parallelism, which are the plans'.
 
     tensor_parallel: GPUs of a node that are one rank of a plan. pipeline_parallel: stages that the layers are divided
-    over. expert_parallel: GPUs that hold all experts of a layer together.
+    over. expert_parallel: groups of GPUs that hold all experts of a layer together, some experts each.
+    expert_tensor_parallel: GPUs of such a group, over which each of its experts is cut.
     """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
-            check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
+        for one in fields_of(self):
+            check_whole_number(f"parallel.{one.name}", getattr(self, one.name), 1, MOST)
+
+    @property
+    def expert_gpus(self) -> int:
+        """The GPUs that hold all experts of a layer together."""
+        return self.expert_parallel * self.expert_tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +213,13 @@ class TrainingStrategy:
                 f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
                 f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
             )
-        schedule = self.experts.schedule
-        if schedule != SEQUENTIAL and self.parallel.expert_parallel == 1:
-            raise ValueError(
-                f"experts.schedule is {schedule}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
-                f"takes {SEQUENTIAL}, or, with experts, parallel.expert_parallel=8"
-            )
-        if self.experts.dispatch != FLAT and self.parallel.expert_parallel == 1:
-            raise ValueError(
-                f"experts.dispatch is {self.experts.dispatch}; with parallel.expert_parallel=1 no token is sent to an "
-                f"expert, so it takes {FLAT}, or, with experts, parallel.expert_parallel=8"
-            )
+        for key, usual in (("schedule", SEQUENTIAL), ("dispatch", FLAT)):
+            value = getattr(self.experts, key)
+            if value != usual and self.parallel.expert_gpus == 1:
+                raise ValueError(
+                    f"experts.{key} is {value}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
+                    f"takes {usual}, or, with experts, parallel.expert_parallel=8"
+                )
         if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
             raise ValueError(
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
@@ -232,11 +235,10 @@ class TrainingStrategy:
                     f"memory.{name} takes {WHOLE}"
                 )
 
-        parallel = self.parallel
-        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel") if self.sync.in_rounds else ():
-            if getattr(parallel, key) > 1:
+        for key, degree in asdict(self.parallel).items() if self.sync.in_rounds else ():
+            if degree > 1:
                 raise ValueError(
-                    f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
+                    f"parallel.{key} is {degree}; with sync={self.sync.method} a worker's GPUs share "
                     "its sequences and shards alone, so it takes 1"
                 )
         if self.sync.in_rounds and self.experts.routing != DRAWN:
@@ -275,6 +277,7 @@ class TrainingStrategy:
             ("sharding.strategy", strategy, unnested),
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
+            ("parallel.expert_tensor_parallel", self.parallel.expert_tensor_parallel, 1),
             ("memory.offload", self.memory.offload, NOWHERE),
             ("overlap.slices", self.overlap.slices, self.overlap.count),
         ):
@@ -302,7 +305,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {field: {**config, **layers}[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
-    found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
+    found |= {key: config["parallel"].get(key, 1) for key in ("expert_parallel", "expert_tensor_parallel")}
     usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)

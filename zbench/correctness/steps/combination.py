@@ -51,6 +51,7 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
 }
 OF_SEVERAL = ("dropped", "padded", "two_level", "router")  # which are tried where experts are on several GPUs
+OF_WHOLE = ("padded", "router")  # which are tried where experts are whole on a GPU
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -74,6 +75,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
     "expert_parallel": (0, 1, 2, 4),
+    "expert_tensor_parallel": (1, 2),
     "routing": tuple(ROUTING),
     "stages": (1, 2, 3),
     "levels": (1, 2),
@@ -96,8 +98,9 @@ LAID_OUT = list(CHOICES).index(
 class StepCombination:
     """A combination of choices.
 
-    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
-    all experts together, 0: there are none; how tokens choose experts, and what these have room for; stages of a
+    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many
+    hold all experts together, 0: there are none, or how many groups of `expert_tensor_parallel` that each expert is cut
+    over; how tokens choose experts, and what these have room for; stages of a
     pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
     tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
     stage, or degrees, two of them with transfers in fewer bits; the level of recomputation, micro-batches, what a
@@ -109,6 +112,7 @@ class StepCombination:
     data_parallel: int
     heads_exchanged: int
     expert_parallel: int
+    expert_tensor_parallel: int
     routing: str
     stages: int
     levels: int
@@ -129,7 +133,8 @@ class StepCombination:
         degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel} pp{self.stages}"
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         if self.expert_parallel:
-            degrees += f" ep{self.expert_parallel} {self.routing}"
+            cut = f" etp{self.expert_tensor_parallel}" if self.expert_tensor_parallel > 1 else ""
+            degrees += f" ep{self.expert_parallel}{cut} {self.routing}"
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         return (
@@ -142,7 +147,7 @@ class StepCombination:
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
         exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
         own levels."""
-        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
+        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
             self.num_gpus <= ranks
@@ -151,6 +156,7 @@ class StepCombination:
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
             and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
+            and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing not in OF_WHOLE))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )
@@ -161,7 +167,9 @@ class StepCombination:
         shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, tied_embeddings=self.head == "tied")
-        experts = replace(how, degree=max(self.expert_parallel, 1), seed=seed)
+        groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
+        node = how.node or (cut if groups > 1 and cut > 1 else 0)
+        experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         zero = DEGREES.get(self.zero, self.zero)
