@@ -51,7 +51,11 @@ def test_exact(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("number", "chunks"),
-    [(1, ExpertChunks(2, 3)), (3, ExpertChunks(1, 4, "last")), (5, ExpertChunks(2, 2, gradients=GradientPieces(2, 1, 0)))],
+    [
+        (1, ExpertChunks(2, 3)),
+        (3, ExpertChunks(1, 4, "last")),
+        (5, ExpertChunks(2, 2, gradients=GradientPieces(2, 1, 0))),
+    ],
     ids=str,
 )
 def test_exact_in_chunks(number: int, chunks: ExpertChunks) -> None:
@@ -80,8 +84,8 @@ def test_parts_are_columns_of_experts() -> None:
 
 
 def test_rows_go_to_a_group_once_and_to_all_of_its_gpus() -> None:
-    """Counted token by token of what it chose: to the GPU of the group that has the home's number, and on to the others,
-    and as many home."""
+    """Counted token by token of what it chose: to the GPU of the group that has the home's number, and on to the
+    others, and as many home."""
     plans, how = [plan_of([29], 8, 4)], ExpertParallel(8, 1, 1.0, node=2, tensor_parallel=2)
     step = whole_step(MODEL, plans, 1, "none", 1, "none", how)
     parts = PlanParts(plans[0], MODEL, 1, how)

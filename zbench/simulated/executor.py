@@ -53,10 +53,10 @@ class Simulated:
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
     are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel,
-    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens choose them, and go there.
-    exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
-    in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in
-    full then.
+    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens
+    choose them, and go there. exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come
+    together, in every step or in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the
+    cost's model recomputes in full then.
     """
 
     cost: Cost

@@ -195,13 +195,39 @@ class StepCombination:
         return reverse(builder.build(), mode)
 
 
-def every_combination(ranks: int) -> list[StepCombination]:
-    """Lists all combinations that can be on so many GPUs."""
+@dataclass(frozen=True)
+class StepCombinations(Sequence[StepCombination]):
+    """Combinations of each of some first choices with each of some others, made when they are asked for: on four GPUs
+    there are more than a million."""
+
+    first: list[tuple[Any, ...]]
+    others: list[tuple[Any, ...]]
+
+    def __len__(self) -> int:
+        return len(self.first) * len(self.others)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        return StepCombination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
+
+    def numbers(self) -> Ints:
+        """Returns the numbers of all combinations' choices, each among those of CHOICES, [choices, combinations]."""
+        values = list(CHOICES.values())
+        first, others = (
+            np.array([[of.index(one) for of, one in zip(some, row, strict=True)] for row in rows], np.int8).T
+            for some, rows in ((values[:LAID_OUT], self.first), (values[LAID_OUT:], self.others))
+        )
+        every = np.repeat(first, len(self.others), axis=1), np.tile(others, (1, len(self.first)))
+        return np.concatenate(every)
+
+
+def every_combination(ranks: int) -> StepCombinations:
+    """Returns all combinations that can be on so many GPUs."""
     values = list(CHOICES.values())
     degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
-    found = [(*one, *others[0]) for one in product(*degrees)]
-    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]
-    return [StepCombination(*one, *other) for one in able for other in others]
+    able = [one for one in product(*degrees) if StepCombination(*one, *others[0]).can_be(ranks)]
+    return StepCombinations(able, others)
 
 
 def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...]] = CHOICES) -> list[T]:
@@ -213,21 +239,21 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     if not every:
         return []
     order = np.random.default_rng(seed).permutation(len(every))
-    names = list(choices)
-    numbers_of = [{value: at for at, value in enumerate(choices[name])} for name in names]
-    table = np.array(
-        [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
-    ).T[order]
-    sizes = [len(choices[name]) for name in names]
-    pairs = combinations(range(len(names)), 2)
-    numbers = [(table[:, a] * sizes[b] + table[:, b]).astype(np.int16) for a, b in pairs]
-    covered: list[set[int]] = [set() for _ in numbers]
-    gain = np.full(len(every), len(numbers), np.int16)  # pairs of each that are still missing
-    chosen: list[T] = []
+    table = (every.numbers() if isinstance(every, StepCombinations) else _numbers(every, choices))[:, order]
+    has = [[table[at] == number for number in range(len(of))] for at, of in enumerate(choices.values())]
+    pairs = list(combinations(range(len(choices)), 2))
+    gain = np.full(len(every), len(pairs), np.int16)  # pairs of each that are still missing
+    covered, chosen = set[tuple[int, int, int, int]](), list[T]()
     while gain[best := int(gain.argmax())] > 0:
-        for of_pair, had in zip(numbers, covered, strict=True):
-            if (number := int(of_pair[best])) not in had:
-                had.add(number)
-                gain -= of_pair == number
+        for a, b in pairs:
+            pair = a, b, int(table[a, best]), int(table[b, best])
+            if pair not in covered:
+                covered.add(pair)
+                gain -= has[a][pair[2]] & has[b][pair[3]]
         chosen.append(every[int(order[best])])
     return chosen
+
+
+def _numbers(every: Sequence[Any], choices: Mapping[str, tuple[Any, ...]]) -> Ints:
+    """Returns the numbers of all combinations' choices, [choices, combinations]."""
+    return np.array([[of.index(getattr(one, name)) for one in every] for name, of in choices.items()], np.int8)

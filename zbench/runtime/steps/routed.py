@@ -22,8 +22,9 @@ class RoutedTokens:
 
     chosen: int64 [tokens, experts a token], of a token none twice, ~expert of one that has no room; tokens in the order
     of parts of t. sizes: int64 [parts], the tokens of each. cut: of the experts, by which parts of e are experts, or
-    columns of them, and lie in slices (parts of k). padding: int64 [parts, experts], rows of no token, None: there are none, and a token goes to a slice
-    once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens go there first.
+    columns of them, and lie in slices (parts of k). padding: int64 [parts, experts], rows of no token, None: there are
+    none, and a token goes to a slice once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens
+    go there first.
     """
 
     chosen: Ints
@@ -140,8 +141,8 @@ class RoutedTokens:
         return np.concatenate(tokens), np.concatenate(experts), np.concatenate(choices)
 
     def to_experts(self, parts: Parts, experts: Parts) -> list[tuple[Ints, Ints]]:
-        """Returns for each part of e the rows of what its slice was sent of parts, i[t,k(e)], that go to it, and as which
-        of their tokens' choices. The slices of all experts named follow one another in these rows."""
+        """Returns for each part of e the rows of what its slice was sent of parts, i[t,k(e)], that go to it, and as
+        which of their tokens' choices. The slices of all experts named follow one another in these rows."""
         chosen, begin, found = self._choices(parts), 0, dict[int, tuple[Ints, Ints]]()
         slice_of, expert_of = self.cut.slice_of, self.cut.experts
         for part in np.unique(slice_of[list(experts)]).tolist():

@@ -22,21 +22,22 @@ from zbench.describe.model import SOFTMAX_ALL, Model
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
+from zbench.step.passes.router.capacity import padding_rows, with_room
 
 
 @dataclass(frozen=True)
 class ExpertParallel:
     """A layout of experts and a rule by which they are chosen.
 
-    degree: GPUs that hold all experts together. tensor_parallel: of these the ones that follow one another and have
-    the same experts, each some of their columns; 1: experts are whole. seed, step: of the batch, which the draw depends on. popularity, skew:
-    ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are a draw of
-    Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
-    which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
-    node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go to each GPU.
-    capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose
-    it.
-    routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
+    degree: GPUs that hold all experts together. tensor_parallel: of these the ones that follow one another and have the
+    same experts, each some of their columns; 1: experts are whole. seed, step: of the batch, which the draw depends on.
+    popularity, skew: ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET,
+    odds are a draw of Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike.
+    drift: steps after which the order has nothing in common with what it was, 1: it is drawn in every step (a guess,
+    all numbers). node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go
+    to each GPU. capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many
+    tokens as choose it. routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router),
+    of ROUTINGS.
     """
 
     degree: int = 1
@@ -95,7 +96,9 @@ class ExpertParallel:
         if runs != 1 and model.num_experts == 1:
             raise ValueError(f"parallel.expert_parallel is {runs}; {model.name} has no experts, so it takes 1")
         if runs < 1 or model.num_experts % runs:
-            raise ValueError(f"parallel.expert_parallel is {runs}; it has to divide model.num_experts={model.num_experts}")
+            raise ValueError(
+                f"parallel.expert_parallel is {runs}; it has to divide model.num_experts={model.num_experts}"
+            )
         if cut > 1:
             self._check_cut(model)
         gpus = f"parallel.expert_parallel is {runs}"
@@ -200,9 +203,9 @@ class Routing:
             return Routing(chosen, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
         gpu = np.repeat(home, sizes)
         room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
-        limited = _with_room(chosen, gpu, room, model.num_experts)
+        limited = with_room(chosen, gpu, room, model.num_experts)
         found = Routing(limited, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
-        return replace(found, padding=_padding(found.to_experts, home, room)) if how.padded else found
+        return replace(found, padding=padding_rows(found.to_experts, home, room)) if how.padded else found
 
     @cached_property
     def cut(self) -> ExpertCut:
@@ -253,8 +256,8 @@ class Routing:
         return np.bincount(key, minlength=(len(self.begin) - 1) * runs).reshape(-1, runs)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices e, experts or parts of these, k, slices of them, and n, nodes of these, if nodes are of interest, of size
-        1: shards have all of a slice's elements."""
+        """Returns the indices e, experts or parts of these, k, slices of them, and n, nodes of these, if nodes are of
+        interest, of size 1: shards have all of a slice's elements."""
         counts = {"e": self.cut.parts, "k": self.slices, **({"n": self.slices // self.node} if self.node else {})}
         return tuple(Index(name, np.ones(count, np.int64)) for name, count in counts.items())
 
@@ -267,29 +270,6 @@ class Routing:
         """Returns route(t, e) and goes(t, k), and visits(t, n) if nodes are of interest."""
         found = _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
         return (*found, _relation("visits", "n", self.to_nodes)) if self.node else found
-
-
-def _with_room(chosen: Ints, gpu: Ints, room: Ints, num_experts: int) -> Ints:
-    """Returns choices with those as ~expert that an expert has no room for: of each GPU's tokens it takes the first in
-    their order. gpu: int64 [tokens]; room: int64 [GPUs], the tokens that every expert takes of a GPU's."""
-    key = (gpu[:, None] * num_experts + chosen).reshape(-1)
-    order = np.argsort(key, kind="stable")
-    counts = np.bincount(key)
-    place = np.empty_like(key)  # of each choice among those of its GPU's tokens and its expert
-    place[order] = np.arange(len(key)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.where(place.reshape(chosen.shape) < room[gpu][:, None], chosen, ~chosen)
-
-
-def _padding(tokens: Ints, home: Ints, room: Ints) -> Ints:
-    """Returns the rows by which each GPU fills its room at every expert, which go with the last of its parts, int64
-    [parts, experts]. tokens: of each part that go to each expert."""
-    found, last = np.zeros_like(tokens), np.full(len(room), -1)
-    np.maximum.at(last, home, np.arange(len(home)))
-    of_gpu = np.zeros((len(room), tokens.shape[1]), np.int64)
-    np.add.at(of_gpu, home, tokens)
-    there = last >= 0
-    found[last[there]] = (room[:, None] - of_gpu)[there]
-    return found
 
 
 def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:
