@@ -195,6 +195,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
         (lambda: Parallel(1, True), "parallel.pipeline_parallel is True"),
         (lambda: Parallel(1, 1, 1.5), "parallel.expert_parallel is 1.5"),  # type: ignore[arg-type]
+        (lambda: Parallel(1, 1, 2, 0), "parallel.expert_tensor_parallel is 0"),
         (lambda: Experts(skew=-1), "experts.skew is -1; it takes a number from 0 to below 100"),
         (lambda: Experts(skew="much"), "experts.skew is 'much'"),  # type: ignore[arg-type]
         (lambda: Experts(skew=1, popularity="pareto"), "experts.popularity is 'pareto'; it takes zipf or dirichlet"),
@@ -311,7 +312,7 @@ def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
         )
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel"])
+@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel"])
 def test_workers_of_rounds_have_no_other_parallelism(key: str) -> None:
     parallel = Parallel(**{key: 2})
     strategy = Sharding("none"), Recompute("none"), TrainingMemory(), parallel, ExchangeOverlap(), Experts()
@@ -328,6 +329,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
     assert {key: said[key] for key in MODEL_FIELDS} == strategy.model_fields
     assert {key: said[key] for key in said.keys() - MODEL_FIELDS.keys()} == {
         "expert_parallel": 1,
+        "expert_tensor_parallel": 1,
         "sharding.window": 1,
         "sharding.gradient_bucket": "layer",
         "overlap": "none",

@@ -82,6 +82,24 @@ def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:
     assert forward.experts.start > 0
 
 
+def test_what_an_expert_s_gpus_gather_is_apart_from_exchanges() -> None:
+    """Experts across two nodes, each cut over the four GPUs of one: what crosses is gathered by every GPU of the node,
+    and summed there."""
+    cost, plans = given()
+    executor = Simulated(cost, expert_parallel=2, expert_tensor_parallel=4)
+    profile = ExpertProfile.of(executor.steps, BATCH, plans, cost.gpus)
+    found, cluster, layers = executor.step(BATCH, plans), cost.cluster, cost.model.num_layers
+    crossing = sum(found.nic_tx_for["experts"]) / layers / cluster.num_nics
+    for (one,) in (profile.forward, profile.backward):
+        assert one.exchange.work == pytest.approx(cost.nic_transfer_seconds(crossing) / 4, rel=0.3)
+        assert one.gather.work == pytest.approx(one.reduce.work, rel=0.3)
+        assert one.gather.work > 0 < one.gather.start < one.exchange.start
+    whole = ExpertProfile.of(Simulated(cost, expert_parallel=8).steps, BATCH, plans, cost.gpus)
+    assert whole.forward[0].gather.work == whole.forward[0].reduce.work == 0
+    alone = ExpertProfile.of(Simulated(cost, expert_tensor_parallel=4).steps, BATCH, plans, cost.gpus)
+    assert alone.forward[0].exchange.work < 0.01 * alone.forward[0].gather.work  # shares alone
+
+
 def test_a_forward_with_short_exchanges_is_not_cut() -> None:
     """By FSMoE's rule, below a millisecond; what is gained does not count, and a backward is not held to it."""
     half = LinearSeconds(1e-6, 5e-4)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from zbench.describe.checks import check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
@@ -22,9 +23,9 @@ from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
 class StepStrategy:
     """A strategy of one step, but for what a model has fields for.
 
-    window, gradient_bucket: as zbench.describe.overlap.StepOverlap has them. expert_parallel: GPUs that hold all
-    experts of a layer together. experts: how tokens choose them, and go there. exchanges: of tensor-parallel groups,
-    beside matmuls. adaptive_recompute: whether recomputation is chosen for every batch.
+    window, gradient_bucket: as zbench.describe.overlap.StepOverlap has them. expert_parallel, expert_tensor_parallel:
+    as zbench.describe.strategy.Parallel has them. experts: how tokens choose them, and go there. exchanges: of
+    tensor-parallel groups, beside matmuls. adaptive_recompute: whether recomputation is chosen for every batch.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -36,21 +37,24 @@ class StepStrategy:
     experts: Experts = USUAL_EXPERTS
     exchanges: ExchangeOverlap = WHOLE_EXCHANGES
     adaptive_recompute: bool = False
+    expert_tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         _ = self.sharding_overlap  # refuses what cannot be
+        check_whole_number("parallel.expert_tensor_parallel", self.expert_tensor_parallel, 1)
 
     @staticmethod
     def of(strategy: TrainingStrategy) -> "StepStrategy":
         """Returns that part of a strategy."""
-        sharding, degree = strategy.sharding, strategy.parallel.expert_parallel
+        sharding, parallel = strategy.sharding, strategy.parallel
         return StepStrategy(
             sharding.window,
             sharding.gradient_bucket,
-            degree,
+            parallel.expert_parallel,
             strategy.experts,
             strategy.overlap,
             strategy.recompute.is_adaptive,
+            parallel.expert_tensor_parallel,
         )
 
     @property
@@ -84,6 +88,7 @@ class StepStrategy:
             ("sharding.window", self.window, 1),
             ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
             ("parallel.expert_parallel", self.expert_parallel, 1),
+            ("parallel.expert_tensor_parallel", self.expert_tensor_parallel, 1),
             ("experts.schedule", self.experts.schedule, SEQUENTIAL),
             ("experts.skew", self.experts.skew, 0),
             ("experts.capacity", self.experts.capacity, DROPLESS),

@@ -177,19 +177,26 @@ class Parallel:
     """Degrees of parallelism beside data and context parallelism, which are the plans'.
 
     tensor_parallel: GPUs of a node that are one rank of a plan. pipeline_parallel: stages that the layers are divided
-    over. expert_parallel: GPUs that hold all experts of a layer together. stage_layers: how many layers each stage has,
-    or "even".
+    over. expert_parallel: groups of GPUs that hold all experts of a layer together, some experts each.
+    expert_tensor_parallel: GPUs of such a group, over which each of its experts is cut. stage_layers: how many layers
+    each stage has, or "even".
     """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
     stage_layers: str | Sequence[int] = EVEN
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel"):
             check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
         check_stage_layers(self.stage_layers)
+
+    @property
+    def expert_gpus(self) -> int:
+        """The GPUs that hold all experts of a layer together."""
+        return self.expert_parallel * self.expert_tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,7 @@ class TrainingStrategy:
             ("dispatch", experts.dispatch, FLAT),
             ("homes", experts.homes, PLANNED),
         ):
-            if value != usual and self.parallel.expert_parallel == 1:
+            if value != usual and self.parallel.expert_gpus == 1:
                 raise ValueError(
                     f"experts.{name} is {value}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
                     f"takes {usual}, or, with experts, parallel.expert_parallel=8"
@@ -239,11 +246,10 @@ class TrainingStrategy:
                     f"memory.{name} takes {WHOLE}"
                 )
 
-        parallel = self.parallel
-        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel") if self.sync.in_rounds else ():
-            if getattr(parallel, key) > 1:
+        for key, degree in asdict(self.parallel).items() if self.sync.in_rounds else ():
+            if degree > 1:
                 raise ValueError(
-                    f"parallel.{key} is {getattr(parallel, key)}; with sync={self.sync.method} a worker's GPUs share "
+                    f"parallel.{key} is {degree}; with sync={self.sync.method} a worker's GPUs share "
                     "its sequences and shards alone, so it takes 1"
                 )
         if self.sync.in_rounds and self.experts.routing != DRAWN:
@@ -282,6 +288,7 @@ class TrainingStrategy:
             ("sharding.strategy", strategy, unnested),
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
+            ("parallel.expert_tensor_parallel", self.parallel.expert_tensor_parallel, 1),
             ("memory.offload", self.memory.offload, NOWHERE),
             ("overlap.slices", self.overlap.slices, self.overlap.count),
         ):
@@ -310,7 +317,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {field: listed({**config, **later}[group][key]) for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
-    found["expert_parallel"] = config["parallel"].get("expert_parallel", 1)
+    found |= {key: config["parallel"].get(key, 1) for key in ("expert_parallel", "expert_tensor_parallel")}
     usual: int | str
     for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)

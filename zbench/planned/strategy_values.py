@@ -12,7 +12,10 @@ from zbench.planned.plan_values import check_plan_keys
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual
 _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
 # Left out where they are so, as in files from before there were others.
-_LATER = {"adaptive_recompute": USUAL_STRATEGY.adaptive_recompute}
+_LATER = {
+    "adaptive_recompute": USUAL_STRATEGY.adaptive_recompute,
+    "expert_tensor_parallel": USUAL_STRATEGY.expert_tensor_parallel,
+}
 _LATER_OF_EXPERTS = {"routing": DRAWN, "gradients": WITH_LAYER}
 
 

@@ -73,7 +73,8 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
         cost = recomputing(parts.cost, "none") if executor.adaptive_recompute else parts.cost
-        state, activations = gpu_bytes(cost, tokens_per_gpu, executor.expert_parallel, pipelines)
+        experts = executor.expert_parallel * executor.expert_tensor_parallel
+        state, activations = gpu_bytes(cost, tokens_per_gpu, experts, pipelines)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
         tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
@@ -106,17 +107,17 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
     return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
 
 
-def gpu_bytes(cost: Cost, tokens: int, expert_parallel: int = 1, pipelines: bool = False) -> tuple[float, float]:
+def gpu_bytes(cost: Cost, tokens: int, expert_gpus: int = 1, pipelines: bool = False) -> tuple[float, float]:
     """Returns the bytes of a GPU of a whole step, (state, activations of that many tokens): parameters and gradients of
     its slice of its stage, or its shards of them with ZeRO-3 (of gradients with ZeRO-2, too); master copies and
-    moments, or its shards of them; and of a batch's activations as much as it has of the tokens. expert_parallel: GPUs
+    moments, or its shards of them; and of a batch's activations as much as it has of the tokens. expert_gpus: those
     that hold all experts together. pipelines: whether a planner may have some of its own; then parameters and gradients
     stay on each for the whole step, with any sharding, and one of a single GPU has all of them.
     """
     model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
     elements = weight_elements(model)
     of_experts = model.num_layers * (elements["ez"] + elements["ed"]) if model.num_experts > 1 else 0
-    own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_parallel) / cost.pp
+    own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_gpus) / cost.pp
     wide = wide_bytes(model)
     shard, cut = model.total_params / cost.tp / cost.pp / groups, degrees_of(model.sharding)
     parameters, gradients, moments = (

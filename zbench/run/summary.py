@@ -58,7 +58,9 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     config = own.start["config"]
     if config["experts"].get("dispatch", FLAT) != TWO_LEVEL:
         return []
-    degree, each = config["parallel"]["expert_parallel"], parts.cost.gpus.cluster.gpus_per_node
+    parallel = config["parallel"]
+    degree = parallel["expert_parallel"] * parallel.get("expert_tensor_parallel", 1)
+    each = parts.cost.gpus.cluster.gpus_per_node
     if degree > each:
         return []
     return [

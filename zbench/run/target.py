@@ -56,6 +56,7 @@ _SET = {
     "window": "sharding.window={}",
     "gradient_bucket": "sharding.gradient_bucket={}",
     "expert_parallel": "parallel.expert_parallel={}",
+    "expert_tensor_parallel": "parallel.expert_tensor_parallel={}",
     "experts": "experts to the name of a schedule",
     "exchanges": "overlap to the name of a method",
     "sync": "sync to the name of a method",

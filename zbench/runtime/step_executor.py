@@ -59,12 +59,12 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, experts, exchanges, sync, adaptive_recompute: of the strategy, as of
-    zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is.
-    device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run
-    ends. warmup: passes over the first batch before the first step, which are not recorded and train nothing. check:
-    "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds, as of
-    zbench.runtime.executor.Torch.
+    window, gradient_bucket, expert_parallel, expert_tensor_parallel, experts, exchanges, sync, adaptive_recompute: of
+    the strategy, as of zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the
+    fastest there is. device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after
+    which the run ends. warmup: passes over the first batch before the first step, which are not recorded and train
+    nothing. check: "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds,
+    as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -89,6 +89,7 @@ class TorchWholeStep:
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
+    expert_tensor_parallel: int = 1
     name: ClassVar[str] = "torch_whole_step"  # by which sentences call it
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
@@ -134,7 +135,8 @@ class TorchWholeStep:
         """The steps that plans become."""
         cost = self.cost
         cluster = cost.gpus.cluster
-        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
+        degrees = self.expert_parallel, self.expert_tensor_parallel
+        experts = ExpertParallel.chosen(*degrees, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
             self.name, cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )

@@ -52,11 +52,11 @@ class Simulated:
     cost), and of whether its pipelines are those of the step before: what has to be elsewhere is moved ahead of it.
 
     What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
-    are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel: GPUs
-    that hold all experts of a layer together, for models that have some; experts: how tokens choose them, and go there.
-    exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or
-    in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in
-    full then.
+    are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel,
+    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens
+    choose them, and go there. exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come
+    together, in every step or in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the
+    cost's model recomputes in full then.
     """
 
     cost: Cost
@@ -67,6 +67,7 @@ class Simulated:
     exchanges: ExchangeOverlap = WHOLE
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
+    expert_tensor_parallel: int = 1
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -84,7 +85,8 @@ class Simulated:
         """The steps that plans become."""
         cost = self.cost
         cluster = cost.gpus.cluster
-        experts = ExpertParallel.chosen(self.expert_parallel, self.experts, cluster.gpus_per_node)
+        degrees = self.expert_parallel, self.expert_tensor_parallel
+        experts = ExpertParallel.chosen(*degrees, self.experts, cluster.gpus_per_node)
         return ProvenSteps(
             "simulated", cost.gpus.model, cluster.num_ranks, cost.tp, cost.pp, self.overlap, experts, cluster
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import (
     AFTER_CHUNKS,
@@ -101,7 +101,8 @@ class ExpertProfile:
                 at = int(np.argmax(first[0]))
                 start = max(0.0, float(second[0][at] - first[0][at]))
                 experts = LinearSeconds(start, max(0.0, float(first[0][at]) - start))
-                found[name].append(ExpertLayerSeconds(_exchange(one.layouts[a.layout], a, cost), experts))
+                messages = _messages(one.layouts[a.layout], a, cost, steps.experts.tensor_parallel > 1)
+                found[name].append(ExpertLayerSeconds(messages[0], experts, *messages[1:]))
                 last = float(first[1].mean()) if name == "backward" else 0.0
                 dense += last
         traffic = StepTraffic(cost, steps.parameters)
@@ -165,24 +166,31 @@ def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[
     return np.asarray(found[0], np.float64), np.asarray(found[1], np.float64)
 
 
-def _exchange(layout: StepLayout, template: Template, cost: Cost) -> LinearSeconds:
-    """Returns the seconds of the messages to experts or from them: of the busiest port, the mean of both ways."""
+def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool) -> tuple[LinearSeconds, ...]:
+    """Returns the seconds of the messages to experts or from them, those of the busiest port: the mean of both ways;
+    and where experts are cut over GPUs, of what these gather from each other, and of what is summed on them, apart."""
     ops, cluster = template.operations, cost.cluster
     back = any(is_gradient_of_experts(layout.formulas[number]) for number in template.formulas)
     sent = np.flatnonzero((ops.kind != COMPUTE) & (ops.queue == _QUEUE))
-    if not len(sent):
-        return LinearSeconds(0.0, 0.0)
     size = Sizes(layout, template).moved(())[sent]
-    names = ("dp", "di", "dni") if back else ("v", "nv")  # of what comes home, of relays too
-    home = np.isin(ops.what[sent], [layout.number[name] for name in names if name in layout.number])
     src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
     link = cluster.link_of(src, dst)
-    seconds = cost.transfer_seconds(size, link)
-    busiest = 0.0
-    for way in (False, True):
-        mine = np.where(home == way, seconds, 0.0)
-        busiest += max(_busiest(end, link, mine, cost) for end in (src, dst)) / 2
-    return LinearSeconds(float(cost.latency_seconds(link).max()), busiest)
+    seconds, latency = cost.transfer_seconds(size, link), cost.latency_seconds(link)
+
+    def among(*names: str) -> Flags:
+        every = [number for name, number in layout.number.items() if name.rstrip("~") in names]
+        return np.isin(ops.what[sent], every)
+
+    def busiest(mine: Flags) -> float:
+        return max(_busiest(end, link, np.where(mine, seconds, 0.0), cost) for end in (src, dst))
+
+    gather, reduce = (among(*names) if are_cut else among() for names in (("i", "dv"), ("v", "di")))
+    home = among("dp", "di", "dni") if back else among("v", "nv")  # of what comes home, of relays too
+    between = ~(gather | reduce)
+    exchange = (busiest(between & ~home) + busiest(between & home)) / 2
+    works = exchange, busiest(gather), busiest(reduce)
+    starts = [float(latency[mine].max(initial=0.0)) for mine in (between, gather, reduce)]
+    return tuple(LinearSeconds(start, work) for start, work in zip(starts, works, strict=True))
 
 
 def _busiest(gpu: Ints, link: Ints, seconds: Floats, cost: Cost) -> float:

@@ -13,7 +13,8 @@ lies on a GPU of each group of them: i has those tokens of t that go there, p th
 are those of an expert's tokens; v is the sum of what the experts of a slice make of them, by shares; ez is an expert's
 gate and up, ed its way down. Shared experts, which all tokens pass, are one feed-forward: zs, us and bs are its z, u
 and b. In two levels ni has those tokens that go to a node n of the experts, i those of them that go on to a slice
-there, and nv is the sum of v over the node's slices.
+there, and nv is the sum of v over the node's slices. Where each expert is cut over GPUs, e are parts of experts
+(zbench.step.expert_cut), and n groups of GPUs that have the same ones.
 
 Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
 seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without. Where these are

@@ -17,7 +17,9 @@ from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 
 FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
-GROUP = StepCombination(4, 1, 1, 1, 0, "even", 1, 1, "commfuse", "own", "1", "none", 1, "carry", "uneven")  # in words
+GROUP = StepCombination(
+    4, 1, 1, 1, 0, 1, "even", 1, 1, "commfuse", "own", "1", "none", 1, "carry", "uneven"
+)  # in words
 
 
 def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none") -> StepCase:

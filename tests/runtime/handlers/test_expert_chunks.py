@@ -16,7 +16,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 
-RANKS = StepCombination(1, 4, 1, 1, 4, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
+RANKS = StepCombination(1, 4, 1, 1, 4, 1, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
 CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
 
 
@@ -34,7 +34,8 @@ def case_of(
         replace(EXPERTS, experts_per_token=per_token, shared_experts=shared, gate=gate),
         [plan_of(lengths, 4, 4)],
     )
-    how, overlap = replace(room, degree=4, seed=1, skew=skew), StepOverlap(experts=chunks)
+    degree = 4 if room.tensor_parallel == 1 else room.degree
+    how, overlap = replace(room, degree=degree, seed=1, skew=skew), StepOverlap(experts=chunks)
     step = whole_step(model, plans, 1, "1", overlap, recompute, how)
     prove_step(step)
     return StepCase.of(step, model, plans, 1, experts=how, slices=overlap.token_slices)
@@ -89,6 +90,15 @@ def test_whatever_makes_shares(ranks: LocalFleet, gate: str) -> None:
 )
 def test_rows_go_to_a_node_once(ranks: LocalFleet, chunks: ExpertChunks, room: ExpertParallel) -> None:
     case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, node=2))
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize(("chunks", "degree"), [(ExpertChunks(), (1, 2)), (ExpertChunks(2, 3), (2, 2))])
+def test_experts_that_are_cut_over_gpus(ranks: LocalFleet, chunks: ExpertChunks, degree: tuple[int, int]) -> None:
+    """Over two GPUs, which gather rows of their own; or with others, one of which gets these and sends them on."""
+    groups, gpus = degree
+    room = ExpertParallel(capacity=0.6, node=gpus if groups > 1 else 0, tensor_parallel=gpus)
+    case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, degree=groups * gpus))
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 

@@ -1,16 +1,19 @@
 """Parameters by the names of a step are those of the network, and whole ones come of their cells again."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
 
 from tests.helpers.steps import EXPERTS, MODEL, plan_of
 from zbench.describe.model import Model
+from zbench.runtime.handlers.formats import WHOLE
 from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, by_step, layer_names, network_weights
 from zbench.runtime.training.transformer import Transformer
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,28 @@ def test_names_lead_to_the_network_and_back() -> None:
     again = network_weights(MODEL, by_step(MODEL, named))
     assert again.keys() == named.keys()
     assert all(torch.equal(again[name], value) for name, value in named.items())
+
+
+@pytest.mark.parametrize("zero", ["none", "3"])
+@pytest.mark.parametrize(("groups", "gpus"), [(2, 1), (2, 2), (1, 4)])
+def test_slices_of_experts_are_columns_of_runs_of_them(groups: int, gpus: int, zero: str) -> None:
+    """Slice g * gpus + c has columns c of the experts of run g, wherever its elements lie in the whole parameter."""
+    how = ExpertParallel(groups * gpus, node=gpus if min(groups, gpus) > 1 else 0, tensor_parallel=gpus)
+    layout = whole_step(EXPERTS, [plan_of([5, 3], 4, 4)], 1, zero, experts=how).layouts[0]
+    dims = {"c": EXPERTS.hidden, "k": 2, "e": EXPERTS.num_experts, "i": EXPERTS.ffn_hidden}
+    slices = ParameterSlices(layout, dims)
+    for name in ("ez", "ed"):
+        shape = [dims[letter] for letter in WHOLE[name]]
+        whole, columns = torch.arange(prod(shape)).view(shape), WHOLE[name].index("i")
+        shards, pieces = tuple(range(len(layout.index[f"z{name}"]))), []
+        for share in range(groups * gpus):
+            run = whole.chunk(groups)[share // gpus].chunk(gpus, columns)[share % gpus]
+            found = slices.cells(name, whole, (share,), shards)
+            assert torch.equal(found, run.reshape(1, -1))
+            spans = slices.spans(name, (share,), shards)
+            assert [at for span in spans for at in range(*span)] == run.reshape(-1).tolist()
+            pieces.append(((share,), shards, found))
+        assert torch.equal(slices.whole(name, pieces), whole)
 
 
 @pytest.mark.parametrize("zero", ["none", "3"])

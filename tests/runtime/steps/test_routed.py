@@ -8,20 +8,23 @@ from hypothesis import strategies as st
 
 from tests.helpers.steps import EXPERTS
 from zbench.runtime.steps.routed import RoutedTokens
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.passes.routing import Routing
 
 
 @st.composite
 def routed(draw: st.DrawFn) -> tuple[RoutedTokens, Routing]:
-    """Some tokens or none a part, of four experts two each, in one to four slices; all alike in some draws."""
+    """Some tokens or none a part, of four experts two each, in one to four slices, each expert over one, two or all of
+    them; all alike in some draws."""
     sizes = np.array(draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)), np.int64)
     two = st.sampled_from(list(combinations(range(EXPERTS.num_experts), EXPERTS.experts_per_token)))
     alike, total = draw(st.booleans()), int(sizes.sum())
     rows = [draw(two)] * total if alike else [draw(two) for _ in range(total)]
     chosen = np.array(rows, np.int64).reshape(total, EXPERTS.experts_per_token)
     begin = np.concatenate([[0], np.cumsum(sizes)])
-    routing = Routing(chosen, begin, EXPERTS.num_experts, draw(st.sampled_from([1, 2, 4])))
-    return RoutedTokens(chosen, sizes, routing.maps()[0].part), routing
+    cut = ExpertCut(EXPERTS.num_experts, *draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])))
+    routing = Routing(chosen, begin, EXPERTS.num_experts, cut.slices, tensor_parallel=cut.tensor_parallel)
+    return RoutedTokens(chosen, sizes, cut), routing
 
 
 @given(routed())
@@ -36,23 +39,27 @@ def test_rows_are_of_the_tokens_that_chose(both: tuple[RoutedTokens, Routing], d
     one, routing = both
     every = list(range(len(one.sizes)))
     parts = tuple(sorted(data.draw(st.sets(st.sampled_from(every), min_size=1))))
-    experts = tuple(sorted(data.draw(st.sets(st.integers(0, 3), min_size=1))))
+    cut, (k_of_e,) = one.cut, routing.maps()
+    assert k_of_e.part.tolist() == cut.slice_of.tolist()
+    experts = tuple(sorted(data.draw(st.sets(st.integers(0, cut.parts - 1), min_size=1))))
+    has = [set(cut.experts[cut.slice_of == part].tolist()) for part in range(cut.slices)]
     chosen = one.of(parts)
     assert len(chosen) == sum(one.sizes[part] for part in parts)
     sent = []
-    for part in dict.fromkeys(one.slices[list(experts)].tolist()):
+    for part in dict.fromkeys(cut.slice_of[list(experts)].tolist()):
         tokens, inside = one.to_slice(parts, part)
-        assert tokens.tolist() == [at for at, row in enumerate(chosen) if part in one.slices[row]]
-        assert inside.tolist() == [[one.slices[expert] == part for expert in chosen[at]] for at in tokens]
+        assert tokens.tolist() == [at for at, row in enumerate(chosen) if has[part] & {*row.tolist()}]
+        assert inside.tolist() == [[expert in has[part] for expert in chosen[at].tolist()] for at in tokens]
         sent += tokens.tolist()
-    for expert, (rows, choice) in zip(experts, one.to_experts(parts, experts), strict=True):
+    for part, (rows, choice) in zip(experts, one.to_experts(parts, experts), strict=True):
+        expert = cut.experts[part]
         tokens = [sent[row] for row in rows]
         assert tokens == [at for at, row in enumerate(chosen) if expert in row]
         assert [chosen[at][which] for at, which in zip(tokens, choice, strict=True)] == [expert] * len(tokens)
-        assert len(rows) == routing.to_experts[list(parts), expert].sum()
+        assert len(rows) == routing.to_experts[list(parts), part].sum()
 
 
 def test_rows_of_two_slices_follow_one_another() -> None:
-    one = RoutedTokens(np.array([[0, 3], [1, 2], [2, 3]]), np.array([1, 2]), np.array([0, 0, 1, 1]))
+    one = RoutedTokens(np.array([[0, 3], [1, 2], [2, 3]]), np.array([1, 2]), ExpertCut(4, 2))
     assert [rows.tolist() for rows, _ in one.to_experts((0, 1), (0, 2, 3))] == [[0], [3, 4], [2, 4]]
     assert one.to_slice((1,), 0)[0].tolist() == [0]

@@ -53,6 +53,7 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 }
 # Those that are tried where experts are on several GPUs.
 OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
+OF_WHOLE = ("padded", "router", "counted")  # which are tried where experts are whole on a GPU
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -76,6 +77,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "data_parallel": (1, 2),
     "heads_exchanged": (1, 2),
     "expert_parallel": (0, 1, 2, 4),
+    "expert_tensor_parallel": (1, 2),
     "routing": tuple(ROUTING),
     "stages": (1, 2, 3),
     "levels": (1, 2),
@@ -98,8 +100,9 @@ LAID_OUT = list(CHOICES).index(
 class StepCombination:
     """A combination of choices.
 
-    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many hold
-    all experts together, 0: there are none; how tokens choose experts, and what these have room for; stages of a
+    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many
+    hold all experts together, 0: there are none, or how many groups of `expert_tensor_parallel` that each expert is cut
+    over; how tokens choose experts, and what these have room for; stages of a
     pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
     tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
     stage, or degrees, two of them with transfers in fewer bits; the level of recomputation, micro-batches, what a
@@ -111,6 +114,7 @@ class StepCombination:
     data_parallel: int
     heads_exchanged: int
     expert_parallel: int
+    expert_tensor_parallel: int
     routing: str
     stages: int
     levels: int
@@ -131,7 +135,8 @@ class StepCombination:
         degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel} pp{self.stages}"
         exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
         if self.expert_parallel:
-            degrees += f" ep{self.expert_parallel} {self.routing}"
+            cut = f" etp{self.expert_tensor_parallel}" if self.expert_tensor_parallel > 1 else ""
+            degrees += f" ep{self.expert_parallel}{cut} {self.routing}"
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         return (
@@ -144,7 +149,7 @@ class StepCombination:
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
         exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
         own levels."""
-        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel
+        of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
             self.num_gpus <= ranks
@@ -153,6 +158,7 @@ class StepCombination:
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
             and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
+            and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing not in OF_WHOLE))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )
@@ -163,7 +169,9 @@ class StepCombination:
         shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, tied_embeddings=self.head == "tied")
-        experts = replace(how, degree=max(self.expert_parallel, 1), seed=seed)
+        groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
+        node = how.node or (cut if groups > 1 and cut > 1 else 0)
+        experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         zero = DEGREES.get(self.zero, self.zero)
@@ -189,13 +197,39 @@ class StepCombination:
         return reverse(builder.build(), mode)
 
 
-def every_combination(ranks: int) -> list[StepCombination]:
-    """Lists all combinations that can be on so many GPUs."""
+@dataclass(frozen=True)
+class StepCombinations(Sequence[StepCombination]):
+    """Combinations of each of some first choices with each of some others, made when they are asked for: on four GPUs
+    there are more than a million."""
+
+    first: list[tuple[Any, ...]]
+    others: list[tuple[Any, ...]]
+
+    def __len__(self) -> int:
+        return len(self.first) * len(self.others)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        return StepCombination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
+
+    def numbers(self) -> Ints:
+        """Returns the numbers of all combinations' choices, each among those of CHOICES, [choices, combinations]."""
+        values = list(CHOICES.values())
+        first, others = (
+            np.array([[of.index(one) for of, one in zip(some, row, strict=True)] for row in rows], np.int8).T
+            for some, rows in ((values[:LAID_OUT], self.first), (values[LAID_OUT:], self.others))
+        )
+        every = np.repeat(first, len(self.others), axis=1), np.tile(others, (1, len(self.first)))
+        return np.concatenate(every)
+
+
+def every_combination(ranks: int) -> StepCombinations:
+    """Returns all combinations that can be on so many GPUs."""
     values = list(CHOICES.values())
     degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
-    found = [(*one, *others[0]) for one in product(*degrees)]
-    able = [one[:LAID_OUT] for one in found if StepCombination(*one).can_be(ranks)]
-    return [StepCombination(*one, *other) for one in able for other in others]
+    able = [one for one in product(*degrees) if StepCombination(*one, *others[0]).can_be(ranks)]
+    return StepCombinations(able, others)
 
 
 def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...]] = CHOICES) -> list[T]:
@@ -207,21 +241,21 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     if not every:
         return []
     order = np.random.default_rng(seed).permutation(len(every))
-    names = list(choices)
-    numbers_of = [{value: at for at, value in enumerate(choices[name])} for name in names]
-    table = np.array(
-        [[number[getattr(one, name)] for one in every] for name, number in zip(names, numbers_of, strict=True)]
-    ).T[order]
-    sizes = [len(choices[name]) for name in names]
-    pairs = combinations(range(len(names)), 2)
-    numbers = [(table[:, a] * sizes[b] + table[:, b]).astype(np.int16) for a, b in pairs]
-    covered: list[set[int]] = [set() for _ in numbers]
-    gain = np.full(len(every), len(numbers), np.int16)  # pairs of each that are still missing
-    chosen: list[T] = []
+    table = (every.numbers() if isinstance(every, StepCombinations) else _numbers(every, choices))[:, order]
+    has = [[table[at] == number for number in range(len(of))] for at, of in enumerate(choices.values())]
+    pairs = list(combinations(range(len(choices)), 2))
+    gain = np.full(len(every), len(pairs), np.int16)  # pairs of each that are still missing
+    covered, chosen = set[tuple[int, int, int, int]](), list[T]()
     while gain[best := int(gain.argmax())] > 0:
-        for of_pair, had in zip(numbers, covered, strict=True):
-            if (number := int(of_pair[best])) not in had:
-                had.add(number)
-                gain -= of_pair == number
+        for a, b in pairs:
+            pair = a, b, int(table[a, best]), int(table[b, best])
+            if pair not in covered:
+                covered.add(pair)
+                gain -= has[a][pair[2]] & has[b][pair[3]]
         chosen.append(every[int(order[best])])
     return chosen
+
+
+def _numbers(every: Sequence[Any], choices: Mapping[str, tuple[Any, ...]]) -> Ints:
+    """Returns the numbers of all combinations' choices, [choices, combinations]."""
+    return np.array([[of.index(getattr(one, name)) for one in every] for name, of in choices.items()], np.int8)

@@ -8,10 +8,20 @@ import numpy as np
 
 from zbench.correctness.steps.counted_functions import COUNTED_FUNCTIONS
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
-from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, from_memory, in_memory, merged
+from zbench.correctness.steps.functions import (
+    CUT,
+    FUNCTIONS,
+    Where,
+    dims,
+    from_memory,
+    in_memory,
+    merged,
+    slice_in_whole,
+)
 from zbench.correctness.steps.seat_functions import Seated
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layout import StepLayout
 
@@ -112,11 +122,11 @@ class ComputeOnPlace:
 
     def _whole(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a slice of a parameter."""
-        shape = list(self.weights[name].shape)
+        whole = self.weights[name].shape
         if self.layout.tensors[self.layout.number[name]].layers == "layer":
-            shape = shape[1:]
-        shape[CUT[name][1]] //= self._slices(name)
-        return tuple(shape)
+            whole = whole[1:]
+        where = slice_in_whole(self.layout, name, whole, 0)
+        return tuple(len(range(*one.indices(size))) for one, size in zip(where, whole, strict=True))
 
     def read(self, one: Reference, at: dict[str, int]) -> Any:
         """Returns the value of a reference."""
@@ -186,14 +196,16 @@ class ComputeOnPlace:
     def _chosen(self, at: dict[str, int]) -> Chosen:
         """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""
         slices = next(one.part for one in self.layout.maps if one.coarse == "k")
+        expert = ExpertCut.of(self.layout.index, self.model.num_experts).experts  # of each part of e
         nodes = next((one.part for one in self.layout.maps if one.coarse == "n"), np.zeros(0, np.int64))
         node = at["n"] if "n" in at else nodes[at["k"]] if "k" in at and len(nodes) else 0
         of_node = np.flatnonzero(nodes[slices] == node) if len(nodes) else np.zeros(0, np.int64)
         mine = of_node if "n" in at else np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
         padding = None if self.tokens.padding is None else self.tokens.padding[at["t"]]
-        span = int(mine[0]), int(mine[-1]) + 1
-        whole = (int(of_node[0]), int(of_node[-1]) + 1) if len(of_node) else span
-        return Chosen(self.tokens.chosen[at["t"]], span, self._range("e", at.get("e", 0)), padding, whole)
+        span = int(expert[mine[0]]), int(expert[mine[-1]]) + 1
+        whole = (int(expert[of_node[0]]), int(expert[of_node[-1]]) + 1) if len(of_node) else span
+        only = int(expert[at.get("e", 0)])
+        return Chosen(self.tokens.chosen[at["t"]], span, (only, only + 1), padding, whole)
 
     @property
     def _routers_choose(self) -> bool:

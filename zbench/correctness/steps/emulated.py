@@ -9,7 +9,7 @@ from torch import Tensor
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.computing import Tokens
 from zbench.correctness.steps.dense import SMOOTH, DenseStep, updated
-from zbench.correctness.steps.functions import CUT, MEMORY, from_memory
+from zbench.correctness.steps.functions import CUT, MEMORY, from_memory, slice_in_whole
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.describe.arrays import Floats
 from zbench.runtime.stepping.weights import OUTSIDE
@@ -71,11 +71,8 @@ def _assemble(layout: StepLayout, weight: str, whole: Floats, cells: Mapping[tup
     if weight not in CUT:
         whole[...] = cells[0, 0]
         return
-    axis = CUT[weight][1]
     slices, shards = layout.shape(layout.number[weight])
-    size = whole.shape[axis] // slices
     for share in range(slices):
-        where = [slice(None)] * whole.ndim
-        where[axis] = slice(share * size, (share + 1) * size)
+        where = slice_in_whole(layout, weight, whole.shape, share)
         flat = np.concatenate([cells[share, shard] for shard in range(shards)])
-        whole[tuple(where)] = from_memory(weight, flat, whole[tuple(where)].shape)
+        whole[where] = from_memory(weight, flat, whole[where].shape)

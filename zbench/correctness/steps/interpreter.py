@@ -22,7 +22,7 @@ from zbench.correctness.steps.computing import (
     parts_meet,
     store_key,
 )
-from zbench.correctness.steps.functions import CUT, from_memory, in_memory
+from zbench.correctness.steps.functions import CUT, from_memory, in_memory, slice_in_whole
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.describe.arrays import Floats
 from zbench.describe.model import Model
@@ -89,8 +89,7 @@ class StepInterpreter:
         name = name.removeprefix("s") if name not in self.weights else name
         if name not in CUT:
             return [whole]
-        size = whole.shape[CUT[name][1]] // layout.shape(layout.number[name])[0]
-        part = np.take(whole, np.arange(share * size, (share + 1) * size), axis=CUT[name][1])
+        part = whole[slice_in_whole(layout, name, whole.shape, share)]
         return list(np.split(in_memory(name, part), np.cumsum(layout.index[f"z{name}"].sizes)[:-1]))
 
     def _exists(self, layout: StepLayout, tensor: int, one: tuple[int, int, int]) -> bool:

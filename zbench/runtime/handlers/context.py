@@ -186,7 +186,9 @@ class Contexts:
         by_node = "k" in slots and self.routed.nodes is not None
         in_nodes, num_in_nodes = self.routed.in_nodes(parts, slots["k"]) if by_node else ([], 0)
         experts = slots.get("e", ())
-        sent = [self.routed.to_slice(parts, one)[0] for one in np.unique(self.routed.slices[list(experts)]).tolist()]
+        sent = [
+            self.routed.to_slice(parts, one)[0] for one in np.unique(self.routed.cut.slice_of[list(experts)]).tolist()
+        ]
         return RoutedRows(
             self._tensor(self.routed.of(parts)),
             tuple(self._tensor(tokens) for tokens, _ in goes),

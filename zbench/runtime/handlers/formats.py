@@ -25,6 +25,7 @@ from zbench.describe.model import Model
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.memory import DTYPES, bytes_of
 from zbench.runtime.steps.instructions import Cell, Parts
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.layout import StepLayout
 
 WHOLE: Mapping[str, str] = {
@@ -167,7 +168,8 @@ class Formats:
 
     def _dims(self) -> Mapping[str, int]:
         one = self.model
+        of_expert = one.ffn_hidden // ExpertCut.of(self.layout.index, one.num_experts).tensor_parallel
         return {
-            "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.common_ffn, "i": one.ffn_hidden, "x": one.num_experts,
+            "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.common_ffn, "i": of_expert, "x": one.num_experts,
             "n": one.experts_per_token, "y": one.router_dim,
         }  # fmt: skip

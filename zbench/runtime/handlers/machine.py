@@ -22,6 +22,7 @@ from zbench.runtime.steps.recurring import KeptPrograms
 from zbench.runtime.steps.routed import RoutedTokens
 from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
 
@@ -90,9 +91,9 @@ class BatchParts:
         """The experts of the tokens, None where they have none."""
         if self.tokens.chosen is None:
             return None
-        slices = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == ("k", "e"))
+        cut = ExpertCut.of(self.layout.index, self.machine.model.num_experts)
         nodes = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("n", "k")), None)
-        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, slices, self.tokens.padding, nodes)
+        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, cut, self.tokens.padding, nodes)
 
     @cached_property
     def seats(self) -> SeatParts | None:

@@ -1,16 +1,22 @@
 """Whole parameters and their cells: a slice of tensor parallelism, or of the experts, lies flat, cut into shards where
-the step says."""
+the step says. A slice of experts that are cut over GPUs has some columns of all experts of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from operator import mul
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from zbench.runtime.handlers.formats import WHOLE, base_name
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.layout import StepLayout
+
+_OF_AN_EXPERT = "i"  # the axis of its columns
 
 
 @dataclass(frozen=True)
@@ -38,23 +44,41 @@ class ParameterSlices:
             )
         return True
 
+    @cached_property
+    def _cut(self) -> ExpertCut:
+        return ExpertCut.of(self.layout.index, self.dims["e"])
+
     def axis(self, name: str) -> tuple[int, str]:
-        """Returns the axis of a whole parameter that slices are cut along, and its letter."""
+        """Returns the axis of a whole parameter that parts of the formula's index are cut along, and its letter."""
         letter = next(one for one in WHOLE[name] if one in "ehgfv")
         return WHOLE[name].index(letter), letter
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a slice."""
+    def _counts(self, name: str) -> tuple[int, ...]:
+        """Returns in how many slices a whole parameter is cut along each of its axes: of all slices one after another
+        the last axis that is cut changes first."""
         degree = len(self.layout.index[self.layout.tensors[self.layout.number[name]].axes[0]])
         letter = self.axis(name)[1]
-        return tuple(self.dims[one] // (degree if one == letter else 1) for one in WHOLE[name])
+        if letter != "e":
+            return tuple(degree if one == letter else 1 for one in WHOLE[name])
+        cut = {letter: degree // self._cut.tensor_parallel, _OF_AN_EXPERT: self._cut.tensor_parallel}
+        return tuple(cut.get(one, 1) for one in WHOLE[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a slice."""
+        return tuple(self.dims[one] // count for one, count in zip(WHOLE[name], self._counts(name), strict=True))
+
+    def _slice(self, name: str, whole: Tensor, share: int) -> Tensor:
+        """Returns a slice of a whole parameter, a view; of what has its first axes alone, along these."""
+        place = np.unravel_index(share, self._counts(name))
+        for axis, (at, size) in enumerate(zip(place[: whole.ndim], self.shape(name), strict=False)):
+            whole = whole.narrow(axis, int(at) * size, size)
+        return whole
 
     def cells(self, name: str, whole: Tensor, first: Parts, second: Parts) -> Tensor:
         """Returns the shards of slices of a whole parameter, [slices, elements]; of one that is not cut, itself."""
         if not self.layout.tensors[self.layout.number[name]].axes:
             return whole
-        axis, size = self.axis(name)[0], self.shape(name)
-        rows = [whole.narrow(axis, share * size[axis], size[axis]).reshape(-1) for share in first]
+        rows = [self._slice(name, whole, share).reshape(-1) for share in first]
         return torch.stack([self._shards(name, row, second) for row in rows])
 
     def whole(self, name: str, pieces: Sequence[tuple[Parts, Parts, Tensor]]) -> Tensor:
@@ -71,23 +95,29 @@ class ParameterSlices:
                     size = ends[shard + 1] - ends[shard]
                     flat[share, ends[shard] : ends[shard + 1]] = value[row, at : at + size]
                     at += size
-        return torch.cat([row.view(self.shape(name)) for row in flat], self.axis(name)[0])
+        found = flat.new_empty([self.dims[letter] for letter in WHOLE[name]])
+        for share, row in enumerate(flat):
+            self._slice(name, found, share).copy_(row.view(self.shape(name)))
+        return found
 
     def spans(self, name: str, slices: Parts, shards: Parts) -> list[tuple[int, int]]:
         """Lists the elements of a whole parameter, flat, that cells have, as they lie in what `cells` gives of them:
         (the first, the one after the last)."""
         if not self.layout.tensors[self.layout.number[name]].axes:
             return [(0, prod(self.dims[letter] for letter in WHOLE[name]))]
-        (axis, _), size, found = self.axis(name), self.shape(name), list[tuple[int, int]]()
-        degree = len(self.layout.index[self.layout.tensors[self.layout.number[name]].axes[0]])
-        together = prod(size[axis:])  # elements of a slice that lie together in the whole
+        counts, size, found = self._counts(name), self.shape(name), list[tuple[int, int]]()
+        last = max((axis for axis, count in enumerate(counts) if count > 1), default=0)
+        whole = torch.arange(prod(counts[:last]) * prod(size[:last])).view([*map(mul, counts[:last], size[:last])])
+        together = prod(size[last:])  # elements of a slice that lie together in the whole
         ends = [0, *self.layout.index[f"z{name}"].sizes.cumsum().tolist()]
         for share in slices:
+            rows = self._slice(name, whole, share).reshape(-1).tolist()
+            place = share % counts[last]
             for shard in shards:
                 at, end = ends[shard], ends[shard + 1]
                 while at < end:
                     row, to = at // together, min(end, (at // together + 1) * together)
-                    begin = (row * degree + share) * together + at % together
+                    begin = (rows[row] * counts[last] + place) * together + at % together
                     found.append((begin, begin + to - at))
                     at = to
         return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.expert_cut import ExpertCut
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,15 @@ class RoutedTokens:
     """The experts of the tokens of a micro-batch.
 
     chosen: int64 [tokens, experts a token], of a token none twice, ~expert of one that has no room; tokens in the order
-    of parts of t. sizes: int64 [parts], the tokens of each. slices: int64 [experts], the slice (a part of k) that each
-    expert lies in. padding: int64 [parts, experts], rows of no token, None: there are none, and a token goes to a slice
-    once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens go there first.
+    of parts of t. sizes: int64 [parts], the tokens of each. cut: of the experts, by which parts of e are experts, or
+    columns of them, and lie in slices (parts of k). padding: int64 [parts, experts], rows of no token, None: there are
+    none, and a token goes to a slice once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens
+    go there first.
     """
 
     chosen: Ints
     sizes: Ints
-    slices: Ints
+    cut: ExpertCut
     padding: Ints | None = None
     nodes: Ints | None = None
 
@@ -42,7 +44,7 @@ class RoutedTokens:
             assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
             return self._counted([self._to_node(self.chosen, node) for node in range(int(self.nodes.max()) + 1)])
         if index == "e" or self.padding is not None:
-            found = self._counted([self.chosen == expert for expert in range(len(self.slices))])
+            found = self._counted([self.chosen == expert for expert in self.cut.experts.tolist()])
         else:
             found = self._counted([self._to_slice(self.chosen, part) for part in self._every_slice])
         if self.padding is None:
@@ -50,11 +52,18 @@ class RoutedTokens:
         found = found + self.padding
         if index == "e":
             return found
-        return np.stack([found[:, self.slices == part].sum(axis=1) for part in self._every_slice], axis=1)
+        return np.stack([found[:, self.cut.slice_of == part].sum(axis=1) for part in self._every_slice], axis=1)
 
     @property
     def _every_slice(self) -> range:
-        return range(int(self.slices.max()) + 1)
+        return range(self.cut.slices)
+
+    @cached_property
+    def _slice_has(self) -> Flags:
+        """Whether each slice has each expert, or columns of it, bool [slices, experts]."""
+        found = np.zeros((self.cut.slices, self.cut.num_experts), bool)
+        found[self.cut.slice_of, self.cut.experts] = True
+        return found
 
     def _counted(self, choices: list[Flags]) -> Ints:
         """Returns how many tokens of each part have one of some choices, for each of those, int64 [parts, those]."""
@@ -64,12 +73,12 @@ class RoutedTokens:
 
     def _to_slice(self, chosen: Ints, part: int) -> Flags:
         """Returns which choices are experts of a slice, with room for the token."""
-        return np.asarray((self.slices[chosen] == part) & (chosen >= 0))
+        return np.asarray(self._slice_has[part][chosen] & (chosen >= 0))
 
     def _to_node(self, chosen: Ints, node: int) -> Flags:
         """Returns which choices are experts of a node, with room for the token."""
         assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
-        return np.asarray((self.nodes[self.slices[chosen]] == node) & (chosen >= 0))
+        return np.asarray(self._slice_has[self.nodes == node].any(axis=0)[chosen] & (chosen >= 0))
 
     def to_node(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
         """Returns the tokens of parts that go to a node, by their number among these, and which of their choices are
@@ -122,7 +131,7 @@ class RoutedTokens:
         tokens, experts, choices, first = [none], [none], [none], 0
         for one in parts:
             chosen = self._choices((one,))
-            for expert in np.flatnonzero(self.slices == part).tolist():
+            for expert in np.flatnonzero(self.cut.slice_of == part).tolist():
                 rows, choice = np.nonzero(chosen == expert)
                 empty = int(self.padding[one, expert])
                 tokens += [first + rows, np.full(empty, -1)]
@@ -132,15 +141,16 @@ class RoutedTokens:
         return np.concatenate(tokens), np.concatenate(experts), np.concatenate(choices)
 
     def to_experts(self, parts: Parts, experts: Parts) -> list[tuple[Ints, Ints]]:
-        """Returns for each expert the rows of what its slice was sent of parts, i[t,k(e)], that go to it, and as which
-        of their tokens' choices. The slices of all experts named follow one another in these rows."""
+        """Returns for each part of e the rows of what its slice was sent of parts, i[t,k(e)], that go to it, and as
+        which of their tokens' choices. The slices of all experts named follow one another in these rows."""
         chosen, begin, found = self._choices(parts), 0, dict[int, tuple[Ints, Ints]]()
-        for part in np.unique(self.slices[list(experts)]).tolist():
-            mine = [expert for expert in experts if self.slices[expert] == part]
+        slice_of, expert_of = self.cut.slice_of, self.cut.experts
+        for part in np.unique(slice_of[list(experts)]).tolist():
+            mine = [expert for expert in experts if slice_of[expert] == part]
             if self.padding is None:
                 tokens = np.flatnonzero(self._to_slice(chosen, part).any(axis=1))
                 for expert in mine:
-                    rows, choice = np.nonzero(chosen[tokens] == expert)
+                    rows, choice = np.nonzero(chosen[tokens] == expert_of[expert])
                     found[expert] = begin + rows, choice
             else:
                 tokens, of, choice = self._padded(parts, part)

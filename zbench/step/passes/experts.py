@@ -7,6 +7,9 @@ sent, a message for each pair of GPUs (the all-to-all of Lepikhin et al. 2021, a
 In two levels a node's relay for a home is the GPU of the same number in the node: it has the tokens that go to any of
 the node's experts, sends them on inside, and sums what comes back (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
 Shares go to experts directly: they are some bytes a token.
+
+Where experts are cut over GPUs, these are a node of that kind: what was sent to one of them is sent on to the others,
+each of which has all rows, and what they make of their columns is summed there and sent home.
 """
 
 from collections.abc import Collection, Iterator
@@ -74,7 +77,7 @@ class ExpertModules:
         return np.asarray(group[self.parts.routing.to_slices[group, gpu % self.degree] > 0], np.int64)
 
     def _experts(self, gpu: int) -> Ints:
-        each = self.parts.model.num_experts // self.degree
+        each = self.parts.experts.cut(self.parts.model.num_experts).each
         return gpu % self.degree * each + np.arange(each)
 
     def exchange(self, number: int) -> list[Ints]:

@@ -200,11 +200,7 @@ class PlanParts:
         if index == "n":
             first = home // degree * degree + home % node
             return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
-        share = (
-            np.arange(degree)
-            if index == "k"
-            else np.arange(self.model.num_experts) // (self.model.num_experts // degree)
-        )
+        share = np.arange(degree) if index == "k" else self.experts.cut(self.model.num_experts).slice_of
         return (home[:, None] // degree * degree + share).reshape(-1)
 
     def routed(self, axes: tuple[str, ...]) -> Ints | None:

@@ -20,21 +20,24 @@ from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, Experts
 from zbench.describe.model import SOFTMAX_ALL, Model
 from zbench.plans.plan import Plan
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
+from zbench.step.passes.router.capacity import padding_rows, with_room
 
 
 @dataclass(frozen=True)
 class ExpertParallel:
     """A layout of experts and a rule by which they are chosen.
 
-    degree: GPUs that hold all experts together. seed, step: of the batch, which the draw depends on. popularity, skew:
-    ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are a draw of
-    Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps after
-    which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
-    node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go to each GPU.
-    capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose
-    it.
-    routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
+    degree: GPUs that hold all experts together. tensor_parallel: of these the ones that follow one another and have the
+    same experts, each some of their columns; 1: experts are whole. seed, step: of the batch, which the draw depends on.
+    popularity, skew: ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET,
+    odds are a draw of Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike.
+    drift: steps after which the order has nothing in common with what it was, 1: it is drawn in every step (a guess,
+    all numbers). node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go
+    to each GPU. capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many
+    tokens as choose it. routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router),
+    of ROUTINGS.
     """
 
     degree: int = 1
@@ -47,21 +50,36 @@ class ExpertParallel:
     padded: bool = False
     node: int = 0
     routing: str = DRAWN
+    tensor_parallel: int = 1
 
     @staticmethod
-    def chosen(degree: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
-        """Returns the layout and the rule of a run's choices; inside a node there is one level."""
-        two_level = experts.dispatch == TWO_LEVEL and degree > gpus_per_node
+    def chosen(degree: int, tensor_parallel: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
+        """Returns the layout and the rule of a run's choices. degree: of expert parallelism, in groups of
+        `tensor_parallel` GPUs.
+
+        Inside a node there is one level; but where experts are cut, rows go to one of the GPUs that have their experts,
+        and from there to the others, as Megatron-Core's MoEAlltoAllTokenDispatcher has it: an all-to-all and a gather,
+        and back a reduction and an all-to-all (github NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/token_dispatcher.py at 0014f137, read).
+        """
+        gpus = degree * tensor_parallel
+        two_level = experts.dispatch == TWO_LEVEL and gpus > gpus_per_node
+        gathered = tensor_parallel if gpus > tensor_parallel > 1 else 0
         return ExpertParallel(
-            degree,
+            gpus,
             skew=experts.skew,
             popularity=experts.popularity,
             drift=experts.drift,
             capacity=None if isinstance(experts.capacity, str) else experts.capacity,
             padded=experts.padded,
-            node=gpus_per_node if two_level else 0,
+            node=gpus_per_node if two_level else gathered,
             routing=experts.routing,
+            tensor_parallel=tensor_parallel,
         )
+
+    def cut(self, num_experts: int) -> ExpertCut:
+        """Returns the cut of so many experts."""
+        return ExpertCut(num_experts, self.degree, self.tensor_parallel)
 
     @property
     def counted(self) -> bool:
@@ -74,19 +92,25 @@ class ExpertParallel:
 
     def check(self, model: Model, num_gpus: int) -> None:
         """Raises ValueError if a model's experts cannot be laid out so."""
-        if self.degree != 1 and model.num_experts == 1:
-            raise ValueError(f"parallel.expert_parallel is {self.degree}; {model.name} has no experts, so it takes 1")
-        if self.degree < 1 or model.num_experts % self.degree:
+        runs, cut = self.degree // self.tensor_parallel, self.tensor_parallel
+        if runs != 1 and model.num_experts == 1:
+            raise ValueError(f"parallel.expert_parallel is {runs}; {model.name} has no experts, so it takes 1")
+        if runs < 1 or model.num_experts % runs:
             raise ValueError(
-                f"parallel.expert_parallel is {self.degree}; it has to divide model.num_experts={model.num_experts}"
+                f"parallel.expert_parallel is {runs}; it has to divide model.num_experts={model.num_experts}"
             )
+        if cut > 1:
+            self._check_cut(model)
+        gpus = f"parallel.expert_parallel is {runs}"
+        if cut > 1:
+            gpus += f" and parallel.expert_tensor_parallel {cut}, {self.degree} GPUs for all experts"
         if self.node and self.degree % self.node:
             raise ValueError(
-                f"parallel.expert_parallel is {self.degree}; with experts.dispatch={TWO_LEVEL} experts are held by "
+                f"{gpus}; with experts.dispatch={TWO_LEVEL} experts are held by "
                 f"whole nodes, so it has to be a multiple of their {self.node} GPUs"
             )
         if num_gpus % self.degree:
-            raise ValueError(f"parallel.expert_parallel is {self.degree}; it has to divide {num_gpus} GPUs")
+            raise ValueError(f"{gpus}; it has to divide {num_gpus} GPUs")
         if self.routing != DRAWN and model.num_experts == 1:
             raise ValueError(f"experts.routing is {self.routing}; {model.name} has no experts, so it takes {DRAWN}")
         if self.routing == EXPERT_CHOICE and model.gate != SOFTMAX_ALL:
@@ -103,6 +127,24 @@ class ExpertParallel:
             raise ValueError(f"the routing is {self.routing}, padded, with no capacity; it takes a number")
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
+
+    def _check_cut(self, model: Model) -> None:
+        """Raises ValueError if a model's experts cannot be cut over GPUs."""
+        told = f"parallel.expert_tensor_parallel is {self.tensor_parallel}"
+        if model.num_experts == 1:
+            raise ValueError(f"{told}; {model.name} has no experts, so it takes 1")
+        if model.ffn_hidden % self.tensor_parallel:
+            raise ValueError(f"{told}; it has to divide model.ffn_hidden={model.ffn_hidden}")
+        if self.routing != DRAWN or self.padded:
+            raise ValueError(
+                f"{told} with experts.routing={self.routing} and experts.padded={str(self.padded).lower()}; what is "
+                f"gathered on an expert's GPUs are rows of tokens that were drawn, so it takes {DRAWN} and false"
+            )
+        if self.node % self.tensor_parallel:
+            raise ValueError(
+                f"{told}; with experts.dispatch={TWO_LEVEL} an expert's GPUs are of one node, so it has to divide "
+                f"their {self.node} GPUs"
+            )
 
     def odds(self, num_experts: int) -> Floats:
         """Returns the logarithms of experts' odds, but for a common addend, float64 [experts]."""
@@ -133,7 +175,7 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 class Routing:
     """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t, ~expert
     where the expert has no room; begin: int64 [parts + 1], where those of each part begin. slices: of experts, one a
-    GPU of a group. node: the slices that a node has, 0: nodes are
+    GPU of a group. tensor_parallel: GPUs that each expert is cut over. node: the slices that a node has, 0: nodes are
     of no interest. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
     token goes to a GPU once for each expert that it chose there, and not once. None: there is no padding."""
 
@@ -143,6 +185,7 @@ class Routing:
     slices: int
     padding: Ints | None = None
     node: int = 0
+    tensor_parallel: int = 1
 
     index = "t"  # what routed rows are cut along
 
@@ -157,12 +200,17 @@ class Routing:
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         chosen = chosen.astype(np.int64)
         if how.capacity is None:
-            return Routing(chosen, begin, model.num_experts, how.degree, node=how.node)
+            return Routing(chosen, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
         gpu = np.repeat(home, sizes)
         room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
-        limited = _with_room(chosen, gpu, room, model.num_experts)
-        found = Routing(limited, begin, model.num_experts, how.degree, node=how.node)
-        return replace(found, padding=_padding(found.to_experts, home, room)) if how.padded else found
+        limited = with_room(chosen, gpu, room, model.num_experts)
+        found = Routing(limited, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
+        return replace(found, padding=padding_rows(found.to_experts, home, room)) if how.padded else found
+
+    @cached_property
+    def cut(self) -> ExpertCut:
+        """The cut of the experts."""
+        return ExpertCut(self.num_experts, self.slices, self.tensor_parallel)
 
     @cached_property
     def dropped(self) -> int:
@@ -175,24 +223,27 @@ class Routing:
 
     @cached_property
     def to_experts(self) -> Ints:
-        """The rows of each part that go to each expert, its tokens and padding, int64 [parts, experts]."""
+        """The rows of each part that go to each part of an expert, its tokens and padding, int64 [parts, parts of
+        e]."""
         key = self._part[:, None] * self.num_experts + self.chosen
         key = key[self.chosen >= 0] if self.dropped else key.reshape(-1)
         count = np.bincount(key, minlength=(len(self.begin) - 1) * self.num_experts)
         found = count.reshape(-1, self.num_experts)
-        return found if self.padding is None else found + self.padding
+        found = found if self.padding is None else found + self.padding
+        return found if self.tensor_parallel == 1 else found[:, self.cut.experts]
 
     @cached_property
     def to_slices(self) -> Ints:
         """The rows of each part that go to each slice of the experts, int64 [parts, slices]."""
         if self.padding is not None:
             return np.asarray(self.to_experts.reshape(len(self.begin) - 1, self.slices, -1).sum(axis=2))
-        return self._in_runs(self.num_experts // self.slices)
+        found = self._in_runs(self.cut.each)
+        return found if self.tensor_parallel == 1 else np.repeat(found, self.tensor_parallel, axis=1)
 
     @cached_property
     def to_nodes(self) -> Ints:
         """The tokens of each part that go to each node of slices, int64 [parts, nodes]."""
-        return self._in_runs(self.num_experts // self.slices * self.node)
+        return self._in_runs(self.cut.each * self.node // self.tensor_parallel)
 
     def _in_runs(self, size: int) -> Ints:
         """Returns the tokens of each part that go to each run of so many experts, int64 [parts, runs]."""
@@ -205,43 +256,20 @@ class Routing:
         return np.bincount(key, minlength=(len(self.begin) - 1) * runs).reshape(-1, runs)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices e, experts, k, slices of them, and n, nodes of these, if nodes are of interest, of size
-        1: shards have all of a slice's elements."""
-        counts = {"e": self.num_experts, "k": self.slices, **({"n": self.slices // self.node} if self.node else {})}
+        """Returns the indices e, experts or parts of these, k, slices of them, and n, nodes of these, if nodes are of
+        interest, of size 1: shards have all of a slice's elements."""
+        counts = {"e": self.cut.parts, "k": self.slices, **({"n": self.slices // self.node} if self.node else {})}
         return tuple(Index(name, np.ones(count, np.int64)) for name, count in counts.items())
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the map k(e), and n(k) if nodes are of interest."""
-        found = (PartMap("k", "e", np.arange(self.num_experts) // (self.num_experts // self.slices)),)
+        found = (PartMap("k", "e", self.cut.slice_of),)
         return (*found, PartMap("n", "k", np.arange(self.slices) // self.node)) if self.node else found
 
     def relations(self) -> tuple[Relation, ...]:
         """Returns route(t, e) and goes(t, k), and visits(t, n) if nodes are of interest."""
         found = _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
         return (*found, _relation("visits", "n", self.to_nodes)) if self.node else found
-
-
-def _with_room(chosen: Ints, gpu: Ints, room: Ints, num_experts: int) -> Ints:
-    """Returns choices with those as ~expert that an expert has no room for: of each GPU's tokens it takes the first in
-    their order. gpu: int64 [tokens]; room: int64 [GPUs], the tokens that every expert takes of a GPU's."""
-    key = (gpu[:, None] * num_experts + chosen).reshape(-1)
-    order = np.argsort(key, kind="stable")
-    counts = np.bincount(key)
-    place = np.empty_like(key)  # of each choice among those of its GPU's tokens and its expert
-    place[order] = np.arange(len(key)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.where(place.reshape(chosen.shape) < room[gpu][:, None], chosen, ~chosen)
-
-
-def _padding(tokens: Ints, home: Ints, room: Ints) -> Ints:
-    """Returns the rows by which each GPU fills its room at every expert, which go with the last of its parts, int64
-    [parts, experts]. tokens: of each part that go to each expert."""
-    found, last = np.zeros_like(tokens), np.full(len(room), -1)
-    np.maximum.at(last, home, np.arange(len(home)))
-    of_gpu = np.zeros((len(room), tokens.shape[1]), np.int64)
-    np.add.at(of_gpu, home, tokens)
-    there = last >= 0
-    found[last[there]] = (room[:, None] - of_gpu)[there]
-    return found
 
 
 def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:

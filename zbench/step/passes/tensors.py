@@ -46,7 +46,7 @@ def tensors_of(
             amounts, counted_by = parts.routed(axes), ""
             if amounts is not None and parts.experts.counted:
                 amounts, counted_by = _counted(name, amounts, parts)
-            size = _unit(model, name)
+            size = _unit(model, name, parts.experts.tensor_parallel)
             found[name] = Tensor(name, axes, nature, merge, _layers(result), size, home, 0, amounts, counted_by)
     return tuple(found.values())
 
@@ -90,10 +90,11 @@ def parameter_tensors(model: Model, weight: str, parameters: ShardedParameters) 
     }
 
 
-def _unit(model: Model, name: str) -> int:
-    """Returns the bytes of a tensor for one token, and one head, column, word or expert."""
+def _unit(model: Model, name: str, expert_gpus: int) -> int:
+    """Returns the bytes of a tensor for one token, and one head, column, word or part of an expert. expert_gpus: that
+    each expert is cut over."""
     element, hidden, head, gradient = model.element_bytes, model.hidden, model.head_dim, name[0] == "d"
-    name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden if model.num_experts > 1 else 1
+    name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden // expert_gpus if model.num_experts > 1 else 1
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
