@@ -294,7 +294,7 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
     builder.add_ops(Ops.attends(ranks.reshape(-1), all_heads, ids.reshape(-1), np.repeat(everything, ranks.size)))
 
 
-def partner(col: Ints, turn: Ints, count: int) -> Ints:
+def partner(col: Ints, turn: Ints | int, count: int) -> Ints:
     """Returns whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
 
     Powers of two pair ranks off (exclusive or), so that a round's partners are all in the same node or all

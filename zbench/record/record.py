@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from zbench.record.fields import ALIKE, FIELDS, line_fault, shortened
 from zbench.record.older import as_today, with_all_keys
@@ -87,7 +87,7 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
+def _opened(path: str) -> Iterator[Iterable[bytes]]:
     """Opens a file to read, and what is in it where gzip has compressed it."""
     with Path(path).open("rb") as stream:
         if stream.peek(2)[:2] == b"\x1f\x8b":
