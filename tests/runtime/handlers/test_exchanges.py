@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from tests.helpers.steps import plan_of
 from tests.step.test_exchanges import HOWS
@@ -11,8 +14,20 @@ from zbench.correctness.steps.combination import MODEL, StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.overlap import StepOverlap
+from zbench.runtime.clocks.step_times import StepTimes
+from zbench.runtime.clocks.times import NoClock
+from zbench.runtime.handlers.context import TokenWords
+from zbench.runtime.handlers.machine import StepMachine
+from zbench.runtime.handlers.messages import Arrival, GlooMessages
+from zbench.runtime.handlers.optimizer import NoUpdate
+from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.kernels.kernels import Matmul
+from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.stepping.weights import InitialWeights
 from zbench.step.byte_law import stated_bytes
+from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 
@@ -49,3 +64,53 @@ def test_two_runs_have_the_same_bits(ranks: LocalFleet, how: str) -> None:
     """Sums are added in the step's order, not in that of arrival."""
     case = case_of(HOWS[how], [50, 1, 13])
     assert ranks.call("run", case) == ranks.call("run", case)
+
+
+class Late(Exception):
+    """A message was waited for that has not come."""
+
+
+class NeverComes:
+    """A message that does not come."""
+
+    def wait(self) -> None:
+        raise Late
+
+
+class Posted(GlooMessages):
+    """Messages that are posted, of which the group's do not come but for the embedding's three."""
+
+    def __init__(self) -> None:
+        super().__init__([], torch.device("cpu"), StepTimes(NoClock()))
+        self.of_group, self.passed = 0, list[int]()
+
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+        self.of_group += queue == QUEUES.index("tensor_parallel")
+        return Arrival(torch.zeros(size, dtype=torch.uint8), [NeverComes()] if self.of_group > 3 else [])
+
+    def send(self, queue: int, data: Tensor, peer: int) -> None:
+        """Posts it."""
+
+    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
+        self.passed.append(peer)
+
+    def turn(self) -> None:
+        """Waits for nothing."""
+
+
+def test_own_tokens_are_computed_while_others_are_on_their_way_and_passed_on() -> None:
+    """Process 1 of a ring of four passes on two of the three slices that come to it before it needs one: when it has
+    computed queries, keys and values of its own tokens."""
+    said = bytearray(SLOT_BYTES)
+    case, messages = case_of(HOWS["commfuse"], [50, 1, 13]), Posted()
+    machine = StepMachine(FOUR, torch.device("cpu"), Matmul(), messages, NoUpdate())
+    tokens = [TokenWords({n: np.zeros(50, np.int64) for n in range(3)}, {n: np.zeros(50, np.int64) for n in range(3)})]
+    prepared = PreparedStep.of(case.step, 1, machine, case.tokens, tokens)
+    runner = StepRunner(machine, Board(said, 0))
+    runner.begin(prepared, InitialWeights(FOUR, 0))
+    with pytest.raises(Late):
+        runner.run(prepared)
+    words = bytes(said[10:]).rstrip(b"\0").decode()
+    assert words.endswith("layer 0, q"), words
+    assert messages.passed == [2, 2]
+    assert {"q", "kv", "n"} <= {key[0] for key in runner.stores[1].held}
