@@ -13,6 +13,7 @@ from zbench.cost.cost import Cost
 from zbench.passes import remap, reverse, route
 from zbench.passes.homes import with_attention_homes, with_even_homes
 from zbench.passes.reverse import MODES, Mode
+from zbench.passes.route import narrowed
 from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
@@ -55,8 +56,12 @@ def test_tokens_that_remapping_moved_live_where_they_are_attended_again(
 @given(st.data(), costs(), st.sampled_from(MODES))
 def test_even_homes_are_remapping_s_of_a_plan_with_a_backward(data: st.DataObject, cost: Cost, mode: Mode) -> None:
     plan = data.draw(forwards(cost, 600))
-    found = with_even_homes(reverse(plan, mode), cost)
+    given = reverse(plan, mode)
+    if data.draw(st.booleans()):
+        given = narrowed(route(given, cost), cost, 1)  # lists of NICs for each sender's
+    found = with_even_homes(given, cost)
     verify(found)
+    assert (found is given) == (remap(plan, cost) is plan)
     assert found.backward_mode == mode
     assert (found.tokens_per_rank == remap(plan, cost).tokens_per_rank).all()
     assert attended(found) == attended(reverse(plan, mode))

@@ -29,13 +29,16 @@ def with_even_homes(plan: Plan, cost: Cost, tolerance: int = 128, across: bool =
     """
     if _stays(plan):
         return plan
-    bare = plan.with_(backward=Ops.concatenate([]))
+    routed, forward = bool((plan.forward.via >= 0).any()), plan.forward
+    if routed:  # anew, as other transfers are sent
+        forward = replace(forward, via=np.full(len(forward), -1, np.int16))
+    bare = plan.with_(forward=forward, backward=Ops.concatenate([]))
     moved = remap(bare, cost, tolerance, across)
     if moved is bare:
         return plan
     mode = next(one for one in MODES if one == plan.backward_mode)
     even = reverse(moved, mode)
-    return route(even, cost) if (plan.forward.via >= 0).any() else even
+    return route(even, cost) if routed else even
 
 
 def with_attention_homes(plan: Plan) -> Plan:
