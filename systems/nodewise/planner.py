@@ -88,7 +88,7 @@ class Nodewise:
 
     Raises:
         ValueError: a number is not whole and at least 1, head_chunks are more than 3, a switch is neither true nor
-            false, or pipelines is none of its values.
+            false, or pipelines is none of its values, or usual without rivals.
     """
 
     plans_pipelines: ClassVar[bool] = True
@@ -123,6 +123,8 @@ class Nodewise:
             check_boolean(f"system.{name}", getattr(self, name))
         if self.pipelines not in (None, USUAL, NEVER):
             raise ValueError(f"system.pipelines is {self.pipelines!r}; it takes null, {USUAL} or {NEVER}")
+        if self.pipelines == USUAL and not self.adopt_rivals:
+            raise ValueError("system.pipelines is usual; pipelines are a rival's, so it takes system.adopt_rivals=true")
         object.__setattr__(self, "simpler", Rivals(self.cost, self.pipelines))
 
     def limits(self, tokens: int) -> list[dict[str, str]]:
