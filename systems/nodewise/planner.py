@@ -33,7 +33,7 @@ from zbench.systems.nodewise.operations import PAIR
 from zbench.systems.nodewise.placements import Placement, placements
 from zbench.systems.nodewise.rates import Rates, attention_seconds
 from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
-from zbench.systems.nodewise.rivals import NEVER, USUAL, Rivals, narrow
+from zbench.systems.nodewise.rivals import EITHER, NEVER, USUAL, Rivals, narrow
 from zbench.systems.nodewise.rules import Kinds
 from zbench.systems.nodewise.shards import join, joint_bounds
 from zbench.systems.nodewise.trial import PlayedPlans, Task, Trial, seconds_of
@@ -131,7 +131,9 @@ class Nodewise:
         """Lists the values of `pipelines` to choose from before a run, where a network is so narrow that lengths decide
         (zbench.interfaces.abilities)."""
         open_to_both = self.adopt_rivals and self.pipelines is None and self.cost.pipelines
-        return [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost) else []
+        return (
+            [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost, EITHER) else []
+        )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
