@@ -37,7 +37,7 @@ NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its pl
 # Linear modules' seconds over those of gathers and reductions. Below it a network is one of pipelines: a judgement, by
 # the mean of eight batches in 30 cells (docs/planner.md); lengths have no part in it, so that batches agree.
 COVERED = 0.5
-EITHER = 0.75  # below it a run settles by its lengths; at 0.94 no pipelines were faster where tried
+EITHER = 0.75  # below it a run settles by its lengths; at 0.94 no pipelines were faster on six batches
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 NEVER, USUAL = "never", "usual"  # what `system.pipelines` takes
 
