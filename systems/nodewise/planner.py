@@ -33,7 +33,7 @@ from zbench.systems.nodewise.operations import PAIR
 from zbench.systems.nodewise.placements import Placement, placements
 from zbench.systems.nodewise.rates import Rates, attention_seconds
 from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
-from zbench.systems.nodewise.rivals import NEVER, USUAL, Rivals, narrow
+from zbench.systems.nodewise.rivals import EITHER, NEVER, USUAL, Rivals, narrow
 from zbench.systems.nodewise.rules import Kinds
 from zbench.systems.nodewise.shards import join, joint_bounds
 from zbench.systems.nodewise.trial import PlayedPlans, Task, Trial, seconds_of
@@ -88,7 +88,7 @@ class Nodewise:
 
     Raises:
         ValueError: a number is not whole and at least 1, head_chunks are more than 3, a switch is neither true nor
-            false, or pipelines is none of its values.
+            false, or pipelines is none of its values, or usual without rivals.
     """
 
     plans_pipelines: ClassVar[bool] = True
@@ -123,13 +123,17 @@ class Nodewise:
             check_boolean(f"system.{name}", getattr(self, name))
         if self.pipelines not in (None, USUAL, NEVER):
             raise ValueError(f"system.pipelines is {self.pipelines!r}; it takes null, {USUAL} or {NEVER}")
+        if self.pipelines == USUAL and not self.adopt_rivals:
+            raise ValueError("system.pipelines is usual; pipelines are a rival's, so it takes system.adopt_rivals=true")
         object.__setattr__(self, "simpler", Rivals(self.cost, self.pipelines))
 
     def limits(self, tokens: int) -> list[dict[str, str]]:
         """Lists the values of `pipelines` to choose from before a run, where a network is so narrow that lengths decide
         (zbench.interfaces.abilities)."""
         open_to_both = self.adopt_rivals and self.pipelines is None and self.cost.pipelines
-        return [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost) else []
+        return (
+            [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost, EITHER) else []
+        )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""

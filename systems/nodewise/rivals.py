@@ -37,6 +37,7 @@ NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its pl
 # Linear modules' seconds over those of gathers and reductions. Below it a network is one of pipelines: a judgement, by
 # the mean of eight batches in 30 cells (docs/planner.md); lengths have no part in it, so that batches agree.
 COVERED = 0.5
+EITHER = 0.75  # below it a run settles by its lengths; at 0.94 no pipelines were faster on six batches
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 NEVER, USUAL = "never", "usual"  # what `system.pipelines` takes
 
@@ -141,9 +142,9 @@ def nearness(batch: Batch, step: float, cost: Cost) -> float:
     return ceiling_seconds(batch, cost, Collectives.of(cost)) / step
 
 
-def narrow(tokens: int, cost: Cost) -> bool:
+def narrow(tokens: int, cost: Cost, below: float = COVERED) -> bool:
     """Returns whether pipelines may be worth their changes on a network, with batches of so many tokens."""
-    return cost.cluster.num_ranks <= MOST_RANKS and covered(tokens, cost) < COVERED
+    return cost.cluster.num_ranks <= MOST_RANKS and covered(tokens, cost) < below
 
 
 def covered(tokens: int, cost: Cost) -> float:

@@ -123,6 +123,8 @@ def test_what_is_usual_is_settled_before_a_run_or_by_the_network(wide: Cost) -> 
         assert not system.limits(4096 * system.cost.cluster.num_ranks)
     with pytest.raises(ValueError, match=r"^system.pipelines is 'yes'; it takes null, usual or never"):
         Nodewise(cost, pipelines="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^system.pipelines is usual; pipelines are a rival's, so it takes"):
+        Nodewise(cost, pipelines="usual", adopt_rivals=False)
 
 
 def test_lengths_have_no_part_in_what_a_network_is_one_of(wide: Cost) -> None:
