@@ -37,18 +37,20 @@ class Groups:
         starts = np.flatnonzero(np.diff(rows.tensor, prepend=-1) | np.diff(rows.layer, prepend=-99))
         if not len(starts):
             return
-        table = np.stack([rows.place, rows.cell, rows.contributions, rows.version, rows.hops], axis=1)
-        sizes = np.diff(starts, append=len(table))
-        lowest = np.minimum.reduceat(table, starts, axis=0)
-        table[:, [0, 3]] -= np.repeat(lowest[:, [0, 3]], sizes, axis=0)
-        whole, width = table.astype(np.int32).tobytes(), 4 * _COLUMNS
+        sizes = np.diff(starts, append=len(rows.place))
+        place, version = (np.minimum.reduceat(column, starts) for column in (rows.place, rows.version))
+        table = np.empty((len(rows.place), _COLUMNS), np.int32)
+        table[:, 0] = rows.place - np.repeat(place, sizes)
+        table[:, 1], table[:, 2], table[:, 4] = rows.cell, rows.contributions, rows.hops
+        table[:, 3] = rows.version - np.repeat(version, sizes)
+        whole, width = table.tobytes(), 4 * _COLUMNS
         tensors, layers = rows.tensor[starts].tolist(), rows.layer[starts].tolist()
         for at, (begin, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
             key = whole[begin * width : (begin + size) * width]
             number = self.numbers.setdefault(key, len(self.items))
             if number == len(self.items):
                 self.items.append(key)
-            yield (tensors[at], layers[at]), ItemGroup(number, int(lowest[at, 3]), int(lowest[at, 0]))
+            yield (tensors[at], layers[at]), ItemGroup(number, int(version[at]), int(place[at]))
 
     def group(self, row: Ints) -> ItemGroup | None:
         """Returns the group of (number, version, place); a number of -1 is none."""
