@@ -14,7 +14,6 @@ from zbench.proof.verify import verify_step
 from zbench.record.record import Run, read
 from zbench.record.rows import label
 from zbench.run.replay import Replay
-from zbench.simulator.simulate import SimulatedAttention
 
 RUNS = read(str(Path(__file__).parents[2] / "results" / "ci" / "base.jsonl"))[0]
 
@@ -37,7 +36,7 @@ CLOCK = Clock()
 def test_step(benchmark: Callable, run: Run) -> None:
     """A round a recorded step: least, mean and largest are over batches."""
     replay, steps = Replay.of(run), iter(run.steps)
-    executor = SimulatedAttention(replay.cost)
+    executor = replay.parts.executor
     executor.start()
 
     def step(line: dict) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,7 +44,6 @@ class StepRank:
     @staticmethod
     def prepare() -> None:
         """Loads, before processes are forked, what each would load in its first step."""
-        torch.empty_like(torch.empty(1, device="meta"), device="cpu")  # torch's tracing, as the dense network does
         one = np.zeros(1, np.int64)
         TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
 

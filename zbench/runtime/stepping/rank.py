@@ -71,7 +71,6 @@ class SteppingRank:
     @staticmethod
     def prepare() -> None:
         """Loads, before ranks are forked, what each would load in its first step."""
-        torch.empty_like(torch.empty(1, device="meta"), device="cpu")  # torch's tracing, as the dense network does
         one = np.zeros(1, np.int64)
         TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
 

@@ -41,8 +41,10 @@ def dense_loss(
     tell: is told of every length, as often as sequences of it run.
     Raises RuntimeError (torch's, naming them) where weights miss a parameter or have one too many.
     """
-    network = Transformer(model.keeping_all, seed=0, device="meta").to_empty(device=device)
-    network.load_state_dict(weights)
+    network = Transformer(model.keeping_all, seed=0, device="meta")
+    dtypes = {name: p.dtype for name, p in network.named_parameters()}
+    given = {name: value.detach().to(device, dtypes.get(name)) for name, value in weights.items()}
+    network.load_state_dict(given, assign=True)  # they are the parameters, which a loss and its gradients leave alone
     num_tokens = sum(len(sequence) for sequence in sequences)
     loss = 0.0
     for rows in _alike(sequences):

@@ -8,7 +8,6 @@ tokens comes before.
 import math
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +24,7 @@ from zbench.runtime.kernels.span import named_span
 from zbench.runtime.network.lateness import Lateness
 from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.program.preload import preload
 from zbench.runtime.training import checkpoint
 from zbench.runtime.training.check import worst_difference
 from zbench.runtime.training.deepspeed import Attend
@@ -32,7 +32,6 @@ from zbench.runtime.training.passes import Passes
 from zbench.runtime.training.setup import engine_of, parameters_of, sampler_of
 from zbench.runtime.training.text import Text, is_real, rank_tokens
 from zbench.runtime.transport.transport import Traffic
-from zbench.simulator.hops import proxy
 
 
 class Trainer:
@@ -57,11 +56,10 @@ class Trainer:
 
     @staticmethod
     def prepare() -> None:
-        """Loads, before ranks are forked, what each would load in its first step, some 0.8 s of a core."""
+        """Loads, before ranks are forked, what each would load in its first step, more than a second of a core."""
         import torch._dynamo  # noqa: F401 - torch's optimizers do
 
-        nowhere = np.zeros(1, np.int64)
-        proxy(0, 0, nowhere, nowhere, 1, 1)  # numba's own parts come with the first call of anything it compiled
+        preload()
 
     def about(self) -> RankSetup:
         """Returns what the rank found out about how it runs."""
