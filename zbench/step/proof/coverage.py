@@ -187,7 +187,7 @@ def _atoms(ops, makers, slot, sizes, relation, of_lists, of_groups):  # type: ig
     for at in range(len(column)):
         spans[at, 0], spans[at, 1] = begin[number[column[at]]], begin[number[column[at]] + 1]
         if split < 0 and column[at] == wrong:
-            split = at
+            split = np.int64(at)
     return atom, spans, rows, split
 
 
