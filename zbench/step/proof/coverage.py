@@ -19,7 +19,7 @@ from zbench.step.template import Template
 _OK, _TWICE, _MISSING, _SPLIT = range(4)
 
 
-def coverage_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
+def formulas_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
     """Returns (operation, what is wrong), (-1, "") if a template's operations compute every part of its formulas once.
 
     An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may

@@ -1,4 +1,4 @@
-"""What a variant of a template touches, in groups that wait for those of other instances; compiled."""
+"""Groups the items that a variant of a template touches, which wait for those of other instances; compiled."""
 
 from typing import NamedTuple
 
