@@ -9,7 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
-from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.coverage import formulas_fault
 from zbench.step.proof.item_rules import (
     BASE,
     HIGHEST,
@@ -43,7 +43,7 @@ def unrolled_fault(step: Step) -> str:
         layout = step.layouts[template.layout]
         if fault := numbers_fault(step, template, Owners.in_layout(layout)):
             return fault
-        _, word = coverage_fault(layout, tables[template.layout], template)
+        _, word = formulas_fault(layout, tables[template.layout], template)
         if word:
             return word
     state = new_state(MOST_ITEMS, MOST_TENSORS)

@@ -136,6 +136,7 @@ class StepParts:
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
     _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
+    _reaches: dict[int, int] = field(default_factory=dict)  # PlayedTemplate.reach
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
 
@@ -160,7 +161,9 @@ class StepParts:
         if place == ACROSS:
             shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
             place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
-        reach = self.template(number).reach
+        reach = self._reaches.get(number)
+        if reach is None:
+            reach = self._reaches[number] = self.template(number).reach
         key = (number, min(layer - low, reach), min(high - layer, reach), place)  # what is farther away is not touched
         if key not in self._alike:
             missing = self.template(number).missing(*key[1:3])

@@ -19,7 +19,7 @@ from zbench.step.template import Template
 _OK, _TWICE, _MISSING, _SPLIT = range(4)
 
 
-def coverage_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
+def formulas_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
     """Returns (operation, what is wrong), (-1, "") if a template's operations compute every part of its formulas once.
 
     An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may
@@ -187,7 +187,7 @@ def _atoms(ops, makers, slot, sizes, relation, of_lists, of_groups):  # type: ig
     for at in range(len(column)):
         spans[at, 0], spans[at, 1] = begin[number[column[at]]], begin[number[column[at]] + 1]
         if split < 0 and column[at] == wrong:
-            split = at
+            split = np.int64(at)
     return atom, spans, rows, split
 
 

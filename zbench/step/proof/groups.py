@@ -43,7 +43,7 @@ class Groups:
             if number == len(self.items):
                 self.items.append(key)
             found[at, 2] = number
-        return found
+        return np.asarray(found, np.int64)
 
     def group(self, row: Ints) -> ItemGroup | None:
         """Returns the group of (number, version, place); a number of -1 is none."""

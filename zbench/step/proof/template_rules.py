@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import READ, StepLayout
 from zbench.step.operations import COMPUTE, GATHER
-from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.coverage import formulas_fault
 from zbench.step.proof.item_rules import (
     BASE,
     FIRST_CELL,
@@ -50,7 +50,7 @@ def template_fault(step: Step, template: Template, tables: WalkTables, owners: O
     if fault := numbers_fault(step, template, owners) or contract_fault(step, template, owners):
         return fault, None
     ops = template.operations.table
-    op, word = coverage_fault(layout, tables, template)
+    op, word = formulas_fault(layout, tables, template)
     if word:
         return say.at(op, word), None
     tables = with_layers(tables, *_reach(layout, template))

@@ -51,7 +51,8 @@ class AtomTables(NamedTuple):
 def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) -> AtomTables:
     """Cuts a template's indices into atoms, and says its lists, maps and homes in them. arrays: of its layout."""
     lists, first = layout.lists, arrays.first
-    used = _used(layout, template)
+    contract = template.needs.table, template.leaves.table
+    used, moved = _named(template.operations.table, *contract, len(lists), len(layout.tensors))
     atom, counts = _cut(used, arrays.lists, first, arrays.maps)
     shape = np.append(counts, 1)[arrays.axes]  # an axis that is not there, -1, is one atom
     cells = shape[:, 0] * shape[:, 1]
@@ -59,7 +60,6 @@ def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) ->
     cut = (atom, first, arrays.sizes, arrays.axes, shape)
     list_offsets, atoms = _lists_of_atoms(used, arrays.lists, atom, first)
     of_finer, maps = _maps_of_atoms(atom, counts, first, arrays.maps)
-    moved = _moved(layout, template)
     home_offsets, places, home_bytes = _homes_of_atoms(cut, arrays.unit, moved, arrays.homes, arrays.amounts)
     return AtomTables(
         list_offsets,
@@ -90,22 +90,25 @@ def row_positions(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
     return first + np.arange(len(first)), sizes
 
 
-def _used(layout: StepLayout, template: Template) -> Flags:
-    """Returns which lists of a layout operations or contracts name as parts, bool [lists]."""
-    ops, both = template.operations, (template.needs, template.leaves)
-    found = np.zeros(len(layout.lists) + 1, bool)  # the last one: no list, -1
-    for column in (ops.list0, ops.list1, ops.list2, *(one for items in both for one in (items.list0, items.list1))):
-        found[column] = True
-    return found[:-1]
-
-
-def _moved(layout: StepLayout, template: Template) -> Flags:
-    """Returns which tensors collectives move or contracts have at home."""
-    ops, found = template.operations, np.zeros(len(layout.tensors), bool)
-    found[ops.what[(ops.kind == GATHER) | (ops.kind == REDUCE)]] = True
-    for items in (template.needs, template.leaves):
-        found[items.tensor[items.places == AT_HOME]] = True
-    return found
+@nb.njit(cache=True)
+def _named(ops, needs, leaves, lists, tensors):  # type: ignore[no-untyped-def]
+    """Returns which lists of a layout operations or contracts name as parts, and which tensors collectives move or
+    contracts have at home. lists, tensors: how many there are."""
+    used, moved = np.zeros(lists, np.bool_), np.zeros(tensors, np.bool_)
+    for op in ops:
+        for which in (op[4], op[5], op[6]):
+            if which >= 0:
+                used[which] = True
+        if op[0] == GATHER or op[0] == REDUCE:
+            moved[op[1]] = True
+    for items in (needs, leaves):
+        for row in items:
+            for which in (row[3], row[4]):
+                if which >= 0:
+                    used[which] = True
+            if row[2] == AT_HOME:
+                moved[row[0]] = True
+    return used, moved
 
 
 def _mixed(numbers: Ints) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""What a variant of a template touches, in groups that wait for those of other instances; compiled."""
+"""Groups the items that a variant of a template touches, which wait for those of other instances; compiled."""
 
 from typing import NamedTuple
 
@@ -126,7 +126,8 @@ def _touch_groups(keys, shape):  # type: ignore[no-untyped-def]
         group = both // places
         op[at], place[at] = keys[at] - both * ops, both - group * places
         if group != last:
-            kinds[count], pairs[count], offsets[count], last = *divmod(group, tensors * OFFSETS), at, group
+            kinds[count], offsets[count], last = group // (tensors * OFFSETS), at, group
+            pairs[count] = group % (tensors * OFFSETS)
             count += 1
     offsets[count] = len(keys)
     return kinds[:count].copy(), pairs[:count].copy(), offsets[: count + 1].copy(), op, place
