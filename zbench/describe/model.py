@@ -197,8 +197,8 @@ class Model:
         if self.recompute == NONE or self.offload in (INPUTS, BOTH):
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
             raise ValueError(
-                f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a number "
-                "with selective, chunked or full and inputs on GPUs"
+                f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a "
+                "number with selective, chunked or full and inputs on GPUs"
             )
 
     @property
@@ -261,8 +261,8 @@ class Model:
         have, again = self.stage_layers, self.recompute_layers
         if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
             raise ValueError(
-                f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes {stages} "
-                f"numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
+                f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
+                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
             )
         if isinstance(again, str):
             return
@@ -275,8 +275,8 @@ class Model:
                 )
         elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
             raise ValueError(
-                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of each of "
-                f"which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
+                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of each "
+                f"of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
             )
 
     @property

@@ -96,8 +96,8 @@ class StepStrategy:
         ):
             if value != usual:
                 raise ValueError(
-                    f"{name} is {bracketed(value)}; only runs with executor=simulated or torch_whole_step have that, all "
-                    f"else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
+                    f"{name} is {bracketed(value)}; only runs with executor=simulated or torch_whole_step have that, "
+                    f"all else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
                 )
 
 
