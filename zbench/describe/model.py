@@ -275,8 +275,8 @@ class Model:
                 )
         elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
             raise ValueError(
-                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of each "
-                f"of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
+                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of "
+                f"each of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
             )
 
     @property
