@@ -27,8 +27,8 @@ from zbench.systems.static_best.search import (
     CONFIRMED,
     ROUNDS,
     Race,
-    chosen,
     divisors,
+    first_choice,
     parallel_layouts,
     race_of,
     raced,
@@ -99,7 +99,7 @@ def search_by_layer(study: Study, free: Sequence[str], batching: Batching) -> Ch
     if study.judged < len(sample.played):
         last = sample.some(CONFIRMED)
     every = [*alike, *(one for some in sizes for one in some)]
-    return chosen(ranked(raced(every, last, study.clock)), study, sample)
+    return first_choice(ranked(raced(every, last, study.clock)), study, sample)
 
 
 def check_by_layer(study: Study) -> None:

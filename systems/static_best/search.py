@@ -65,10 +65,10 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
         ValueError: none does.
     """
     sample = Sample.of(study)
-    return chosen(ranked_layouts(study, sample, free, batching), study, sample)
+    return first_choice(ranked_layouts(study, sample, free, batching), study, sample)
 
 
-def chosen(candidates: Sequence[Candidate], study: Study, sample: Sample) -> Choice:
+def first_choice(candidates: Sequence[Candidate], study: Study, sample: Sample) -> Choice:
     """Returns the choice of the first of the candidates.
 
     Raises:

@@ -126,6 +126,7 @@ def test_some_layers_of_a_run() -> None:
         choices.insert(0, {"recompute": "none"})
         found = [Simulated(cost_of(ROOM, **one)).step(batch, plans) for one in choices]
         assert [one.seconds for one in found] == sorted({one.seconds for one in found})
+        assert [one.recompute.get("layers") for one in found] == [None, [3], [6], None]
         peaks = [max(one.peak_bytes) for one in found]
         assert peaks == sorted(set(peaks), reverse=True)
         planned_for = [activation_bytes(replace(MODEL, **one)) for one in choices]

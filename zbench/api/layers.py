@@ -15,7 +15,7 @@ from zbench.cost.by_layer.stage_cuts import balance
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
-from zbench.describe.model import Model, listed
+from zbench.describe.model import Model, bracketed
 from zbench.describe.units import with_noun
 
 _WORDS = ("recompute", "play")
@@ -118,8 +118,8 @@ def _keys(plan: LayerPlan) -> list[str]:
     one, again = plan.strategies[0][0], _again(plan)
     sharding = "zero3" if one.degree(SHARDED) > 1 else "none"
     keys = [f"parallel.tensor_parallel={one.degree(TENSOR)}", f"parallel.pipeline_parallel={len(plan.cut)}"]
-    keys += [f"parallel.stage_layers={listed(plan.cut)}"] if len(set(plan.cut)) > 1 else []
+    keys += [f"parallel.stage_layers={bracketed(plan.cut)}"] if len(set(plan.cut)) > 1 else []
     level = next((one.recompute for mine in plan.strategies for one in mine if one.recompute != "none"), "none")
     keys += [f"sharding={sharding}", f"recompute={level}"]
     some = 0 < sum(again) < sum(plan.cut)
-    return keys + ([f"recompute.layers={again[0] if len(set(again)) == 1 else listed(again)}"] if some else [])
+    return keys + ([f"recompute.layers={again[0] if len(set(again)) == 1 else bracketed(again)}"] if some else [])

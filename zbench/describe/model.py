@@ -197,8 +197,8 @@ class Model:
         if self.recompute == NONE or self.offload in (INPUTS, BOTH):
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
             raise ValueError(
-                f"recompute.layers is {listed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a number "
-                "with selective, chunked or full and inputs on GPUs"
+                f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a "
+                "number with selective, chunked or full and inputs on GPUs"
             )
 
     @property
@@ -261,8 +261,8 @@ class Model:
         have, again = self.stage_layers, self.recompute_layers
         if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
             raise ValueError(
-                f"parallel.stage_layers is {listed(have)}; with parallel.pipeline_parallel={stages} it takes {stages} "
-                f"numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
+                f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
+                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
             )
         if isinstance(again, str):
             return
@@ -275,8 +275,8 @@ class Model:
                 )
         elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
             raise ValueError(
-                f"recompute.layers is {listed(again)}; stages of {self.name} have {listed(every)} layers, of each of "
-                f"which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
+                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of "
+                f"each of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
             )
 
     @property
@@ -399,7 +399,7 @@ class Model:
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
 
 
-def listed(value: object) -> object:
+def bracketed(value: object) -> object:
     """Returns numbers as a command line has them, as in [3,2]; what is no list stays as it is."""
     return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else value
 
@@ -409,7 +409,7 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
     if isinstance(layers, list | tuple):
         if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
             told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
-            raise ValueError(f"recompute.layers is {listed(layers)}; {told}")
+            raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
     elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
@@ -422,7 +422,7 @@ def check_stage_layers(layers: str | Sequence[int]) -> None:
     if layers == EVEN or (isinstance(layers, list | tuple) and all(is_whole(one) and one >= 1 for one in layers)):
         return
     told = f"it takes whole numbers of at least 1, one a stage, as in [9,8,8,7], or {EVEN}"
-    raise ValueError(f"parallel.stage_layers is {listed(layers)}; {told}")
+    raise ValueError(f"parallel.stage_layers is {bracketed(layers)}; {told}")
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

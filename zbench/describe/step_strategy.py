@@ -14,7 +14,7 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, USUAL_EXPERTS, Experts
-from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, NONE, WHOLE, listed
+from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, NONE, WHOLE, bracketed
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
 
@@ -102,8 +102,8 @@ class StepStrategy:
         ):
             if value != usual:
                 raise ValueError(
-                    f"{name} is {listed(value)}; only runs with executor=simulated or torch_whole_step have that, all "
-                    f"else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
+                    f"{name} is {bracketed(value)}; only runs with executor=simulated or torch_whole_step have that, "
+                    f"all else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
                 )
 
 

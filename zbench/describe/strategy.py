@@ -30,10 +30,10 @@ from zbench.describe.model import (
     RECOMPUTE,
     SHARDING,
     WHOLE,
+    bracketed,
     check_chunk,
     check_recompute_layers,
     check_stage_layers,
-    listed,
 )
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -117,7 +117,7 @@ class Recompute:
         check_recompute_layers(self.layers)
         if self.is_adaptive and self.layers != ALL_LAYERS:
             raise ValueError(
-                f"recompute.layers is {listed(self.layers)}; recompute.granularity={ADAPTIVE} chooses as many as it "
+                f"recompute.layers is {bracketed(self.layers)}; recompute.granularity={ADAPTIVE} chooses as many as it "
                 f"takes, with {ALL_LAYERS}"
             )
 
@@ -314,7 +314,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
     names, other keys dotted."""
     later = {"recompute": {"layers": ALL_LAYERS, **config["recompute"]}}  # configurations from before have none
     later |= {"parallel": {"stage_layers": EVEN, **config["parallel"]}}
-    found = {field: listed({**config, **later}[group][key]) for field, (group, key) in MODEL_FIELDS.items()}
+    found = {field: bracketed({**config, **later}[group][key]) for field, (group, key) in MODEL_FIELDS.items()}
     if found["sharding"] == NESTED:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found |= {key: config["parallel"].get(key, 1) for key in ("expert_parallel", "expert_tensor_parallel")}

@@ -14,6 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
+from zbench.describe.model import ALL_LAYERS
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows, told_rows
@@ -43,8 +44,19 @@ class ChosenSteps:
             expert_rows=told_rows(self.steps.parts(batch, plans))
             if self.steps.experts.counted
             else self.steps.expert_rows(batch, plans),
-            recompute={} if self.recompute is None else self.recompute.told,
+            recompute=self._recompute_told(result),
         )
+
+    def _recompute_told(self, result: StepResult) -> dict[str, Any]:
+        """Returns what is recomputed of the step's layers, where that was chosen for the batch, or the run says of how
+        many."""
+        model = self.steps.model
+        if self.recompute is not None:
+            return self.recompute.told
+        if model.recompute_layers == ALL_LAYERS:
+            return {}
+        layers, peak = model.recomputed_of_stages, max(result.peak_bytes)
+        return ChosenRecompute(model.recompute, layers, model.num_layers, int(peak)).told
 
 
 def chosen_steps(

@@ -11,7 +11,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
-from zbench.describe.model import ALL_LAYERS, NONE, Model, listed
+from zbench.describe.model import ALL_LAYERS, NONE, Model, bracketed
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
@@ -152,7 +152,7 @@ class ProvenSteps:
         if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
             raise ValueError(
                 f"plans have pipelines, each with stages of its own; recompute.layers is "
-                f"{listed(self.model.recompute_layers)}, which takes {ALL_LAYERS} with them"
+                f"{bracketed(self.model.recompute_layers)}, which takes {ALL_LAYERS} with them"
             )
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
