@@ -70,6 +70,9 @@ def with_all_keys(config: Any) -> Any:
         config["sharding"] = {"gradient_bucket": LAYER, **sharding}
     if "parallel" in config:
         config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, "job": _TRAINING, **config})
+    parallel = config.get("parallel")
+    if isinstance(parallel, Mapping) and parallel.get("_target_") == f"{_STRATEGY}.Parallel":
+        config["parallel"] = {"expert_tensor_parallel": 1, **parallel}
     again = config.get("recompute")
     if isinstance(again, Mapping) and again.get("_target_") == f"{_STRATEGY}.Recompute":
         config["recompute"] = {"layers": ALL_LAYERS, **again}

@@ -132,8 +132,9 @@ class ShardedParameters:
             size = degree * self.degree
             if degree != WORLD and size % self.experts and self.experts % size:
                 raise ValueError(
-                    f"parallel.expert_parallel is {self.experts}; parameters cut over {size} GPUs (sharding.degrees) "
-                    "take a degree that divides them, or that they divide"
+                    f"all experts are on {self.experts} GPUs (parallel.expert_parallel times expert_tensor_parallel); "
+                    f"parameters cut over {size} GPUs (sharding.degrees) take a number that divides them, or that they "
+                    "divide"
                 )
 
     @cached_property
