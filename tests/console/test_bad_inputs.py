@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hydra._internal.hydra import Hydra
 from omegaconf import OmegaConf
 
 from tests.helpers.bad_inputs import LONG, Bad, make_files, table
@@ -74,13 +73,10 @@ def main(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
     Where hydra searches no folder of the user's, the yamls that the command composes beside its own configuration, to
     tell what was changed in them, are those of the lines before (tests/run/test_presets.py has how they are composed).
-    Nor does it compose all a first time then, to see whether a yaml asks for a sweep: only an experiment's does.
     """
     monkeypatch.setattr(sys, "argv", list(words))
     if not any(word.startswith("--c") or "searchpath" in word for word in words):  # --config-dir and its like
         monkeypatch.setattr("zbench.__main__.JobsOutcome", partial(JobsOutcome, presets=COMPOSED))
-        if not any("hydra" in word or "experiment" in word for word in words):
-            monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
     code = importlib.import_module(f"{words[0]}.__main__").main()
     assert isinstance(code, int)
     return code

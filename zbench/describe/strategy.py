@@ -189,9 +189,14 @@ class Parallel:
     stage_layers: str | Sequence[int] = EVEN
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel"):
-            check_whole_number(f"parallel.{name}", getattr(self, name), 1, MOST)
+        for name, degree in self.degrees.items():
+            check_whole_number(f"parallel.{name}", degree, 1, MOST)
         check_stage_layers(self.stage_layers)
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Degrees by key; stage_layers is none."""
+        return {name: degree for name, degree in asdict(self).items() if name != "stage_layers"}
 
     @property
     def expert_gpus(self) -> int:
@@ -246,7 +251,7 @@ class TrainingStrategy:
                     f"memory.{name} takes {WHOLE}"
                 )
 
-        for key, degree in asdict(self.parallel).items() if self.sync.in_rounds else ():
+        for key, degree in self.parallel.degrees.items() if self.sync.in_rounds else ():
             if degree > 1:
                 raise ValueError(
                     f"parallel.{key} is {degree}; with sync={self.sync.method} a worker's GPUs share "
