@@ -59,13 +59,14 @@ def compared_waits(run: Run, played: Callable[[Sequence[Line]], Steps]) -> Compa
         ValueError: the run was simulated, has no account of its seconds, or no round of it counts whole.
     """
     sync = run.start["config"].get("sync", {})
-    size = 1 if sync.get("method", EVERY_STEP) == EVERY_STEP else int(sync["steps"])
+    in_rounds = sync.get("method", EVERY_STEP) != EVERY_STEP
+    size = int(sync["steps"]) if in_rounds else 1
     rounds = [range(at, at + size) for at in range(0, len(run.steps) - size + 1, size)]
     counted = [one for one in rounds if all(run.steps[at]["valid"] for at in one)]
     measured = not run.start["facts"]["simulated"] and all(step.get("seconds_for") for step in run.steps)
     if not counted or not measured:
         raise ValueError(f"the run of {label(run.start, 'system')} has no measured round of whole steps that counts")
-    told, over = played(run.steps), median if size == 1 else fmean
+    told, over = played(run.steps), fmean if in_rounds else median
 
     def together(steps: Steps) -> Waits:
         each = [Waits.of([steps[at] for at in one]) for one in counted]
