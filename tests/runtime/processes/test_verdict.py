@@ -7,7 +7,7 @@ import pytest
 
 from zbench.runtime.processes import verdict
 from zbench.runtime.processes.fleet import Failure, RankFailed
-from zbench.runtime.processes.verdict import GRACE, Troubles, stuck
+from zbench.runtime.processes.verdict import GRACE, LATE_STATUS, Troubles, stuck
 
 OWN = Failure("raised ValueError", "odd", "step 3", "trainer.py:7", "Traceback ...", False)
 PEERS = Failure("raised RuntimeError", "Connection closed by peer", "step 3", "", "", True)
@@ -63,6 +63,20 @@ def test_the_verdict_waits_a_moment(monkeypatch) -> None:
     assert not found.is_ripe()
     now[0] += GRACE
     assert found.is_ripe()
+
+
+def test_the_verdict_waits_for_how_a_lost_rank_ended(monkeypatch) -> None:
+    now, told = [10.0], set()
+    monkeypatch.setattr(verdict.time, "monotonic", lambda: now[0])
+    found = Troubles()
+    found.lost(1, LOST)
+    assert not found.is_ripe(told.__contains__)
+    now[0] += 2 * GRACE
+    assert not found.is_ripe(told.__contains__)
+    told.add(1)
+    assert found.is_ripe(told.__contains__)
+    now[0] += LATE_STATUS
+    assert found.is_ripe(lambda rank: False)
 
 
 @pytest.mark.parametrize(

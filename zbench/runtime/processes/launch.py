@@ -116,6 +116,9 @@ class LocalFleet(Wired):
     def _status(self, rank: int) -> int | None:
         return self._statuses.get(rank)
 
+    def _is_told(self, rank: int) -> bool:
+        return rank in self._statuses or self._lost is not None
+
     def _stillness(self, rank: int) -> str:
         try:
             stat = Path(f"/proc/{self._pids[rank]}/stat").read_text()

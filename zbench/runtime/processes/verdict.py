@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from zbench.runtime.processes.fleet import Failure, RankFailed, ending, failure_sentence
 
 GRACE = 0.3  # seconds from the first sign of trouble to the verdict
+LATE_STATUS = 5.0  # the same, where how a lost rank's process ended is still to be told, as on a busy machine
 
 
 class Troubles:
@@ -35,12 +36,14 @@ class Troubles:
         """Notes that a rank's wire closed. at: where it was, "in step 3, backward"."""
         self._found.setdefault(rank, at)
 
-    def is_ripe(self) -> bool:
-        """Returns whether it is time for the verdict; first asked when the first trouble shows."""
+    def is_ripe(self, is_told: Callable[[int], bool] = lambda rank: True) -> bool:
+        """Returns whether it is time for the verdict; first asked when the first trouble shows. is_told: whether all
+        that will be known of how a rank's process ended is known."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        return now - self._since >= GRACE
+        lost = [rank for rank, trouble in self._found.items() if isinstance(trouble, str)]
+        return now - self._since >= (GRACE if all(map(is_told, lost)) else LATE_STATUS)
 
     def cause(self, status: Callable[[int], int | None], words: Callable[[int], Sequence[str]]) -> RankFailed:
         """Returns the likeliest cause. status: how a rank's process ended (a signal is negative), None where not known.

@@ -48,6 +48,10 @@ class Wired(ABC):
         """Returns how the process of a rank ended: negative for a signal, else its exit code; None while not known."""
         return None
 
+    def _is_told(self, rank: int) -> bool:
+        """Returns whether all that will be known of how the process of a rank ended is known."""
+        return True
+
     def _stillness(self, rank: int) -> str:
         """Returns why a rank cannot make progress, where that can be seen from outside: "is stopped"."""
         return ""
@@ -167,7 +171,7 @@ class Wired(ABC):
         """Raises RankFailed if it is time to."""
         silent = self._watch.look()
         if self._troubles or self._fault():
-            if self._troubles.is_ripe():
+            if self._troubles.is_ripe(self._is_told):
                 raise self._cause()
         elif silent > patience and not self._closing:
             raise self._stuck(patience)
