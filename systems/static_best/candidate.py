@@ -88,8 +88,8 @@ def layer_words(model: Model) -> str:
     """Returns which layers a model recomputes, and how many its stages have, after a comma; "" where layers are
     alike."""
     stages, again = model.layers_of_stages, model.recomputed_of_stages
-    if model.recompute_layers == ALL_LAYERS and model.stage_layers == EVEN:
-        return ""
+    if not any(again) or (model.recompute_layers == ALL_LAYERS and model.stage_layers == EVEN):
+        return "" if model.stage_layers == EVEN else f", stages of {', '.join(map(str, stages))} layers"
     if len(stages) == 1:
         return f" of the first {again[0]} of {stages[0]} layers"
     return f" of the first {', '.join(map(str, again))} layers of stages of {', '.join(map(str, stages))}"

@@ -118,7 +118,7 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
     values = [free_values(name, model) if name in freed else (getattr(model, name),) for name in FREE]
     for chosen in product(tensor, stages, *values):
         try:
-            laid = replace(model, **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)
+            laid = replace(model.with_stages(chosen[1]), **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)
             cost = study.cost_of(laid)
             study.clock(cost)
         except ValueError:  # it does not divide, or ZeRO-3 with stages, or the run's clock does not play it

@@ -105,7 +105,9 @@ def test_a_step_keeps_its_strategy(
     assert __main__.main() == 0
     assert json.loads(Path("q").read_text()) == json.loads(Path("p.plan").read_text())
     capsys.readouterr()
-    with pytest.raises(ValueError, match="only runs with executor=simulated or torch_whole_step have that"):
+    with pytest.raises(
+        ValueError, match="only runs with executor=simulated, torch_whole_step or desk_whole_step have that"
+    ):
         zbench.simulate(step, executor="simulated_attention")
 
 

@@ -490,7 +490,7 @@ def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_pat
 def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, value: float, tmp_path: Path) -> None:
     own = {**STRATEGY[group], key: value}
     asked = request(tmp_path / "r.jsonl", **{group: own})
-    told = rf"^{group}.{key} is {value}; only runs with executor=simulated or torch_whole_step have"
+    told = rf"^{group}.{key} is {value}; only runs with executor=simulated, torch_whole_step or desk_whole_step have"
     with pytest.raises(ValueError, match=told):
         Parts.of(asked.config, asked.settings)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS
 from tests.runtime.transport.test_transport_phases import LENGTHS, check, plans, ranks
 from zbench.desk.executor import Desk
@@ -77,7 +78,7 @@ def test_a_device_is_asked_for(monkeypatch: pytest.MonkeyPatch, opened: list[tup
 
 def test_emulated_nodes_compute_on_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"executor.device is 'cuda'; emulated nodes compute on the CPU"):
-        Desk(None, None, device="cuda")  # type: ignore[arg-type]
+        Desk(small(1, 2), None, device="cuda")  # type: ignore[arg-type]
 
 
 def test_plans_are_exact_with_messages_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def contract_values(
     inside = _faster(question, planner, lambda cost: _limited(keys, option, cost, question), deployed, tell)
     if any_plan is None or inside is None:
         return None
-    bound = _bound(question, inside.candidate)
+    bound = None if question.parts().job.has_rollouts else _bound(question, inside.candidate)  # which is of training
     default = _default(question, option, deployed, tell)
     speeds = [one.figures.tokens_per_second or 0.0 for one in (any_plan, inside, deployed.played)]
     return {
@@ -53,7 +53,7 @@ def contract_values(
         "contract_costs": speeds[0] / speeds[1],
         "scheduler_costs": speeds[1] / speeds[2],
         "default_costs": deployed.played.gain(default) if default else None,
-        "bound_tokens_per_second": question.parts().tokens * question.settings.steps / bound,
+        "bound_tokens_per_second": bound and question.parts().tokens * question.settings.steps / bound,
     }
 
 

@@ -103,12 +103,13 @@ def _contract(advice: Row) -> Iterator[str]:
     if found is None:
         return
     inside, free = found["inside"], found["any_plan"]
+    bound = found["bound_tokens_per_second"]
+    most = f" (no schedule inside can have more than {bound:,.0f})" if bound else ""
     yield (
         f"Contract {found['contract']} of its engine, with the same sharding: {free['name']} reaches "
-        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract {inside['tokens_per_second']:,.0f} "
-        f"(no schedule inside can have more than {found['bound_tokens_per_second']:,.0f}). So the contract costs "
-        f"{found['contract_costs']:.2f} x, and the scheduler of {found['option']} another "
-        f"{found['scheduler_costs']:.2f} x."
+        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract "
+        f"{inside['tokens_per_second']:,.0f}{most}. So the contract costs {found['contract_costs']:.2f} x, and the "
+        f"scheduler of {found['option']} another {found['scheduler_costs']:.2f} x."
     )
     if found["default_costs"] is not None:
         limit = found["default"]["keys"]["pack_tokens"]

@@ -30,7 +30,8 @@ def stacked(cost: Cost, pp: int) -> Cost:
     layers = model.num_layers if model.stage_layers == EVEN else 0
     for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", layers)):
         if count % pp:
-            raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}")
+            numbers = ", or parallel.stage_layers has a number for each" if name == "model.num_layers" else ""
+            raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}{numbers}")
     # DeepSpeed's pipelines refuse both, too (deepspeed/runtime/pipe/engine.py).
     for sharding, what in (("zero2", "gradients"), ("zero3", "parameters")):
         if model.sharding == sharding:

@@ -248,8 +248,12 @@ class Model:
         return replace(self, recompute="none", recompute_layers=ALL_LAYERS)
 
     def with_stages(self, stages: int) -> "Model":
-        """Returns the model in so many stages: as it is, or in even ones where it has another number."""
-        return self if self.pipeline_parallel == stages else replace(self, pipeline_parallel=stages, stage_layers=EVEN)
+        """Returns the model in so many stages: as it is, or, where it has another number, in even ones that are alike
+        in what they recompute."""
+        if self.pipeline_parallel == stages:
+            return self
+        again = self.recompute_layers if isinstance(self.recompute_layers, int | str) else ALL_LAYERS
+        return replace(self, pipeline_parallel=stages, stage_layers=EVEN, recompute_layers=again)
 
     def check_stages(self) -> None:
         """Refuses numbers of layers that are not of these stages.

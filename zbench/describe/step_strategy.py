@@ -102,8 +102,9 @@ class StepStrategy:
         ):
             if value != usual:
                 raise ValueError(
-                    f"{name} is {bracketed(value)}; only runs with executor=simulated or torch_whole_step have that, "
-                    f"all else takes {'none, zero1, zero2 or zero3' if usual == '' else usual}"
+                    f"{name} is {bracketed(value)}; only runs with executor=simulated, torch_whole_step or "
+                    "desk_whole_step have that, all else takes "
+                    f"{'none, zero1, zero2 or zero3' if usual == '' else usual}"
                 )
 
 

@@ -234,7 +234,7 @@ class TrainingStrategy:
             if value != usual and self.parallel.expert_gpus == 1:
                 raise ValueError(
                     f"experts.{name} is {value}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
-                    f"takes {usual}, or, with experts, parallel.expert_parallel=8"
+                    f"takes {usual}, or, with experts, parallel.expert_parallel above 1 (or expert_tensor_parallel)"
                 )
         if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
             raise ValueError(

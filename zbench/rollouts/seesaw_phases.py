@@ -39,7 +39,8 @@ class SeesawCost:
             raise ValueError(f"prefill takes {self.prefill.num_gpus} GPUs of a replica, and decode {self.gpus}")
         if cluster.host is None:
             raise ValueError(
-                f"cluster {cluster.name} has no cluster.host_bandwidth; seesaw brings weights, keys and values by it"
+                f"cluster {cluster.name} has no cluster.host_bandwidth; seesaw brings weights, keys and values by it: "
+                "it takes one that has, as cluster=a100_80g_16x8 or a10_1x8, or +cluster.host_bandwidth='25 GB/s'"
             )
         weights = model.element_bytes * model.total_params
         wanted = self.host_bytes * cluster.gpus_per_node + weights

@@ -181,8 +181,8 @@ def check_steps_alone(strategy: TrainingStrategy) -> None:
     """
     if strategy.sync.in_rounds:
         raise ValueError(
-            f"sync is {strategy.sync.method}; only runs with executor=simulated or torch_whole_step have that, "
-            f"all else takes {EVERY.method}"
+            f"sync is {strategy.sync.method}; only runs with executor=simulated, torch_whole_step or desk_whole_step "
+            f"have that, all else takes {EVERY.method}"
         )
     if strategy.job.has_rollouts:
         raise ValueError(

@@ -16,6 +16,7 @@ from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import NoClock
 from zbench.runtime.handlers.context import TokenWords
@@ -140,10 +141,10 @@ def test_a_gradient_that_is_not_reduced_is_seen(fleet: LocalFleet) -> None:
     assert "the gradients differ by" in executed(fleet, replace(case, step=step)).fault
 
 
-def prepared(step: Step, tokens: tuple[TokenParts, ...]) -> PreparedStep:
+def prepared(step: Step, tokens: tuple[TokenParts, ...], model: Model = MODEL) -> PreparedStep:
     cpu = torch.device("cpu")
     messages = GlooMessages([], cpu, StepTimes(NoClock()))
-    machine = StepMachine(MODEL, cpu, Matmul(), messages, AdamWUpdate(AdamW(), 1, 1))
+    machine = StepMachine(model, cpu, Matmul(), messages, AdamWUpdate(AdamW(), 1, 1))
     return PreparedStep.of(step, 0, machine, tokens, [TokenWords({}, {})])
 
 
@@ -166,6 +167,6 @@ def test_what_does_not_run_is_told() -> None:
         prepared(read_step(encoded), case.tokens)
     routed, again = routed_case([[5, 3]], 2, 0, 1.0), routed_case([[5, 3]], 2, 1, 1.0)
     with pytest.raises(ValueError, match="the tokens of micro-batch 0 have no experts; tensor p takes some"):
-        prepared(routed.step, (replace(routed.tokens[0], chosen=None),))
+        prepared(routed.step, (replace(routed.tokens[0], chosen=None),), EXPERTS)
     with pytest.raises(ValueError, match=r"of micro-batch 0 go to k as \[.*\]; tensor p of the step has \["):
-        prepared(routed.step, again.tokens)
+        prepared(routed.step, again.tokens, EXPERTS)
