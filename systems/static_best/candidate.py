@@ -6,7 +6,8 @@ from math import inf
 
 from zbench.cost.bound import bound_seconds
 from zbench.describe.batch import Batch
-from zbench.describe.model import ALL_LAYERS, EVEN, Model
+from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
 from zbench.run.fastest import FREE, compared_seconds

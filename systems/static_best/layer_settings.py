@@ -21,7 +21,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory import need_of_stage
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.model import ALL_LAYERS, EVEN, KV, WHOLE, Model, Q
+from zbench.describe.model import KV, WHOLE, Model, Q, RecomputeLevel
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.systems.common.mesh_packs import Batching, pack_batch
 from zbench.systems.common.mesh_plans import BACKWARD, LIMITS
 from zbench.systems.mesh import Mesh
@@ -35,7 +36,7 @@ class LayerSetting:
     """A setting: the level of recomputation, how many layers each stage has and how many of these are recomputed, and
     the tokens of a micro-batch on a GPU at most. seconds: of a step, by arithmetic."""
 
-    level: str
+    level: RecomputeLevel
     cut: Cut
     again: Cut
     pack_tokens: int
@@ -48,7 +49,7 @@ class LayerSetting:
         some = 0 < sum(self.again) < sum(self.cut)
         return replace(
             model.keeping_all,
-            recompute=self.level if any(self.again) else "none",  # type: ignore[arg-type]
+            recompute=self.level if any(self.again) else "none",
             recompute_layers=layers if some else ALL_LAYERS,
             stage_layers=EVEN if even else self.cut,
         )
@@ -61,7 +62,7 @@ class _Work:
     of a GPU."""
 
     layer: Floats
-    again: dict[str, Floats]
+    again: dict[RecomputeLevel, Floats]
     tokens: Floats
     fullest: int
 
@@ -73,7 +74,7 @@ class LayerSettings:
     longest: tokens of a sequence that has to fit."""
 
     mesh: Mesh
-    levels: dict[str, Cost]
+    levels: dict[RecomputeLevel, Cost]
     batches: Sequence[Batch]
     longest: int
 
@@ -81,8 +82,8 @@ class LayerSettings:
     def of(mesh: Mesh, cost_of: Callable[[Model], Cost], batches: Sequence[Batch], longest: int) -> "LayerSettings":
         """Returns the settings of a mesh. cost_of: the cost model of a model with the mesh's parallelism."""
         chunks = mesh.cost.gpus.model.mlp_chunk_tokens != WHOLE
-        levels = ("chunked" if chunks else "selective", "full")
-        models = {level: replace(mesh.cost.gpus.model, recompute=level) for level in levels}  # type: ignore[arg-type]
+        levels: tuple[RecomputeLevel, ...] = ("chunked" if chunks else "selective", "full")
+        models = {level: replace(mesh.cost.gpus.model, recompute=level) for level in levels}
         return LayerSettings(mesh, {level: cost_of(one) for level, one in models.items()}, batches, longest)
 
     def found(self) -> list[LayerSetting]:
@@ -104,7 +105,7 @@ class LayerSettings:
         every = {ceil(share * even) for share in shares}
         return sorted(every | {size for size in fitting if 1 <= size <= max(every)}, reverse=True)
 
-    def setting(self, level: str, size: int) -> LayerSetting | None:
+    def setting(self, level: RecomputeLevel, size: int) -> LayerSetting | None:
         """Returns the fastest setting found with that level and size, None if none fits."""
         seconds = partial(self._stage_seconds, level, size)
         if self._cost.pp == 1:
@@ -116,18 +117,18 @@ class LayerSettings:
         every = [self._of_cut(level, size, cut) for cut in cuts]
         return min((one for one in every if one), key=lambda one: one.seconds, default=None)
 
-    def _of_cut(self, level: str, size: int, cut: Cut) -> LayerSetting | None:
+    def _of_cut(self, level: RecomputeLevel, size: int, cut: Cut) -> LayerSetting | None:
         again = tuple(self.fewest(level, stage, count, size) for stage, count in enumerate(cut))
         if any(one is None for one in again):
             return None
         chosen = tuple(one or 0 for one in again)
         return LayerSetting(level, cut, chosen, size, self.seconds(level, cut, chosen, size))
 
-    def seconds(self, level: str, cut: Cut, again: Cut, size: int) -> float:
+    def seconds(self, level: RecomputeLevel, cut: Cut, again: Cut, size: int) -> float:
         """Returns the seconds of a step: the mean over batches."""
         return float(np.mean([self._batch_seconds(work, level, cut, again) for work in self._works(size)]))
 
-    def _batch_seconds(self, work: _Work, level: str, cut: Cut, again: Cut) -> float:
+    def _batch_seconds(self, work: _Work, level: RecomputeLevel, cut: Cut, again: Cut) -> float:
         cost, of = self._cost, self._collectives
         head = float(cost.head_seconds(work.tokens).sum())
         if len(cut) == 1:
@@ -138,7 +139,7 @@ class LayerSettings:
         each = [layers * one + some * more for layers, some in zip(cut, again, strict=True)]
         return pipeline_seconds([*each[:-1], each[-1] + head / count], count)
 
-    def _stage_seconds(self, level: str, size: int, stage: int, count: int) -> float:
+    def _stage_seconds(self, level: RecomputeLevel, size: int, stage: int, count: int) -> float:
         """Returns the seconds of a micro-batch on a stage of so many layers, infinite if they do not fit."""
         again = self.fewest(level, stage, count, size)
         if again is None:
@@ -146,7 +147,7 @@ class LayerSettings:
         more = float(np.concatenate([work.again[level] for work in self._works(size)]).mean())
         return self.weight(level, size, False)(stage, count) + again * more
 
-    def weight(self, level: str, size: int, of_bytes: bool) -> Callable[[int, int], float]:
+    def weight(self, level: RecomputeLevel, size: int, of_bytes: bool) -> Callable[[int, int], float]:
         """Returns what a stage weighs in a balanced cut, of (stage, its layers): bytes without recomputation, or
         seconds whatever memory there is."""
         if of_bytes:
@@ -158,7 +159,7 @@ class LayerSettings:
 
     # -- memory -------------------------------------------------------------------------------------------
 
-    def fewest(self, level: str, stage: int, count: int, size: int) -> int | None:
+    def fewest(self, level: RecomputeLevel, stage: int, count: int, size: int) -> int | None:
         """Returns as few of a stage's layers as have to be recomputed, None if all of them are too few."""
         memory = int(self._cost.cluster.device.memory_bytes)
         if self._bytes(level, stage, count, 0, size) <= memory:
@@ -171,7 +172,7 @@ class LayerSettings:
             low, high = (low, middle) if self._bytes(level, stage, count, middle, size) <= memory else (middle, high)
         return high
 
-    def _bytes(self, level: str, stage: int, count: int, again: int, size: int) -> int:
+    def _bytes(self, level: RecomputeLevel, stage: int, count: int, again: int, size: int) -> int:
         """Returns the bytes of a rank of a stage that has the fullest pack of at most so many tokens of each, or the
         longest sequence."""
         static, token = self._need(level, stage, count, again)
@@ -181,12 +182,12 @@ class LayerSettings:
         """Returns the most tokens that a rank has with packs of at most so many of each."""
         return max(self._longest, *(work.fullest for work in self._works(size)))
 
-    def room(self, level: str, stage: int, count: int, again: int) -> int:
+    def room(self, level: RecomputeLevel, stage: int, count: int, again: int) -> int:
         """Returns the tokens of a rank that a stage has room for."""
         static, token = self._need(level, stage, count, again)
         return (int(self._cost.cluster.device.memory_bytes) - static) // token
 
-    def _need(self, level: str, stage: int, count: int, again: int) -> tuple[int, int]:
+    def _need(self, level: RecomputeLevel, stage: int, count: int, again: int) -> tuple[int, int]:
         """Returns the bytes of a stage's rank, and of each of its tokens, with what it receives and keeps."""
         key = level, stage, count, again
         if key not in self._known:
@@ -197,8 +198,8 @@ class LayerSettings:
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, int, int, int], tuple[int, int]]:
-        """What `_need` was asked for so far."""
+    def _known(self) -> dict[tuple[RecomputeLevel, int, int, int], tuple[int, int]]:
+        """The answers of `_need` so far, by level, stage, layers and how many of them are recomputed."""
         return {}
 
     @cached_property
@@ -232,7 +233,7 @@ class LayerSettings:
 
     @cached_property
     def _work(self) -> dict[int, list[_Work]]:
-        """What `_works` was asked for so far."""
+        """The work of all batches that was worked out so far, by tokens of a micro-batch."""
         return {}
 
     def _works(self, size: int) -> list[_Work]:

@@ -12,7 +12,8 @@ from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.describe.model import ALL_LAYERS, EVEN, NONE, WHOLE
+from zbench.describe.model import NONE, WHOLE
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
 from zbench.describe.worlds import NOMINAL, World
 from zbench.run.parts import Parts, Settings

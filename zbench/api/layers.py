@@ -15,7 +15,8 @@ from zbench.cost.by_layer.stage_cuts import balance
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
-from zbench.describe.model import Model, bracketed
+from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import bracketed
 from zbench.describe.units import with_noun
 
 _WORDS = ("recompute", "play")

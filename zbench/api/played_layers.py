@@ -10,7 +10,8 @@ from zbench.cost.by_layer.search import LayerPlan
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
-from zbench.describe.model import EVEN, Model
+from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import EVEN
 from zbench.planned.step import StepPlans
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.build import whole_step

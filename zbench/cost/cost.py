@@ -23,7 +23,8 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.links import NIC, NVLINK, Domain, gathering
-from zbench.describe.model import ALL_LAYERS, EVEN, Model
+from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.plans.area import Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
+
+MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
 
 
@@ -61,3 +64,24 @@ def check_slowdown(key: str, value: object) -> None:
             f"{key} is {value!r}; it takes how many times as long a compute takes beside messages, a number from 1 to "
             f"{MOST_SLOWDOWN:g}, as in 1.1256"
         )
+
+
+def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
+    """Raises ValueError unless `layers` is a number of layers that may be recomputed, one for every stage, or all."""
+    if isinstance(layers, list | tuple):
+        if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
+            told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
+            raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
+    elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
+        none = " (recompute=none recomputes in none)" if layers == 0 else ""
+        raise ValueError(
+            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, or {ALL_LAYERS}{none}"
+        )
+
+
+def check_stage_layers(layers: str | Sequence[int]) -> None:
+    """Raises ValueError unless `layers` is numbers of layers, one a stage, or even."""
+    if layers == EVEN or (isinstance(layers, list | tuple) and all(is_whole(one) and one >= 1 for one in layers)):
+        return
+    told = f"it takes whole numbers of at least 1, one a stage, as in [9,8,8,7], or {EVEN}"
+    raise ValueError(f"parallel.stage_layers is {bracketed(layers)}; {told}")

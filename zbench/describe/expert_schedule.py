@@ -7,8 +7,7 @@ are chosen is zbench.simulated.expert_degrees.
 
 from dataclasses import dataclass
 
-from zbench.describe.checks import check_boolean, check_choice, check_whole_number
-from zbench.describe.model import MOST
+from zbench.describe.checks import MOST, check_boolean, check_choice, check_whole_number
 
 SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
     "sequential", "pipemoe", "tutel", "lina", "fsmoe", "clock",

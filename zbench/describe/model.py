@@ -3,18 +3,32 @@
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.checks import check_boolean, check_name, check_whole_number, is_whole
+from zbench.describe.checks import (
+    MOST,
+    check_boolean,
+    check_name,
+    check_recompute_layers,
+    check_stage_layers,
+    check_whole_number,
+    is_whole,
+)
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.pipeline.staged_layers import (
+    ALL_LAYERS,
+    EVEN,
+    StagedLayers,
+    bracketed,
+)
 
 Tensor = int
+RecomputeLevel = Literal["none", "selective", "chunked", "full"]
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
@@ -23,17 +37,14 @@ SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WORDS, VALUE = HEADS = ("words", "value")
 TIED = "tied"  # a head of words that is the embedding table
-ALL_LAYERS = "all"  # in place of a number of layers of a stage
-EVEN = "even"  # stages of as many layers each, in place of their numbers
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
 MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
-MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Model(StagedLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
@@ -90,7 +101,7 @@ class Model:
     head: Literal["words", "value"] = "words"
     element_bytes: int = 2
     lse_bytes: int = 4
-    recompute: Literal["none", "selective", "chunked", "full"] = "none"
+    recompute: RecomputeLevel = "none"
     recompute_layers: int | str | tuple[int, ...] = ALL_LAYERS
     sharding: Literal["none", "zero1", "zero2", "zero3"] | ShardDegrees = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
@@ -202,47 +213,6 @@ class Model:
             )
 
     @property
-    def layers_of_stages(self) -> tuple[int, ...]:
-        """The number of layers of every stage: as many each as can be, the later ones one more where they do not
-        divide, unless `stage_layers` has their numbers."""
-        if not isinstance(self.stage_layers, str):
-            return self.stage_layers
-        layers, stages = self.num_layers, self.pipeline_parallel
-        return tuple((at + 1) * layers // stages - at * layers // stages for at in range(stages))
-
-    @property
-    def stages_differ(self) -> bool:
-        """Whether stages have layers of their own numbers, or recompute of their own numbers of these."""
-        alike = self.stage_layers == EVEN and isinstance(self.recompute_layers, int | str)
-        return self.pipeline_parallel > 1 and not alike
-
-    @property
-    def recomputed_of_stages(self) -> tuple[int, ...]:
-        """The layers of every stage of which something runs again."""
-        if self.recompute == NONE:
-            return (0,) * self.pipeline_parallel
-        every, again = self.layers_of_stages, self.recompute_layers
-        if isinstance(again, str):
-            return every
-        most = (again,) * len(every) if isinstance(again, int) else again
-        return tuple(map(min, zip(most, every, strict=True)))
-
-    @property
-    def recomputed_layers(self) -> int:
-        """Layers of all stages of which something runs again."""
-        return sum(self.recomputed_of_stages)
-
-    @property
-    def recomputed_share(self) -> float:
-        """The share of layers of which something runs again."""
-        return self.recomputed_layers / self.num_layers
-
-    @property
-    def forwards_again(self) -> float:
-        """The share of layers whose whole forward runs again."""
-        return self.recomputed_share if self.recompute == "full" else 0.0
-
-    @property
     def keeping_all(self) -> "Model":
         """The model without recomputation."""
         return replace(self, recompute="none", recompute_layers=ALL_LAYERS)
@@ -254,34 +224,6 @@ class Model:
             return self
         again = self.recompute_layers if isinstance(self.recompute_layers, int | str) else ALL_LAYERS
         return replace(self, pipeline_parallel=stages, stage_layers=EVEN, recompute_layers=again)
-
-    def check_stages(self) -> None:
-        """Refuses numbers of layers that are not of these stages.
-
-        Raises:
-            ValueError: the message names the key.
-        """
-        stages, layers = self.pipeline_parallel, self.num_layers
-        have, again = self.stage_layers, self.recompute_layers
-        if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
-            raise ValueError(
-                f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
-                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
-            )
-        if isinstance(again, str):
-            return
-        every = self.layers_of_stages
-        if isinstance(again, int):
-            if again > min(every):
-                raise ValueError(
-                    f"recompute.layers is {again}; a stage of {self.name} has {min(every)} layers, so it takes a whole "
-                    f"number from 1 to {min(every)}, or {ALL_LAYERS}"
-                )
-        elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
-            raise ValueError(
-                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of "
-                f"each of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
-            )
 
     @property
     def inputs_on_hosts(self) -> bool:
@@ -401,32 +343,6 @@ class Model:
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
-
-
-def bracketed(value: object) -> object:
-    """Returns numbers as a command line has them, as in [3,2]; what is no list stays as it is."""
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else value
-
-
-def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
-    """Raises ValueError unless `layers` is a number of layers that may be recomputed, one for every stage, or all."""
-    if isinstance(layers, list | tuple):
-        if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
-            told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
-            raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
-    elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
-        none = " (recompute=none recomputes in none)" if layers == 0 else ""
-        raise ValueError(
-            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, or {ALL_LAYERS}{none}"
-        )
-
-
-def check_stage_layers(layers: str | Sequence[int]) -> None:
-    """Raises ValueError unless `layers` is numbers of layers, one a stage, or even."""
-    if layers == EVEN or (isinstance(layers, list | tuple) and all(is_whole(one) and one >= 1 for one in layers)):
-        return
-    told = f"it takes whole numbers of at least 1, one a stage, as in [9,8,8,7], or {EVEN}"
-    raise ValueError(f"parallel.stage_layers is {bracketed(layers)}; {told}")
 
 
 def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:

@@ -14,8 +14,9 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, USUAL_EXPERTS, Experts
-from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, NONE, WHOLE, bracketed
+from zbench.describe.model import AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
 
 

@@ -26,7 +26,6 @@ LATER_FIELDS = {
         "loss_chunk_tokens",
         "offload",
         "shared_experts",
-        "head",
         "gate",
         "recompute_layers",
         "stage_layers",

@@ -22,8 +22,9 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
-from zbench.describe.model import ALL_LAYERS, AUTO, EVEN, WHOLE
+from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.rollouts.stages import NO_ROLLOUTS
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.describe.sync import EVERY_STEP
@@ -72,13 +73,10 @@ def with_all_keys(config: Any) -> Any:
         config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, "job": _TRAINING, **config})
     parallel = config.get("parallel")
     if isinstance(parallel, Mapping) and parallel.get("_target_") == f"{_STRATEGY}.Parallel":
-        config["parallel"] = {"expert_tensor_parallel": 1, **parallel}
+        config["parallel"] = {"expert_tensor_parallel": 1, "stage_layers": EVEN, **parallel}
     again = config.get("recompute")
     if isinstance(again, Mapping) and again.get("_target_") == f"{_STRATEGY}.Recompute":
         config["recompute"] = {"layers": ALL_LAYERS, **again}
-    parallel = config.get("parallel")
-    if isinstance(parallel, Mapping) and parallel.get("_target_") == f"{_STRATEGY}.Parallel":
-        config["parallel"] = {"stage_layers": EVEN, **parallel}
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
         config["experts"] = {**_SEQUENTIAL, **experts}

@@ -312,8 +312,8 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     if isinstance(system, Chooses):
         if strategy.experts.homes != PLANNED:
             raise ValueError(
-                f"experts.homes is {strategy.experts.homes}; system={type(system).__name__} chooses before a run by "
-                f"steps with homes as planned, so it takes {PLANNED}"
+                f"experts.homes is {strategy.experts.homes}; what chooses before a run, as static_best does, judges "
+                f"steps with homes as planned, so it takes {PLANNED}; as a baseline it can be left out by baseline=null"
             )
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")

@@ -15,8 +15,8 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
-from zbench.describe.model import ALL_LAYERS
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult

@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
-from zbench.describe.model import ALL_LAYERS
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows, told_rows

@@ -13,7 +13,8 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import ALL_LAYERS, WHOLE, Model
+from zbench.describe.model import WHOLE, Model
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.breakdown import recomputation_seconds

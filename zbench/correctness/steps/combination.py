@@ -100,13 +100,12 @@ LAID_OUT = list(CHOICES).index(
 class StepCombination:
     """A combination of choices.
 
-    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many
-    hold all experts together, 0: there are none, or how many groups of `expert_tensor_parallel` that each expert is cut
-    over; how tokens choose experts, and what these have room for; stages of a
-    pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE GPUs each; how exchanges of
-    tensor-parallel groups go beside matmuls; whether the head has parameters of its own or the embedding's; ZeRO's
-    stage, or degrees, two of them with transfers in fewer bits; the level of recomputation, micro-batches, what a
-    backward does with keys, and lengths of sequences.
+    Degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads, and `expert_parallel` how many groups
+    of `expert_tensor_parallel` GPUs hold all experts together, 0: there are none; how tokens choose experts, and what
+    these have room for; stages of a pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE
+    GPUs each; how exchanges of tensor-parallel groups go beside matmuls; whether the head has parameters of its own or
+    the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; the level of recomputation,
+    micro-batches, what a backward does with keys, and lengths of sequences.
     """
 
     tensor_parallel: int

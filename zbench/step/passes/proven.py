@@ -11,8 +11,9 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
-from zbench.describe.model import ALL_LAYERS, NONE, Model, bracketed
+from zbench.describe.model import NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
 from zbench.plans.plan import Plan
 from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import forward_step, whole_step
