@@ -32,10 +32,10 @@ class Ulysses:
     degree: ranks of an all-to-all; None: as many as heads allow.
 
     received_kv: what becomes of it until the backward; Ulysses keeps it, as its inputs to attention are local.
-    slices: runs of ranks whose queries are attended with one after another; 1: all at once.
+    slices: runs of ranks whose queries are attended with one after another, at most one a rank; 1: all at once.
 
     Raises:
-        ValueError: degree is above the number of heads or does not divide the ranks, or slices is no number of runs, or
+        ValueError: degree is above the number of heads or does not divide the ranks, slices is no number of runs, or
             above 1 where groups form a ring.
     """
 
@@ -46,7 +46,6 @@ class Ulysses:
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        check_whole_number("system.slices", self.slices, 1)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         if self.degree is not None and not (
             is_whole(self.degree) and 1 <= self.degree <= heads and ranks % self.degree == 0
@@ -55,6 +54,7 @@ class Ulysses:
                 f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, "
                 f"as every rank needs a head"
             )
+        check_whole_number("system.slices", self.slices, 1, self._degree)
         if self.slices > 1 and self._degree < ranks:
             raise ValueError(
                 f"system.slices is {self.slices}; it takes 1 where kv goes round a ring, as here: an all-to-all has "

@@ -1,5 +1,6 @@
 """Small steps, their tokens, and what they come to when they are executed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -11,13 +12,15 @@ from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.exchanges import UNCUT, TokenSlices
-from zbench.describe.expert_schedule import TOKEN_CHOICE
+from zbench.describe.expert_schedule import TOKEN_CHOICE, ExpertChunks
 from zbench.describe.model import Model
+from zbench.describe.overlap import StepOverlap
 from zbench.passes.reverse import Mode, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
+from zbench.step.passes.build import whole_step
 from zbench.step.passes.overlap.token_slices import TokenCuts
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
@@ -222,3 +225,20 @@ def rejected_mutants(step: Step, seed: int) -> int:
             assert bool(told) == bool(unrolled_fault(broken)), told
             rejected += bool(told)
     return rejected
+
+
+def routed_step(
+    model: Model,
+    how: ExpertParallel,
+    batches: Sequence[list[int]],
+    shape: tuple[int, int, int],
+    kept: tuple[str, str],
+    chunks: ExpertChunks,
+) -> tuple[Step, list[Plan], float]:
+    """A step of micro-batches whose tokens go to experts, its plans, and its error. shape: ranks, tensor parallelism
+    and stages; kept: ZeRO's stage and the level of recomputation."""
+    (ranks, degree, stages), (zero, recompute) = shape, kept
+    plans = [plan_of(lengths, ranks, 4 // degree, first=2 * at) for at, lengths in enumerate(batches)]
+    overlap = StepOverlap(experts=chunks)
+    step = whole_step(model, plans, degree, zero, overlap, recompute, how, stages)
+    return step, plans, execute(step, plans, degree, model, how, overlap.token_slices)

@@ -151,7 +151,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_told_in_a_sentence(tmp_path: Path) -> None:
-    """As a process of its own; more of it is in tests/helpers/bad_inputs.txt."""
+    """The command as a process of its own says it, too; more lines are in tests/helpers/bad_inputs.txt."""
     done = command(*SMALL, "executor.kernel=flash-attn-2", f"out={tmp_path / 'runs.jsonl'}")
     assert done.returncode == 2, done.stderr
     assert "takes bfloat16, and model.element_bytes is 4 here" in done.stderr

@@ -10,6 +10,7 @@ from tests.runtime.transport.test_transport_phases import LENGTHS, check, plans,
 from zbench.desk.executor import Desk
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.workloads.fixed import Fixed
 
 
 def rank(local: int, of: int = 4, everywhere: int | None = None, bound: bool = False) -> Rendezvous:
@@ -78,11 +79,11 @@ def test_a_device_is_asked_for(monkeypatch: pytest.MonkeyPatch, opened: list[tup
 
 def test_emulated_nodes_compute_on_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"executor.device is 'cuda'; emulated nodes compute on the CPU"):
-        Desk(small(1, 2), None, device="cuda")  # type: ignore[arg-type]
+        Desk(small(1, 2), Fixed(0, 1, 1), device="cuda")
 
 
 def test_plans_are_exact_with_messages_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of systems that have every kind of transfer between them."""
+    """Plans of systems that have every kind of transfer between them come to the dense result by way of the host."""
     names = ("ring", "ulysses", "allgather", "zeppelin")
     with ranks(monkeypatch, 2, 2, (4, 2)) as (cost, fleet):
         some = [plan for which in SYSTEMS if which.path.stem in names for plan in plans(cost, which)]

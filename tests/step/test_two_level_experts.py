@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, execute, fault, plan_of, rejected_mutants
+from tests.helpers.steps import EXPERTS, fault, plan_of, rejected_mutants, routed_step
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.expert_schedule import TOGETHER_AT_ONCE, ExpertChunks, GradientPieces
 from zbench.describe.overlap import StepOverlap
@@ -32,12 +32,10 @@ MODEL = replace(EXPERTS, num_experts=8, experts_per_token=3)
 def built(number: int, chunks: ExpertChunks = TOGETHER_AT_ONCE) -> tuple[Step, list[Plan], ExpertParallel, float]:
     """A step, what it is built of, and its error."""
     ranks, degree, experts, node, stages, zero, recompute, shared, capacity, batches = CASES[number]
-    model = replace(MODEL, shared_experts=shared)
-    plans = [plan_of(lengths, ranks, 4 // degree, first=2 * at) for at, lengths in enumerate(batches)]
     how = ExpertParallel(experts, 1, 1.0, capacity=capacity, node=node)
-    overlap = StepOverlap(experts=chunks)
-    step = whole_step(model, plans, degree, zero, overlap, recompute, how, stages)
-    return step, plans, how, execute(step, plans, degree, model, how, overlap.token_slices)
+    shape, kept = (ranks, degree, stages), (zero, recompute)
+    step, plans, error = routed_step(replace(MODEL, shared_experts=shared), how, batches, shape, kept, chunks)
+    return step, plans, how, error
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

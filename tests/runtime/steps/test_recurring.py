@@ -14,7 +14,7 @@ from zbench.step.template import Encoding, Step
 
 
 def kept(store: KeptPrograms, step: Step, process: int = 0) -> Programs:
-    """As a process has it: the step comes anew from another one."""
+    """Programs of a step as a process gets them: the step comes anew from another one."""
     return store.of(pickle.loads(pickle.dumps(step)), process, holders(step))
 
 
@@ -62,7 +62,7 @@ def encoded(step: Step) -> Step:
 
 
 def coarser(step: Step) -> Step:
-    """As fewer bits a value: of the encoding alone."""
+    """The same step with fewer bits a value, which its encoding alone says."""
     return replace(encoded(step), encodings=(Encoding("fp4", 4, True, 4),))
 
 
