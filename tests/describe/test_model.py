@@ -167,12 +167,12 @@ def test_stages_have_the_layers_that_a_run_says() -> None:
             {"stage_layers": (9, 9, 9, 9)},
             r"parallel\.stage_layers is \[9,9,9,9\]; .* add up to the 32 of llama_7b, or even",
         ),
-        ({"recompute_layers": 9}, r"recompute\.layers is 9; a stage of llama_7b has 8 layers, so it takes"),
+        ({"recompute_layers": 9}, r"recompute\.layers is 9; .* from 1 to 8, a list of up to \[8,8,8,8\], one"),
         (
             {"recompute_layers": (1, 2)},
-            r"recompute\.layers is \[1,2\]; stages of llama_7b have \[8,8,8,8\] layers, of each",
+            r"recompute\.layers is \[1,2\]; llama_7b has 4 stages of \[8,8,8,8\] layers, so it takes 4 numbers, none",
         ),
-        ({"recompute_layers": (9, 0, 0, 0)}, r"recompute\.layers is \[9,0,0,0\]; stages of llama_7b have \[8"),
+        ({"recompute_layers": (9, 0, 0, 0)}, r"recompute\.layers is \[9,0,0,0\]; llama_7b has 4 stages"),
     ],
 )
 def test_layers_of_other_stages_are_one_sentence(fields: dict[str, Any], told: str) -> None:

@@ -16,35 +16,49 @@ from zbench.simulated.recomputation import ChosenRecompute
 def chosen(slices: int = 8, chunks: ExpertChunks | None = None, again: ChosenRecompute | None = None) -> dict[str, Any]:
     return step(
         exchange_slices={"slices": slices, "seconds": {}},
-        expert_chunks=ChosenChunks(chunks or ExpertChunks(4, 2), {}).told,
+        expert_chunks=ChosenChunks(chunks or ExpertChunks(4, 2), {"4 2": 0.5}).told,
         recompute=(again or ChosenRecompute("selective", (3, 4), 8, 1)).told,
     )
 
 
 def test_what_all_steps_chose_is_told_once() -> None:
-    assert (
-        choice_words([chosen(), chosen()]) == "slices 8, chunks 4 forward 2 backward, recompute selective 7 of 8 layers"
+    assert choice_words([chosen(), chosen()]) == (
+        "exchanges in 8 slices, tokens to experts in 4 chunks forward and 2 backward, recompute selective of 7 of 8 "
+        "layers"
     )
+    assert choice_words([chosen(1, ExpertChunks())]).startswith("exchanges in 1 slice, tokens to experts at once, ")
     assert choice_words([chosen(again=ChosenRecompute("full", (4, 4), 8, 1))]).endswith(", recompute full")
     assert choice_words([chosen(again=ChosenRecompute("none", (0, 0), 8, 1))]).endswith(", recompute none")
     assert choice_words([step(recompute={"level": "linear", "predicted_bytes": 1})]) == "recompute linear"
     pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=8, inside=2, beside=6))
-    assert ", chunks 4 gradients last 2 inside 6 beside of 8 pieces," in choice_words([chosen(chunks=pieces)])
+    assert (
+        ", tokens to experts in 4 chunks, experts' gradients computed after all chunks, of 8 pieces of a layer's gradients "
+        "2 beside experts and 6 beside attention, "
+    ) in choice_words([chosen(chunks=pieces)])
+
+
+def test_what_a_user_has_set_is_not_chosen() -> None:
+    chunks = ChosenChunks(ExpertChunks(4, 4), {}).told
+    assert chunks["forward"] == 4
+    given = step(expert_chunks=chunks, recompute={"layers": [3, 4], "of_layers": 8})
+    assert choice_words([given]) == ""
+    assert choice_figures([given]) == {**dict.fromkeys(CHOICES, 4.0), "exchange_slices": None, "recomputed_layers": 7.0}
 
 
 def test_homes_that_were_chosen_are_in_words() -> None:
-    even, planned = (step(plan_notes=[{"homes": homes, "homes planned": 0.5}]) for homes in ("even", "planned"))
-    assert choice_words([even]) == "homes even"
-    assert choice_words([even, planned, even]) == "homes even in 2 steps, homes planned in 1 step"
+    even, planned = (step(plan_notes=[{"homes": homes, "homes_planned_seconds": 1}]) for homes in ("even", "planned"))
+    assert choice_words([even]) == "tokens' homes even"
+    assert choice_words([even, planned, even]) == "tokens' homes even (2 steps), tokens' homes as planned (1 step)"
     assert choice_words([step(plan_notes=[{"gap": 0.1}])]) == ""
 
 
 def test_choices_that_differ_are_counted_the_most_frequent_first() -> None:
     found = choice_words([chosen(2), chosen(8), chosen(8), chosen(1), chosen(4), step()])
     assert found.startswith(
-        "slices 8 in 2 steps, slices 2 in 1 step, slices 1 in 1 step, slices others in 1 step, chunks"
+        "exchanges in 8 slices (2 steps), exchanges in 2 slices (1 step), exchanges in 1 slice (1 step), "
+        "other slices of exchanges (1 step), tokens"
     )
-    assert found.endswith("recompute selective 7 of 8 layers in 5 steps")
+    assert found.endswith("recompute selective of 7 of 8 layers (5 steps)")
 
 
 def test_figures_are_means_of_steps_that_all_have_them() -> None:

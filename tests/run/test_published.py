@@ -52,12 +52,17 @@ def test_which_keys_are_set() -> None:
 
 
 def test_what_tables_say() -> None:
-    assert told_changes({"a": 1, "b": False, "c": 3}, {"a": 1, "b": False, "c": 3}, VALUES) == {
-        "variant": "published",
-        "c": 3,
-    }
+    both = {"a": 1, "b": False, "c": 3}
+    assert told_changes(both, both, VALUES) == both  # a=1 b=False is shorter than variant=published
+    every = {"wait": "published", "run_ahead": "published", "c": 3}
+    told = {key: PublishedValue("published", "a source") for key in ("wait", "run_ahead")}
+    assert told_changes(every, every, told) == {"variant": "published", "c": 3}
     assert told_changes({"a": 1, "c": 3}, {"a": 1, "b": True, "c": 3}, VALUES) == {"a": 1, "c": 3}
-    assert told_changes({"a": 1}, {"a": 1, "b": False}, VALUES) == {"a": 1}  # the only one that its yaml has otherwise
+    assert told_changes({"a": 1}, {"a": 1, "b": False}, VALUES) == {"a": 1}  # shorter than variant=published
+    long = {"tokens_per_rank": PublishedValue("published", "a source")}
+    assert told_changes({"tokens_per_rank": "published"}, {"tokens_per_rank": "published"}, long) == {
+        "variant": "published"
+    }
     assert told_changes({"c": 3}, {"c": 3}, {}) == {"c": 3}
 
 
@@ -135,6 +140,13 @@ def test_a_sweep_leaves_out_systems_without_any_and_says_so(
     assert [label(run.start, "system") for run in runs()] == ["ring", "ring variant=published", "usp"]
     told = " ".join(capsys.readouterr().out.split())
     assert "Left out: variant is published; usp has no published values" in told
+
+
+def test_a_sweep_of_which_all_are_left_out_is_no_success(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "-m", "system=mesh,usp", "variant=published") == 2
+    assert " ".join(capsys.readouterr().err.split()).endswith("no run was made, as all of the sweep were left out")
 
 
 def test_a_single_run_of_such_a_system_is_refused(

@@ -37,8 +37,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
     "host_bytes": ("host memory of the fullest node", lambda value: f"{value / 2**30:.1f} GiB"),
     "exchange_slices": ("slices of exchanges, mean of the steps", "{:.3g}".format),
-    "forward_chunks": ("chunks of experts forward, mean of the steps", "{:.3g}".format),
-    "backward_chunks": ("chunks of experts backward, mean of the steps", "{:.3g}".format),
+    "forward_chunks": ("chunks in which tokens go to experts, forward, mean of the steps", "{:.3g}".format),
+    "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),
     "recomputed_layers": ("layers recomputed, mean of the steps", "{:.3g}".format),
 }
 _OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")

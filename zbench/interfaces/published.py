@@ -55,9 +55,10 @@ def published_keys(
 
 
 def told_changes(changes: Mapping[str, Any], keys: Mapping[str, Any], published: Published) -> dict[str, Any]:
-    """Returns what is changed of a system's yaml, as tables name it: where several keys are, and all are as published,
-    `variant=published` in place of them. keys: all of the system."""
-    ours = [key for key in changes if key in published]
-    if len(ours) < 2 or any(keys.get(key) != one.value for key, one in published.items()):
+    """Returns what is changed of a system's yaml, as tables name it: where all keys with published values are as
+    published, `variant=published` in place of those that are changed, unless naming these is shorter. keys: all of the
+    system."""
+    ours = " ".join(f"{key}={value}" for key, value in changes.items() if key in published)
+    if len(ours) <= len(f"{VARIANT}={PUBLISHED}") or any(keys.get(key) != one.value for key, one in published.items()):
         return dict(changes)
     return {"variant": PUBLISHED, **{key: value for key, value in changes.items() if key not in published}}

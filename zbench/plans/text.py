@@ -81,7 +81,7 @@ def summary(plan: Plan) -> str:
         )
     if plan.pipelines is not None:
         lines.append(f"  pipelines: {len(plan.pipelines):,}")
-    lines += [f"  {name}: {value}" for name, value in plan.notes.items()]
+    lines += [f"  {name}: {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in plan.notes.items()]
     return "\n".join(lines)
 
 

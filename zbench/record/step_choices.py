@@ -1,13 +1,16 @@
 """Tells what a run chose for its batches: slices of exchanges, chunks of tokens for experts, recomputation, homes of
 tokens.
 
-Pure: raw records in, figures and words out; no torch. A step has a choice where the run's strategy left it open
-(zbench.simulated.open_choices), and chunks of experts wherever there is more than one.
+Pure: raw records in, figures and words out; no torch. Words are of choices alone (zbench.simulated.open_choices);
+figures are of what a step had, which for chunks of experts and recomputed layers a user may have set, too.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from zbench.describe.expert_schedule import AFTER_CHUNKS, ATTENTION, EVEN_IN_NODE, PLANNED
+from zbench.describe.units import with_noun
 
 Step = Mapping[str, Any]
 MOST_NAMED = 3  # choices of a kind that are named; of others their steps are counted
@@ -19,9 +22,9 @@ def choice_figures(steps: Sequence[Step]) -> dict[str, float | None]:
 
 
 def choice_words(steps: Sequence[Step]) -> str:
-    """Returns what was chosen, kind by kind: "slices 8 in 4 steps, slices 2 in 1 step, recompute none"; "" where
-    nothing was."""
-    return ", ".join(words for told in _WORDS for words in _counted([told(step) for step in steps]))
+    """Returns what was chosen, kind by kind: "exchanges in 8 slices (4 steps), exchanges in 2 slices (1 step), recompute
+    none"; "" where nothing was."""
+    return ", ".join(words for kind, told in _WORDS.items() for words in _counted(kind, map(told, steps)))
 
 
 def _mean(values: Iterator[float | None]) -> float | None:
@@ -30,23 +33,20 @@ def _mean(values: Iterator[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(found) else None
 
 
-def _counted(found: Sequence[str]) -> Iterator[str]:
-    """Yields each of the words, the most frequent first, with the number of its steps where they are not all."""
+def _counted(kind: str, found: Iterable[str]) -> Iterator[str]:
+    """Yields each of the words, the most frequent first, with the number of its steps where they are not all. kind: of
+    the choice, as those that are not named have it."""
     every = Counter(found)
     if set(every) <= {""}:
         return
     if len(every) == 1:
-        yield found[0]
+        yield from every
         return
     count = Counter({words: times for words, times in every.items() if words}).most_common()
     for words, times in count[:MOST_NAMED]:
-        yield f"{words} in {_steps(times)}"
+        yield f"{words} ({with_noun(times, 'step')})"
     if rest := sum(times for _, times in count[MOST_NAMED:]):
-        yield f"{count[0][0].split()[0]} others in {_steps(rest)}"
-
-
-def _steps(count: int) -> str:
-    return f"{count} step{'s' if count != 1 else ''}"
+        yield f"other {kind} ({with_noun(rest, 'step')})"
 
 
 def _of(step: Step, name: str, key: str) -> Any:
@@ -55,25 +55,40 @@ def _of(step: Step, name: str, key: str) -> Any:
 
 
 def _layers(step: Step) -> int | None:
-    """Returns of how many layers something is recomputed, where that was chosen."""
+    """Returns of how many layers something is recomputed, where that is not all or none of every step."""
     layers = _of(step, "recompute", "layers")
     return None if layers is None else sum(layers)
 
 
 def _slices_words(step: Step) -> str:
     slices = _of(step, "exchange_slices", "slices")
-    return "" if slices is None else f"slices {slices}"
+    return "" if slices is None else f"exchanges in {with_noun(slices, 'slice')}"
 
 
 def _chunks_words(step: Step) -> str:
+    """Returns in how many chunks tokens went to experts, where something was compared for that."""
     forward, backward = (_of(step, "expert_chunks", way) for way in ("forward", "backward"))
-    if forward is None or backward is None:
+    if forward is None or backward is None or not _of(step, "expert_chunks", "seconds"):
         return ""
-    words = f"chunks {forward}" if forward == backward else f"chunks {forward} forward {backward} backward"
-    late = " gradients last" if _of(step, "expert_chunks", "weights") == "last" else ""
+    if forward == backward:
+        return f"tokens to experts {'at once' if forward == 1 else f'in {forward} chunks'}"
+    return f"tokens to experts in {with_noun(forward, 'chunk')} forward and {backward} backward"
+
+
+def _late_words(step: Step) -> str:
+    """Returns that experts' gradients were computed after all chunks."""
+    late = _of(step, "expert_chunks", "weights") == AFTER_CHUNKS
+    return "experts' gradients computed after all chunks" if late else ""
+
+
+def _pieces_words(step: Step) -> str:
+    """Returns where the pieces of a layer's gradients went, if between messages."""
     pieces = _of(step, "expert_chunks", "gradients")
-    between = "{inside} inside {beside} beside of {count} pieces"
-    return words + late + ("" if pieces is None else f" {between.format(**pieces)}")
+    if pieces is None:
+        return ""
+    return "of {count} pieces of a layer's gradients {inside} beside experts and {beside} beside attention".format(
+        **pieces
+    )
 
 
 def _recompute_words(step: Step) -> str:
@@ -82,13 +97,18 @@ def _recompute_words(step: Step) -> str:
     if level is None:
         return ""
     some = layers is not None and whole is not None and layers not in (0, whole)
-    return f"recompute {level}" + (f" {layers} of {whole} layers" if some else "")
+    return f"recompute {level}" + (f" of {layers} of {whole} layers" if some else "")
 
 
 def _homes_words(step: Step) -> str:
     """Returns the homes of tokens that were chosen for experts, which the notes of a step's first plan have."""
     notes = step.get("plan_notes") or [{}]
-    return f"homes {notes[0]['homes']}" if "homes" in notes[0] else ""
+    homes = notes[0].get("homes")
+    return "" if homes is None else f"tokens' homes {_HOMES.get(homes, homes)}"
+
+
+# Homes of tokens in words: where they are not what `experts.homes` calls them.
+_HOMES = {PLANNED: "as planned", ATTENTION: "where attended", EVEN_IN_NODE: "even in each node"}
 
 
 _NUMBERS: Mapping[str, Callable[[Step], float | None]] = {
@@ -98,4 +118,11 @@ _NUMBERS: Mapping[str, Callable[[Step], float | None]] = {
     "recomputed_layers": _layers,
 }
 CHOICES = tuple(_NUMBERS)  # names of the figures
-_WORDS = (_slices_words, _chunks_words, _recompute_words, _homes_words)
+_WORDS: Mapping[str, Callable[[Step], str]] = {  # by what others of the kind are called
+    "slices of exchanges": _slices_words,
+    "chunks of tokens to experts": _chunks_words,
+    "times of experts' gradients": _late_words,
+    "pieces of gradients": _pieces_words,
+    "recomputation": _recompute_words,
+    "homes of tokens": _homes_words,
+}

@@ -19,7 +19,7 @@ from zbench.plans.plan import Plan
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 
-NOTE = "homes"  # of a plan: which homes were chosen, and as "homes even" the seconds of a step with these
+NOTE = "homes"  # of a plan: which homes were chosen, and as "homes_even_seconds" the seconds of a step with these
 
 
 def in_expert_homes(system: System, cost: Cost, strategy: StepStrategy) -> System:
@@ -57,7 +57,7 @@ class ExpertHomes:
             if name == PLANNED or any(one is not own for one, own in zip(found, plans, strict=True)):
                 seconds[name] = executor.compared_seconds(batch, found)
         best = min(seconds, key=lambda name: seconds[name])  # the first of those that are as fast
-        told = {f"{NOTE} {name}": one for name, one in seconds.items() if one < inf}  # without what has no room
+        told = {f"{NOTE}_{name}_seconds": one for name, one in seconds.items() if one < inf}  # without what has no room
         first = tried[best][0]
         return (replace(first, notes={**first.notes, NOTE: best, **told}), *tried[best][1:])
 

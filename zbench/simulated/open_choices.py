@@ -44,19 +44,19 @@ class ChosenSteps:
             expert_rows=told_rows(self.steps.parts(batch, plans))
             if self.steps.experts.counted
             else self.steps.expert_rows(batch, plans),
-            recompute=self._recompute_told(result),
+            recompute=self._recompute_told,
         )
 
-    def _recompute_told(self, result: StepResult) -> dict[str, Any]:
-        """Returns what is recomputed of the step's layers, where that was chosen for the batch, or the run says of how
-        many."""
+    @property
+    def _recompute_told(self) -> dict[str, Any]:
+        """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
+        where the run says it."""
         model = self.steps.model
         if self.recompute is not None:
             return self.recompute.told
         if model.recompute_layers == ALL_LAYERS:
             return {}
-        layers, peak = model.recomputed_of_stages, max(result.peak_bytes)
-        return ChosenRecompute(model.recompute, layers, model.num_layers, int(peak)).told
+        return {"layers": list(model.recomputed_of_stages), "of_layers": model.num_layers}
 
 
 def chosen_steps(

@@ -1,6 +1,8 @@
 """Layers of a model on the stages of a pipeline: how many each has, and of how many of these something runs again. Pure
 data."""
 
+from zbench.describe.units import with_noun
+
 ALL_LAYERS = "all"  # in place of a number of layers of a stage
 EVEN = "even"  # stages of as many layers each, in place of their numbers
 
@@ -76,14 +78,16 @@ class StagedLayers:
         every = self.layers_of_stages
         if isinstance(again, int):
             if again > min(every):
+                listed = f", a list of up to {bracketed(every)}, one for each stage," if len(every) > 1 else ""
                 raise ValueError(
-                    f"recompute.layers is {again}; a stage of {self.name} has {min(every)} layers, so it takes a whole "
-                    f"number from 1 to {min(every)}, or {ALL_LAYERS}"
+                    f"recompute.layers is {again}; a stage of {self.name} has {with_noun(min(every), 'layer')}, so it "
+                    f"takes a whole number from 1 to {min(every)}{listed or ','} or {ALL_LAYERS}"
                 )
         elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
             raise ValueError(
-                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} layers, of "
-                f"each of which a list has a number from 0 to all; or it takes {ALL_LAYERS}"
+                f"recompute.layers is {bracketed(again)}; {self.name} has {with_noun(stages, 'stage')} of "
+                f"{bracketed(every)} layers, so it takes {with_noun(stages, 'number')}, none above its stage's, or "
+                f"{ALL_LAYERS}"
             )
 
 
