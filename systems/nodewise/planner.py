@@ -83,12 +83,12 @@ class Nodewise:
     move_sequences: whole sequences are moved then, too.
     list_schedule: the plan is list-scheduled.
     adopt_rivals: a simpler system's plans are taken where a step of them is faster (zbench.systems.nodewise.rivals).
-    pipelines: of rivals, "usual", "never", or None, which leaves it to the network; a run on a narrow network settles
-        it before its first step (`limits`).
+    rival_pipelines: whether batches are planned as pipelines, which a rival does: "usual", "never", or None, which
+        leaves it to the network; a run on a narrow network settles it before its first step (`limits`).
 
     Raises:
         ValueError: a number is not whole and at least 1, head_chunks are more than 3, a switch is neither true nor
-            false, or pipelines is none of its values, or usual without rivals.
+            false, or rival_pipelines is none of its values, or usual without rivals.
     """
 
     plans_pipelines: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class Nodewise:
     move_sequences: bool = True
     list_schedule: bool = False
     adopt_rivals: bool = True
-    pipelines: Literal["usual", "never"] | None = None
+    rival_pipelines: Literal["usual", "never"] | None = None
     simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,19 +121,21 @@ class Nodewise:
         check_whole_number("system.head_chunks", self.head_chunks, 1, CHUNKS)
         for name in SWITCHES:
             check_boolean(f"system.{name}", getattr(self, name))
-        if self.pipelines not in (None, USUAL, NEVER):
-            raise ValueError(f"system.pipelines is {self.pipelines!r}; it takes null, {USUAL} or {NEVER}")
-        if self.pipelines == USUAL and not self.adopt_rivals:
-            raise ValueError("system.pipelines is usual; pipelines are a rival's, so it takes system.adopt_rivals=true")
-        object.__setattr__(self, "simpler", Rivals(self.cost, self.pipelines))
+        if self.rival_pipelines not in (None, USUAL, NEVER):
+            raise ValueError(f"system.rival_pipelines is {self.rival_pipelines!r}; it takes null, {USUAL} or {NEVER}")
+        if self.rival_pipelines == USUAL and not self.adopt_rivals:
+            raise ValueError(
+                f"system.rival_pipelines is {USUAL}; a rival plans pipelines, so it takes system.adopt_rivals=true"
+            )
+        object.__setattr__(self, "simpler", Rivals(self.cost, self.rival_pipelines))
 
     def limits(self, tokens: int) -> list[dict[str, str]]:
-        """Lists the values of `pipelines` to choose from before a run, where a network is so narrow that lengths decide
+        """Lists the values of `rival_pipelines` to choose from before a run, where a network is so narrow that lengths decide
         (zbench.interfaces.abilities)."""
-        open_to_both = self.adopt_rivals and self.pipelines is None and self.cost.pipelines
-        return (
-            [{"pipelines": one} for one in (NEVER, USUAL)] if open_to_both and narrow(tokens, self.cost, EITHER) else []
-        )
+        open_to_both = self.adopt_rivals and self.rival_pipelines is None and self.cost.pipelines
+        if not open_to_both or not narrow(tokens, self.cost, EITHER):
+            return []
+        return [{"rival_pipelines": one} for one in (NEVER, USUAL)]
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""

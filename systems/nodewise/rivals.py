@@ -6,7 +6,7 @@ as a whole training step, parameters and gradients included, only where nodewise
 what is between ceiling and bound, gathers and reductions take of any plan like these. Of pipelines they take less, as
 these keep a step's parameters. But from other plans to pipelines all parameters and optimizer state move, which takes
 as long as a step where networks are narrow, and a planner sees one batch: so what is usual is settled before a run, by
-batches like the run's (`system.pipelines`), or else a matter of the network. Where pipelines are usual, a batch is
+batches like the run's (`system.rival_pipelines`), or else a matter of the network. Where pipelines are usual, a batch is
 planned otherwise only where it gains the way there and back.
 """
 
@@ -39,7 +39,7 @@ NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its pl
 COVERED = 0.5
 EITHER = 0.75  # below it a run settles by its lengths; at 0.94 no pipelines were faster on six batches
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
-NEVER, USUAL = "never", "usual"  # what `system.pipelines` takes
+NEVER, USUAL = "never", "usual"  # what `system.rival_pipelines` takes
 
 
 @dataclass(slots=True, eq=False)

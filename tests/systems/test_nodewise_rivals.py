@@ -114,17 +114,17 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
 def test_what_is_usual_is_settled_before_a_run_or_by_the_network(wide: Cost) -> None:
     """By batches like the run's where a network is narrow; a batch by itself is planned as its network usually is."""
     cost, batch = network(wide, 2, 2, 100), Batch(np.full(128, 512), 0, 0)
-    taken = {usual: Nodewise(cost, pipelines=usual).plan(batch)[0].pipelines for usual in ("usual", "never", None)}
+    taken = {usual: Nodewise(cost, rival_pipelines=usual).plan(batch)[0].pipelines for usual in ("usual", "never", None)}
     assert [one is not None for one in taken.values()] == [True, False, True]
-    assert Nodewise(cost).limits(batch.num_tokens) == [{"pipelines": "never"}, {"pipelines": "usual"}]
-    without = Nodewise(cost, adopt_rivals=False), Nodewise(cost, pipelines="usual"), Nodewise(wide)
+    assert Nodewise(cost).limits(batch.num_tokens) == [{"rival_pipelines": "never"}, {"rival_pipelines": "usual"}]
+    without = Nodewise(cost, adopt_rivals=False), Nodewise(cost, rival_pipelines="usual"), Nodewise(wide)
     many = network(wide, MOST_RANKS // 8 + 1, 2, 100)
     for system in (*without, Nodewise(replace(cost, pipelines=False)), Nodewise(many)):
         assert not system.limits(4096 * system.cost.cluster.num_ranks)
-    with pytest.raises(ValueError, match=r"^system.pipelines is 'yes'; it takes null, usual or never"):
-        Nodewise(cost, pipelines="yes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^system.pipelines is usual; pipelines are a rival's, so it takes"):
-        Nodewise(cost, pipelines="usual", adopt_rivals=False)
+    with pytest.raises(ValueError, match=r"^system.rival_pipelines is 'yes'; it takes null, usual or never"):
+        Nodewise(cost, rival_pipelines="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^system.rival_pipelines is usual; a rival plans pipelines, so it takes"):
+        Nodewise(cost, rival_pipelines="usual", adopt_rivals=False)
 
 
 def test_lengths_have_no_part_in_what_a_network_is_one_of(wide: Cost) -> None:

@@ -75,6 +75,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "zbench.systems.nodewise.planner.Nodewise": {
         "operations": "max_played_operations",
+        "pipelines": "rival_pipelines",
         "chunks": "head_chunks",
         "groups": "sequence_groups",
         "heads": "share_heads",
