@@ -110,6 +110,18 @@ def test_a_run_out_of_memory_is_named_as_its_table_names_it(
         assert "None" not in text
 
 
+def test_runs_of_which_no_step_counts_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(start("a", RING), 1.0, 2.0)
+    for step in run.steps:
+        step["valid"] = False
+    found = rows([run])
+    told = "no figures, as none of 2 steps counts: the machine was too busy"
+    print_run(found)
+    assert capsys.readouterr().out == f"{found[0]['system']}: {told}\n"
+    print_comparison(found)
+    assert f"run 1, {found[0]['system']}: {told}\n" in capsys.readouterr().out
+
+
 def test_what_is_no_terminal_has_a_line_a_run_and_every_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from zbench.console.console import say, show, terminal_width, width_of
 from zbench.console.figures import Row, TableColumn, figures_compared, figures_shown
+from zbench.describe.units import with_noun
 from zbench.record.interval import LEAST
 from zbench.record.words import convention_words, doubt_words, simulated_words, told_settings, typed
 
@@ -21,6 +22,10 @@ def print_run(found: Sequence[Row]) -> None:
     """Prints the systems of one run side by side, a figure a line; without explanations where there is no room for
     them."""
     figures = figures_shown(found)
+    if not figures:
+        for row in found:
+            say(f"{row['system']}: {_invalid(row) or 'no figures'}", "bold red")
+        return
     for explained in (True, False):
         table = Table("", *([""] if explained else []))
         for row in found:
@@ -40,6 +45,13 @@ def print_run(found: Sequence[Row]) -> None:
             say(f"{row['system']} runs {row['verdict']}; it has no throughput", "bold red")
         if row["speedup_told"] is False:
             say(f"? {row['system']}: too few steps to tell ({_doubt(row)}).")
+
+
+def _invalid(row: Row) -> str:
+    """Says why a row has no figures, of which no step counts; "" of any other."""
+    if not row["steps"] or row["invalid_steps"] < row["steps"]:
+        return ""
+    return f"no figures, as none of {with_noun(row['steps'], 'step')} counts: the machine was too busy"
 
 
 def _doubt(row: Row) -> str:
@@ -82,9 +94,9 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     else:
         _print_narrow(found, differing, figures, narrow)
     for row in found:
-        if row["verdict"]:
+        if problem := row["verdict"] or _invalid(row):
             place = [f"run {row['run']}"] if narrow is None else _settings(row, differing)  # as its table names it
-            say(f"{', '.join([*place, row['system']])}: {row['verdict']}", "bold red")
+            say(f"{', '.join([*place, row['system']])}: {problem}", "bold red")
     if not said and any(row["simulated"] for row in found):
         said = [
             f"Runs of executor {simulated_words(found)} are SIMULATED on a described cluster; nothing was measured."
