@@ -17,6 +17,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.hybrid_dp import Group, fastest_stretch, side_by_side
@@ -45,7 +46,9 @@ class DynamicCP:
         check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
         least, ranks = self.least_degree, self.cost.cluster.num_ranks
         if not is_whole(least) or not 1 <= least <= ranks or least & (least - 1):
-            raise ValueError(f"system.least_degree is {least!r}; it takes a power of two of at most the {ranks} ranks")
+            raise ValueError(
+                f"system.least_degree is {least!r}; it takes a power of two of at most the {with_noun(ranks, 'rank')}"
+            )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fastest_stretch(self.pack_tokens, batch, self.cost, lambda limit: self._plans(batch, limit))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Plan
 from zbench.systems.common.grids import Grid, Priced, best_grids, exchange_degrees, grid_prices, head_first
@@ -47,6 +48,6 @@ def check_degree(key: str, degree: object, cost: Cost) -> None:
     ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
     if degree is not None and (isinstance(degree, bool) or degree not in exchange_degrees(ranks, heads)):
         raise ValueError(
-            f"{key} is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
+            f"{key} is {degree!r}; it takes a divisor of the {with_noun(ranks, 'rank')} of at most {heads} "
             f"(every rank needs a head), or null"
         )

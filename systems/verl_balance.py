@@ -17,6 +17,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.differencing import balanced_sets
 from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
@@ -49,8 +50,8 @@ class VerlBalance:
         heads = self.cost.model.num_heads
         if self.degree is not None and heads % self.degree:
             raise ValueError(
-                f"system.degree is {self.degree}; it takes a divisor of the {heads} heads as well, or null: verl's "
-                "Ulysses gives every rank of a group as many"
+                f"system.degree is {self.degree}; it takes a divisor of the {with_noun(heads, 'head')} as well, or "
+                "null: verl's Ulysses gives every rank of a group as many"
             )
 
     def limits(self, tokens: int) -> list[dict[str, int]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.workloads.check import number, text, whole
 from zbench.workloads.fill import check_batch
 from zbench.workloads.pair_batches import pair_batch
@@ -110,8 +111,8 @@ class RLTracesFile:
         columns = [self._column("prompt_field"), self._column("response_field")]
         if len(columns[0]) != len(columns[1]):
             raise ValueError(
-                f"workload.path is '{self.path}', which has {len(columns[0])} prompts and {len(columns[1])} responses; "
-                "each sequence has one of both"
+                f"workload.path is '{self.path}', which has {with_noun(len(columns[0]), 'prompt')} and "
+                f"{with_noun(len(columns[1]), 'response')}; each sequence has one of both"
             )
         pairs = np.stack(columns)
         longest = int(pairs.sum(axis=0).max())

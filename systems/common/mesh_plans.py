@@ -9,6 +9,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
@@ -27,7 +28,7 @@ def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_
         check_whole_number(f"system.{name}", value, 1, or_null=True)
     ranks = cost.cluster.num_ranks
     if degree is not None and ranks % degree:
-        raise ValueError(f"system.degree is {degree}; it takes a divisor of the {ranks} ranks, or null")
+        raise ValueError(f"system.degree is {degree}; it takes a divisor of the {with_noun(ranks, 'rank')}, or null")
 
 
 def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:

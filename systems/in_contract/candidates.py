@@ -11,6 +11,7 @@ import numpy as np
 
 from zbench.contracts.contract import AlignedPow2Rings, RingContract
 from zbench.contracts.schedule import ContractError
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
 from zbench.systems.dynamic_cp import dynamic_rounds
 from zbench.systems.hybrid_dp import Group
@@ -33,14 +34,14 @@ def check_holds(lengths: Ints, contract: RingContract) -> None:
     longest = int(np.argmax(lengths))
     if contract.max_tokens is not None and lengths[longest] > contract.ranks * contract.max_tokens:
         raise ContractError(
-            f"sample {longest} has {int(lengths[longest]):,} tokens; {contract.ranks} ranks of at most "
+            f"sample {longest} has {int(lengths[longest]):,} tokens; {with_noun(contract.ranks, 'rank')} of at most "
             f"{contract.max_tokens:,} (max_tokens) hold {contract.ranks * contract.max_tokens:,}",
             sample=longest,
         )
     if len(lengths) < contract.multiple:
         raise ContractError(
-            f"the batch has {len(lengths)} samples; with a multiple of {contract.multiple} micro-batches it takes at "
-            "least as many, as every rank of each has one"
+            f"the batch has {with_noun(len(lengths), 'sample')}; with a multiple of "
+            f"{with_noun(contract.multiple, 'micro-batch')} it takes at least as many, as every rank of each has one"
         )
 
 

@@ -8,6 +8,7 @@ from zbench.contracts.contract import AlignedPow2Rings, Contract, RingContract, 
 from zbench.contracts.schedule import ContractError, RingGroup, SampleSchedule, TokenPermutation
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.simulate import SimulatedAttention
@@ -142,8 +143,8 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
             break
     if not every:
         raise ContractError(
-            f"no schedule was found that gives {contract.ranks} data-parallel ranks a sample in every micro-batch and "
-            f"packs of at most {contract.max_tokens or cap:,} tokens"
+            f"no schedule was found that gives {with_noun(contract.ranks, 'data-parallel rank')} a sample in every "
+            f"micro-batch and packs of at most {contract.max_tokens or cap:,} tokens"
         )
     return min(every, key=lambda one: one[0])[1]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.contracts.schedule import ContractError, TokenPermutation
 from zbench.cost.cost import Cost
+from zbench.describe.units import with_noun
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
@@ -28,7 +29,8 @@ def check_even(lengths: Ints, ranks: int) -> None:
     """
     if (tokens := int(lengths.sum())) % ranks:
         raise ContractError(
-            f"the pack has {tokens:,} tokens, which {ranks} ranks cannot share evenly; pad it to a multiple"
+            f"the pack has {tokens:,} tokens, which {with_noun(ranks, 'rank')} cannot share evenly; pad it to a "
+            "multiple"
         )
 
 

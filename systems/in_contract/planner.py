@@ -22,6 +22,7 @@ from zbench.contracts.schedule import Schedule
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_plans import holding_degree
@@ -102,7 +103,9 @@ class InContract:
         if self.contract not in CONTRACTS:
             raise ValueError(f"system.contract is {self.contract!r}; it takes one of {', '.join(CONTRACTS)}")
         if self.degree is not None and ranks % self.degree:
-            raise ValueError(f"system.degree is {self.degree}; it takes a divisor of the {ranks} ranks, or null")
+            raise ValueError(
+                f"system.degree is {self.degree}; it takes a divisor of the {with_noun(ranks, 'rank')}, or null"
+            )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         kind = CONTRACTS[self.contract]

@@ -7,6 +7,7 @@ import numpy as np
 from zbench.contracts.contract import WholeOnDP
 from zbench.contracts.schedule import ContractError, SampleSchedule
 from zbench.cost.cost import Cost
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
 from zbench.systems.common.bins import bins
 from zbench.systems.common.differencing import balanced_sets
@@ -30,11 +31,15 @@ def check_whole(lengths: Ints, contract: WholeOnDP) -> None:
     count, ranks, longest = len(lengths), contract.ranks, int(np.argmax(lengths))
     if count < ranks * contract.multiple:
         raise ContractError(
-            f"the batch has {count} samples; {ranks} data-parallel ranks with {contract.multiple} "
-            f"micro-batch{'es' * (contract.multiple > 1)} take at least {ranks * contract.multiple}, as each has one"
+            f"the batch has {with_noun(count, 'sample')}; {with_noun(ranks, 'data-parallel rank')} with "
+            f"{with_noun(contract.multiple, 'micro-batch')} take at least "
+            f"{ranks * contract.multiple}, as each has one"
         )
     if contract.equal_size and count % ranks:
-        raise ContractError(f"the batch has {count} samples, of which {ranks} data-parallel ranks cannot have as many")
+        raise ContractError(
+            f"the batch has {with_noun(count, 'sample')}, of which {with_noun(ranks, 'data-parallel rank')} cannot "
+            "have as many"
+        )
     if contract.max_tokens is not None and lengths[longest] > contract.max_tokens:
         raise ContractError(
             f"sample {longest} has {int(lengths[longest]):,} tokens; a pack has at most {contract.max_tokens:,} "

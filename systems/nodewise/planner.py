@@ -130,8 +130,8 @@ class Nodewise:
         object.__setattr__(self, "simpler", Rivals(self.cost, self.rival_pipelines))
 
     def limits(self, tokens: int) -> list[dict[str, str]]:
-        """Lists the values of `rival_pipelines` to choose from before a run, where a network is so narrow that lengths decide
-        (zbench.interfaces.abilities)."""
+        """Lists the values of `rival_pipelines` to choose from before a run, where a network is so narrow that lengths
+        decide (zbench.interfaces.abilities)."""
         open_to_both = self.adopt_rivals and self.rival_pipelines is None and self.cost.pipelines
         if not open_to_both or not narrow(tokens, self.cost, EITHER):
             return []

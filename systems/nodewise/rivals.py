@@ -6,8 +6,8 @@ as a whole training step, parameters and gradients included, only where nodewise
 what is between ceiling and bound, gathers and reductions take of any plan like these. Of pipelines they take less, as
 these keep a step's parameters. But from other plans to pipelines all parameters and optimizer state move, which takes
 as long as a step where networks are narrow, and a planner sees one batch: so what is usual is settled before a run, by
-batches like the run's (`system.rival_pipelines`), or else a matter of the network. Where pipelines are usual, a batch is
-planned otherwise only where it gains the way there and back.
+batches like the run's (`system.rival_pipelines`), or else a matter of the network. Where pipelines are usual, a batch
+is planned otherwise only where it gains the way there and back.
 """
 
 from collections.abc import Callable, Iterator

@@ -15,6 +15,7 @@ from math import ceil, inf
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE, free_values
 from zbench.simulator.simulate import SimulatedAttention
@@ -76,9 +77,9 @@ def first_choice(candidates: Sequence[Candidate], study: Study, sample: Sample) 
     """
     if not candidates:
         raise ValueError(
-            f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
-            f"sequence of {int(sample.hard.lengths.max()):,} tokens, which one batch in a thousand has: use more "
-            "nodes, another model, or a workload of shorter sequences"
+            f"model is {study.model.name}; no static configuration on {with_noun(study.cluster.num_ranks, 'GPU')} has "
+            f"room for a sequence of {int(sample.hard.lengths.max()):,} tokens, which one batch in a thousand has: "
+            "use more nodes, another model, or a workload of shorter sequences"
         )
     return candidates[0].choice(study.cluster.num_ranks)
 

@@ -48,7 +48,7 @@ def answer(path: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
         patch.setattr("builtins.print", lambda *words, **_: said.append(" ".join(map(str, words))))
-        assert advise([path, *TINY, "framework=megatron", "--json"]) == 0
+        assert advise([path, *TINY, "framework=megatron", "sharding.window=1", "--json"]) == 0
     found: dict[str, Any] = json.loads(said[-1])
     return found
 
@@ -106,6 +106,16 @@ def test_the_advised_option_is_the_fastest_and_its_flags_are_what_was_played(ans
     assert "d48bd6be" in found["version"]
     fastest = next(row for row in answer["systems"] if row["name"] == answer["fastest"])
     assert found["share_of_fastest"] == pytest.approx(fastest["step_seconds"] / advised["step_seconds"])
+
+
+def test_settings_that_no_flags_say_are_named_below_them(path: str, answer: dict[str, Any]) -> None:
+    said = "All of this is played with sharding.window=1, which none of these flags sets: add what your framework has"
+    assert all(option["notes"][-1].startswith(said) for option in answer["deploy"]["options"])
+    assert said in "\n".join(answer_lines(answer))
+    words = ("overlap=none", "sharding=zero1", "recompute=full", "parallel.tensor_parallel=2", "experts=sequential")
+    assert read_question(path, (*TINY, *words)).without_flags == []
+    other = ("overlap=sliced", "parallel=tp2", "sync=co2", "sharding=fsdp2", "mask=full")
+    assert read_question(path, (*TINY, *other)).without_flags == [other[0], *other[2:]]
 
 
 def test_contract_and_scheduler_costs_make_up_the_whole_gap(answer: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_printing(uneven: Cost) -> None:
     ring(builder, np.array([0]), np.array([0]), np.arange(15)[None])
     plan = reverse(builder.build(), "keep")
     text = str(plan)
-    assert "plan of 1 sequences, 600 tokens, 15 ranks, 15 blocks" in text
+    assert "plan of 1 sequence, 600 tokens, 15 ranks, 15 blocks" in text
     assert "tokens of a rank: 40 to 40; mask causal; heads 6" in text
     assert "sequences: 0 whole on a rank, 1 cut over up to 15 ranks" in text
     assert "forward: 435 operations, 225 attends, 210 transfers (210 of kv)" in text

@@ -32,8 +32,8 @@ def test_what_all_steps_chose_is_told_once() -> None:
     assert choice_words([step(recompute={"level": "linear", "predicted_bytes": 1})]) == "recompute linear"
     pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=8, inside=2, beside=6))
     assert (
-        ", tokens to experts in 4 chunks, experts' gradients computed after all chunks, of 8 pieces of a layer's gradients "
-        "2 beside experts and 6 beside attention, "
+        ", tokens to experts in 4 chunks, experts' gradients computed after all chunks, of 8 pieces of a layer's "
+        "gradients 2 beside experts and 6 beside attention, "
     ) in choice_words([chosen(chunks=pieces)])
 
 

@@ -160,7 +160,7 @@ def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn
     ("lengths", "contract", "told"),
     [
         ([10, 900], AlignedPow2Rings(8, max_tokens=100), "sample 1 has 900 tokens; 8 ranks of at most 100"),
-        ([10], AnyRings(8, multiple=2), "the batch has 1 samples; with a multiple of 2 micro-batches"),
+        ([10], AnyRings(8, multiple=2), "the batch has 1 sample; with a multiple of 2 micro-batches"),
         ([10] * 7, WholeOnDP(8), "the batch has 7 samples; 8 data-parallel ranks with 1 micro-batch take at least 8"),
         ([10] * 9, WholeOnDP(8, equal_size=True), "9 samples, of which 8 data-parallel ranks cannot have as many"),
         ([10] * 8 + [99], WholeOnDP(8, max_tokens=50), "sample 8 has 99 tokens; a pack has at most 50"),

@@ -114,7 +114,9 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
 def test_what_is_usual_is_settled_before_a_run_or_by_the_network(wide: Cost) -> None:
     """By batches like the run's where a network is narrow; a batch by itself is planned as its network usually is."""
     cost, batch = network(wide, 2, 2, 100), Batch(np.full(128, 512), 0, 0)
-    taken = {usual: Nodewise(cost, rival_pipelines=usual).plan(batch)[0].pipelines for usual in ("usual", "never", None)}
+    taken = {
+        usual: Nodewise(cost, rival_pipelines=usual).plan(batch)[0].pipelines for usual in ("usual", "never", None)
+    }
     assert [one is not None for one in taken.values()] == [True, False, True]
     assert Nodewise(cost).limits(batch.num_tokens) == [{"rival_pipelines": "never"}, {"rival_pipelines": "usual"}]
     without = Nodewise(cost, adopt_rivals=False), Nodewise(cost, rival_pipelines="usual"), Nodewise(wide)

@@ -20,6 +20,7 @@ from zbench.api.yamls import Named
 from zbench.contracts.contract import WholeOnDP
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 
 MODULE = "slime.utils.dp_schedule"
 _INSTALL = "it is installed from its repository: pip install git+https://github.com/THUDM/slime"
@@ -108,7 +109,10 @@ def _packs(planning: Planning, contract: WholeOnDP, samples: Sequence[tuple[int,
     """Returns [micro-batch][rank] -> samples. A sample above the limit is planned as one that fills it, which keeps it
     alone."""
     if len(samples) < contract.ranks:
-        raise ValueError(f"a step has {len(samples)} samples for {contract.ranks} ranks; every rank takes at least one")
+        raise ValueError(
+            f"a step has {with_noun(len(samples), 'sample')} for {with_noun(contract.ranks, 'rank')}; every rank "
+            "takes at least one"
+        )
     assert contract.max_tokens is not None
     most = contract.max_tokens
     planned = planning.samples([(sample, min(length, most)) for sample, length in samples], contract)

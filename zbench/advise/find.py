@@ -1,6 +1,7 @@
 """Finds the advice, the most telling part first, so that who stops it early has an answer, too. An edge."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from zbench import CONF
 from zbench.advise.advice import Advice, Deployed, Deployment
@@ -17,6 +18,10 @@ from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.study import Sample
 from zbench.record.metrics import memory_verdict
 
+_UNSAID = (
+    "All of this is played with {}, which none of these flags sets: add what your framework has for it, or ask again "
+    "without."
+)
 FRAMEWORKS: dict[str, Callable[[], Framework]] = {"megatron": megatron, "verl": verl, "torchtitan": torchtitan}
 
 
@@ -56,7 +61,10 @@ def _deploy(question: Question, advice: Advice, framework: Framework, tell: Call
     tell(framework.name, "drawing batches to choose by")
     sample = Sample.of(study_of(question, lambda _: None))
     advice.deployment = Deployment(framework.name, framework.version)
+    unsaid = question.without_flags
     for option in framework.options(question.parts().model):
+        if unsaid:
+            option = replace(option, notes=(*option.notes, _UNSAID.format(" ".join(unsaid))))
         doing = _telling(option.name, tell)
         try:
             candidate = chosen(question, option, sample, doing)

@@ -12,9 +12,10 @@ from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.describe.model import NONE, WHOLE
+from zbench.describe.model import NONE, SHARDING, WHOLE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
+from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL, World
 from zbench.run.parts import Parts, Settings
 from zbench.run.target import from_yaml, make_part
@@ -26,6 +27,7 @@ BATCHES = 6  # by default; with fewer than 3 there is no interval
 FRAMEWORKS = ("none", "megatron", "verl", "torchtitan")
 SYSTEMS = ("nodewise", "flexsp", "zeppelin", "usp", "magi_dispatch")  # played whatever the framework is
 BASELINE = "static_best"
+_USUAL = ("none", "sequential", "every_step", "causal")  # choices with which a framework does nothing of its own
 # Settings, as of a run.
 TAKEN = ("cluster", "model", *STRATEGY_GROUPS, "mask", "tokens_per_gpu", "seed", "steps", "workload")
 
@@ -56,6 +58,11 @@ class Question:
     def longest(self) -> int:
         """The most tokens that a sequence of a batch has."""
         return min(int(self.lengths.max()), int(self.config["workload"]["context_limit"]))
+
+    @property
+    def without_flags(self) -> list[str]:
+        """The settings, as they were given, that are played and that no framework's flags say."""
+        return [word for word in self.words if not _has_flags(*word.lstrip("+").split("=", 1))]
 
     def with_system(self, name: str) -> DictConfig:
         """Returns the configuration of a run with a system of conf/system."""
@@ -99,6 +106,16 @@ class Question:
         return replace(
             nominal, world=world, cluster=machine.cluster, model=machine.model, cost=cost, seen=cost, executor=executor
         )
+
+
+def _has_flags(key: str, value: str) -> bool:
+    """Returns whether a setting is no matter of flags, or is in those that frameworks are told (zbench.advise.framework
+    has the model's sharding, recomputation, tensor parallelism and stages)."""
+    if key == "sharding":
+        return value in SHARDING
+    group = key.partition(".")[0]
+    own = group in ("memory", "overlap", "experts", "sync", "mask", "sharding") or key.startswith("parallel.expert")
+    return not own or value in _USUAL or key == "sharding.strategy"
 
 
 def _yaml(group: str, name: str) -> Any:
@@ -214,6 +231,6 @@ def _check_batch(question: Question) -> None:
     if longest > parts.tokens:
         raise ValueError(
             f"LENGTHS has a sequence of {longest:,} tokens, and tokens_per_gpu={question.settings.tokens_per_gpu} on "
-            f"{gpus} GPUs makes batches of {parts.tokens:,}; it takes tokens_per_gpu={-(-longest // gpus)} or more, or "
-            "workload.context_limit=, which cuts sequences"
+            f"{with_noun(gpus, 'GPU')} makes batches of {parts.tokens:,}; it takes "
+            f"tokens_per_gpu={-(-longest // gpus)} or more, or workload.context_limit=, which cuts sequences"
         )

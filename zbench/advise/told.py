@@ -15,9 +15,10 @@ def answer_lines(advice: Row) -> Iterator[str]:
     """Yields the lines of an answer."""
     asked = advice["question"]
     yield (
-        f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} "
-        f"tokens a GPU; {asked['batches']} batch{'es' * (asked['batches'] > 1)} drawn from {asked['num_lengths']:,} "
-        f"lengths of {asked['lengths']} (longest {asked['longest']:,}). Nothing here was measured on hardware."
+        f"SIMULATED: {asked['model']} on {asked['cluster']}, {with_noun(asked['num_gpus'], 'GPU')}, "
+        f"{asked['tokens_per_gpu']:,} tokens a GPU; {with_noun(asked['batches'], 'batch')} drawn from "
+        f"{asked['num_lengths']:,} lengths of {asked['lengths']} (longest {asked['longest']:,}). Nothing here was "
+        "measured on hardware."
     )
     if not advice["complete"]:
         yield "INCOMPLETE: it was stopped; what follows is what was finished."

@@ -57,7 +57,10 @@ def generate_words(words: Sequence[str]) -> int:
         prompts = lengths_of_file(given.prompts, "PROMPTS")
         responses = lengths_of_file(given.responses, "RESPONSES")
         if len(prompts) != len(responses):
-            raise ValueError(f"there are {len(prompts)} prompts and {len(responses)} responses; each sequence has one")
+            raise ValueError(
+                f"there are {with_noun(len(prompts), 'prompt')} and {with_noun(len(responses), 'response')}; each "
+                "sequence has one"
+            )
         engines = chosen.get("engine", CONTINUOUS).split(",")
         if wrong := [one for one in engines if one not in GENERATION_ENGINES]:
             raise ValueError(not_among("engine", wrong[0], GENERATION_ENGINES))

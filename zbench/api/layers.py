@@ -65,8 +65,8 @@ def layers_words(words: Sequence[str]) -> int:
         best = found[BALANCED]
         if best is None:
             raise ValueError(
-                f"model {model.name} does not fit: no strategy of its layers on {cluster.num_ranks} GPUs has room for "
-                f"a sequence of {int(lengths.max()):,} tokens; use more nodes, or shorter sequences"
+                f"model {model.name} does not fit: no strategy of its layers on {with_noun(cluster.num_ranks, 'GPU')} "
+                f"has room for a sequence of {int(lengths.max()):,} tokens; use more nodes, or shorter sequences"
             )
     rows = tuple(_row(name, plan) for name, plan in found.items())
     names = f"{titled(model.name, keys['model'])} on {titled(cluster.name, keys['cluster'])}"

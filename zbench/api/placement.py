@@ -114,7 +114,10 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
         raise ValueError(f"sharding is {wrong[0]!r}; it takes some of {', '.join(SHARDINGS)}, as in zero3,zero1")
     columns = [lengths_of_file(prompts, "PROMPTS"), lengths_of_file(responses, "RESPONSES")]
     if len(columns[0]) != len(columns[1]):
-        raise ValueError(f"there are {len(columns[0])} prompts and {len(columns[1])} responses; each sequence has one")
+        raise ValueError(
+            f"there are {with_noun(len(columns[0]), 'prompt')} and {with_noun(len(columns[1]), 'response')}; each "
+            "sequence has one"
+        )
     cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
 
     def model_of(role: str, name: str) -> Model:

@@ -11,6 +11,7 @@ from zbench.contracts.schedule import Schedule
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.systems.in_contract.planner import schedule_lengths
 
 
@@ -46,8 +47,8 @@ def plan_schedule(
         own = CONTRACTS.get(contract) is WholeOnDP and "ranks" in keys
         if not own and "ranks" in keys and contract in CONTRACTS:
             raise ValueError(
-                f"ranks is {keys['ranks']!r:.60}; contract {contract} is for the {cost.cluster.num_ranks} ranks of the "
-                "cluster, and a cluster of others takes cluster="
+                f"ranks is {keys['ranks']!r:.60}; contract {contract} is for the "
+                f"{with_noun(cost.cluster.num_ranks, 'rank')} of the cluster, and a cluster of others takes cluster="
             )
         ranks = keys.pop("ranks") if own else cost.cluster.num_ranks
         return schedule_lengths(numbers, contract_named(contract, ranks, keys), cost)

@@ -8,6 +8,7 @@ import sys
 
 from zbench.console.command import Parser, loading, ran
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 
 with loading(__name__):
     import argparse
@@ -98,7 +99,10 @@ def _calibrate(asked: argparse.Namespace, world: ProcessPlace | None) -> int:
     with _fleet(world, subject, asked.seconds) as fleet:
         gauge = Gauge(fleet, asked.seconds, _tell)
         one = gauge.abouts[0]
-        _tell(f"{fleet.num_ranks} ranks on {one.device}, {one.cores} cores, {one.backend}, attention by {one.kernel}")
+        _tell(
+            f"{with_noun(fleet.num_ranks, 'rank')} on {one.device}, {with_noun(one.cores, 'core')}, {one.backend}, "
+            f"attention by {one.kernel}"
+        )
         figures = Survey(gauge, subject).take(links=not asked.only_device)
         curves = Curves(gauge, subject, {name: figure.value for name, figure in figures.items()}, models)
         if asked.only_device:

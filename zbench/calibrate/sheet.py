@@ -9,6 +9,7 @@ from zbench.calibrate.curves import Curves
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, RankResources, Subject
 from zbench.calibrate.survey import MeasuredConstant, written
+from zbench.describe.units import with_noun
 
 LINKS = ("nic", "nvlink")
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
@@ -62,8 +63,8 @@ def device_sheet(
     lines = [f"# {line}" for line in _head(subject, where)]
     if errors := curves.errors():
         lines.append(
-            f"# The curves of attention come from calls of {subject.tokens} rows; {len(errors)} other calls (a ring's "
-            f"rectangles, fewer pieces)"
+            f"# The curves of attention come from calls of {with_noun(subject.tokens, 'row')}; {len(errors)} other "
+            "calls (a ring's rectangles, fewer pieces)"
         )
         lines.append(
             f"# are predicted by them with an error of {median(errors):.1%} in the median, {max(errors):.1%} at worst."
@@ -91,13 +92,13 @@ def _curve(rates: Mapping[int, float], indent: str) -> list[str]:
 def _head(subject: Subject, where: Circumstances) -> list[str]:
     one = where.abouts[0]
     hosts = len({about.host for about in where.abouts})
-    machines = "one machine" if hosts == 1 else f"{hosts} machines"
+    machines = "one machine" if hosts == 1 else with_noun(hosts, "machine")
     devices = ", ".join(sorted({about.device for about in where.abouts}))
     lines = [
         f"Measured by zbench.calibrate on {where.date}; each constant says of what. It ran as",
         f"  {where.command}",
-        f"{subject.num_nodes} x {subject.gpus_per_node} ranks, all measuring at once, on {machines}: "
-        f"{devices}, {one.cores} cores, {one.threads} thread{'s' if one.threads > 1 else ''} a rank,",
+        f"{subject.num_nodes} x {with_noun(subject.gpus_per_node, 'rank')}, all measuring at once, on {machines}: "
+        f"{devices}, {with_noun(one.cores, 'core')}, {with_noun(one.threads, 'thread')} a rank,",
         f"torch {one.torch}, {f'{one.driver}, ' if one.driver else ''}{one.backend}, attention by {one.kernel}; "
         f"shapes of model {subject.model.name}, {ELEMENT_BYTES[subject.model.element_bytes]}.",
     ]

@@ -14,6 +14,7 @@ from zbench.calibrate.quantity import quantities, quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, AttentionCall, Subject, layer_shapes
 from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.links import MOST_CHANNELS
+from zbench.describe.units import with_noun
 from zbench.plans.area import TILE, Work
 
 TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
@@ -150,7 +151,7 @@ class Survey:
         self._set(f"{name}_latency", latency, f"message of {SMALL_MESSAGE} bytes {of}")
         peers = len(subject.peers(0, across))
         rates = self._rates(f"bytes to {peers} peers {where}", ranks, "together", across)
-        shared = f", {ranks} ranks to a NIC" if across else ""
+        shared = f", {with_noun(ranks, 'rank')} to a NIC" if across else ""
         all_peers = max(rates.values())
         of = f"bytes to {'all peers' if peers > 1 else 'the one peer'} {of}{shared}; best of {quantities(rates, 'B/s')}"
         self._set(f"{name}_bandwidth", all_peers, of)

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from zbench.console.sentence import not_among
+from zbench.describe.units import with_noun
 
 HERE = "zbench.check.peers"
 # Adapters that call other projects' code unchanged, by kind and name: (function in HERE, what it needs).
@@ -60,7 +61,7 @@ def _check_arguments(kind: str, named: str, function: Any, by_place: int, by_nam
     try:
         signature.bind(*[None] * by_place, **dict.fromkeys(by_name))
     except TypeError as error:
-        given = ", ".join([f"{by_place} arguments by place", *(f"{name}=" for name in by_name)])
+        given = ", ".join([f"{with_noun(by_place, 'argument')} by place", *(f"{name}=" for name in by_name)])
         raise ValueError(
             f"{kind} is {named!r}; it takes {signature} and would be called with {given}: {error} (docs/check.md)"
         ) from error

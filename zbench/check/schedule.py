@@ -10,6 +10,7 @@ from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import CONTRACTS, Contract, contract_named
 from zbench.contracts.schedule import ContractError, Schedule, TokenPermutation
 from zbench.contracts.schedule_file import read_schedule
+from zbench.describe.units import with_noun
 
 _KEYS = ("contract", "ranks", "max_tokens", "least", "multiple", "equal_size")
 _OF = "zbench check schedule"
@@ -56,6 +57,7 @@ def _contract(given: dict[str, str]) -> Contract:
 
 def _told(schedule: Schedule) -> str:
     if isinstance(schedule, TokenPermutation):
-        return f"{len(schedule.lengths):,} documents, {sum(schedule.lengths):,} tokens"
+        return f"{with_noun(len(schedule.lengths), 'document')}, {with_noun(sum(schedule.lengths), 'token')}"
     count, tokens = len(schedule.micro_batches), sum(schedule.lengths.values())
-    return f"{count:,} micro-batch{'es' * (count != 1)}, {len(schedule.lengths):,} samples, {tokens:,} tokens"
+    samples = with_noun(len(schedule.lengths), "sample")
+    return f"{with_noun(count, 'micro-batch')}, {samples}, {with_noun(tokens, 'token')}"

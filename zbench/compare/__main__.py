@@ -14,6 +14,7 @@ with loading(__name__):
     from zbench.compare.gate import DEFAULT, check_metrics, gate, percentage
     from zbench.compare.losses import losses
     from zbench.compare.pivot import FIGURES, check_figures, pivot
+    from zbench.describe.units import with_noun
     from zbench.record.metrics import CONVENTIONS
     from zbench.record.records import read_all
     from zbench.record.rows import Row, rows
@@ -81,7 +82,7 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
         print(f"worse: {change}")
     for place in found.added:
         print(f"not in the baseline: {place[0]} on {', '.join(place[1:])}")
-    runs = f"{found.compared} run{'' if found.compared == 1 else 's'}"
+    runs = with_noun(found.compared, "run")
     print(f"{runs} compared by {', '.join(names)}; worse by more than {share.strip()}: {len(found.worse)}")
     return 1 if found.worse else 0
 

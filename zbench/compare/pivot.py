@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.record.iterations import STAGES
 from zbench.record.metrics import PURPOSES
@@ -69,8 +70,9 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     for row in found:
         title = ", ".join(f"{key.removesuffix('_asked')} {typed(row[key])}" for key in differing)
         tables.setdefault(title, []).append(row)
-    steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
-    head = [", ".join([f"{key} {typed(found[0][key])}" for key in common] + [f"{steps} steps"]) + "."]
+    *fewer, most = sorted({row["steps_asked"] for row in found})
+    steps = " or ".join([*map(str, fewer), with_noun(most, "step")])
+    head = [", ".join([*(f"{key} {typed(found[0][key])}" for key in common), steps]) + "."]
     head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
     if any(simulated := [row["simulated"] for row in found]):
         which = "" if all(simulated) else f"Runs of executor {simulated_words(found)} are "

@@ -19,6 +19,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.errors import HydraException
 
+from zbench.describe.units import with_noun
+
 ONE_AT_A_TIME = "hydra.sweeper.max_batch_size=1"
 _OTHERS = ("hydra/sweeper=", "hydra/launcher=", "hydra.sweeper.", "hydra.launcher.", "hydra.searchpath=")
 MOST = 100_000  # jobs of a sweep; the largest experiment of zbench (networks_all) has 11,232
@@ -92,7 +94,8 @@ def check_few(arguments: Sequence[str]) -> None:
     if prod(values.values()) > MOST:
         key, most = max(values.items(), key=lambda one: one[1])
         raise ValueError(
-            f"{key} has {most:,} values, and the sweep {prod(values.values()):,} jobs; it takes at most {MOST:,}"
+            f"{key} has {with_noun(most, 'value')}, and the sweep {prod(values.values()):,} jobs; it takes at most "
+            f"{MOST:,}"
         )
 
 

@@ -41,6 +41,7 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.batch import Batch
 from zbench.describe.links import NIC
 from zbench.describe.model import KV
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints
 
@@ -81,10 +82,11 @@ def check_ranks(contract: Contract, cost: Cost) -> None:
     if isinstance(contract, WholeOnDP):
         if ranks % contract.ranks:
             raise ValueError(
-                f"the contract is for {contract.ranks} data-parallel ranks, which do not divide the {ranks} of {name}"
+                f"the contract is for {with_noun(contract.ranks, 'data-parallel rank')}, which do not divide the "
+                f"{ranks} of {name}"
             )
     elif ranks != contract.ranks:
-        raise ValueError(f"the contract is for {contract.ranks} ranks; the cluster {name} has {ranks}")
+        raise ValueError(f"the contract is for {with_noun(contract.ranks, 'rank')}; the cluster {name} has {ranks}")
 
 
 @dataclass(frozen=True, slots=True)

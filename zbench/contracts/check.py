@@ -17,6 +17,7 @@ from zbench.contracts.contract import (
     contract_name,
 )
 from zbench.contracts.schedule import ContractError, RingGroup, SampleId, SampleSchedule, Schedule, TokenPermutation
+from zbench.describe.units import with_noun
 
 _Where = dict[SampleId, tuple[int, int]]  # the micro-batch and first rank at which a sample was seen
 
@@ -40,7 +41,9 @@ def check_schedule(schedule: Schedule, contract: Contract) -> None:
     for number, lists in enumerate(schedule.micro_batches):
         if len(lists) != contract.ranks:
             raise ContractError(
-                f"micro-batch {number} has lists for {len(lists)} ranks; the contract has {contract.ranks}", number
+                f"micro-batch {number} has lists for {with_noun(len(lists), 'rank')}; the contract has "
+                f"{contract.ranks}",
+                number,
             )
         groups = (
             [RingGroup(rank, 1, samples) for rank, samples in enumerate(lists)]
@@ -73,7 +76,8 @@ def _check_count(schedule: SampleSchedule, contract: RingContract | WholeOnDP) -
         raise ContractError("the schedule has no micro-batch; every sample has to be in one")
     if count % contract.multiple:
         raise ContractError(
-            f"the schedule has {count} micro-batches; with virtual stages it takes a multiple of {contract.multiple}"
+            f"the schedule has {with_noun(count, 'micro-batch')}; with virtual stages it takes a multiple of "
+            f"{contract.multiple}"
         )
 
 
@@ -134,14 +138,15 @@ def _check_size(number: int, group: RingGroup, contract: RingContract) -> None:
     where = f"micro-batch {number}, {ring} of {size} with sample {sample!r}"
     if size < contract.least:
         raise ContractError(
-            f"{where}; the contract's least is {contract.least}, so a ring has at least {contract.least} ranks",
+            f"{where}; the contract's least is {contract.least}, so a ring has at least "
+            f"{with_noun(contract.least, 'rank')}",
             *_at(number, group.first, sample),
         )
     if not isinstance(contract, AlignedPow2Rings) or size == contract.ranks:
         return
     if size & (size - 1):
         raise ContractError(
-            f"{where}; its size has to be a power of two, or all {contract.ranks} ranks",
+            f"{where}; its size has to be a power of two, or all {with_noun(contract.ranks, 'rank')}",
             *_at(number, group.first, sample),
         )
     if group.first % size:
@@ -167,7 +172,8 @@ def _check_falling(number: int, groups: list[RingGroup]) -> None:
         if group.size > before.size:
             raise ContractError(
                 f"micro-batch {number}: the ring at rank {group.first} with sample {group.samples[0]!r} has "
-                f"{group.size} ranks and the one before it {before.size}; with virtual stages sizes do not grow",
+                f"{with_noun(group.size, 'rank')} and the one before it {before.size}; with virtual stages sizes do "
+                "not grow",
                 *_at(number, group.first, group.samples[0]),
             )
 
@@ -186,7 +192,8 @@ def _check_equal(schedule: SampleSchedule) -> None:
     for rank, count in enumerate(counts):
         if count != counts[0]:
             raise ContractError(
-                f"rank {rank} has {count} samples over all micro-batches and rank 0 has {counts[0]}; all have as many",
+                f"rank {rank} has {with_noun(count, 'sample')} over all micro-batches and rank 0 has {counts[0]}; all "
+                "have as many",
                 rank=rank,
             )
 
@@ -194,10 +201,13 @@ def _check_equal(schedule: SampleSchedule) -> None:
 def _check_permutation(schedule: TokenPermutation, contract: EqualTokenPermutation) -> None:
     order, tokens = schedule.order, sum(schedule.lengths)
     if schedule.ranks != contract.ranks:
-        raise ContractError(f"the schedule is for {schedule.ranks} ranks; the contract has {contract.ranks}")
+        raise ContractError(
+            f"the schedule is for {with_noun(schedule.ranks, 'rank')}; the contract has {contract.ranks}"
+        )
     if tokens % contract.ranks:
         raise ContractError(
-            f"the pack has {tokens:,} tokens, which {contract.ranks} ranks cannot share evenly; pad it to a multiple"
+            f"the pack has {tokens:,} tokens, which {with_noun(contract.ranks, 'rank')} cannot share evenly; pad it "
+            "to a multiple"
         )
     if order.shape != (tokens,) or order.dtype.kind not in "iu":
         raise ContractError(f"order has {order.size:,} entries of {order.dtype}; it takes the {tokens:,} positions")

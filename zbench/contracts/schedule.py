@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.units import with_noun
 
 SampleId: TypeAlias = int | str
 SHOWN = 8  # micro-batches, groups of each and samples of each group that text for people has
@@ -82,9 +83,10 @@ class SampleSchedule:
 
     def __str__(self) -> str:
         head = (
-            f"schedule of {len(self.lengths):,} samples, {sum(self.lengths.values()):,} tokens, for {self.ranks} ranks"
+            f"schedule of {with_noun(len(self.lengths), 'sample')}, {with_noun(sum(self.lengths.values()), 'token')}, "
+            f"for {with_noun(self.ranks, 'rank')}"
         )
-        lines = [f"{head}: {len(self.micro_batches)} micro-batch{'es' * (len(self.micro_batches) != 1)}"]
+        lines = [f"{head}: {with_noun(len(self.micro_batches), 'micro-batch')}"]
         for number, groups in enumerate(self.groups()[:SHOWN]):
             told = [f"{_ranks(one)} {_some(one.samples)}" for one in groups[:SHOWN]]
             more = f"; {len(groups) - SHOWN} more groups" if len(groups) > SHOWN else ""
@@ -108,8 +110,8 @@ class TokenPermutation:
 
     def __str__(self) -> str:
         each = len(self.order) // self.ranks
-        tokens, documents = f"{len(self.order):,} tokens", f"{len(self.lengths):,} documents"
-        return f"order of {tokens} of {documents}: {each:,} on each of {self.ranks} ranks"
+        tokens, documents = with_noun(len(self.order), "token"), with_noun(len(self.lengths), "document")
+        return f"order of {tokens} of {documents}: {each:,} on each of {with_noun(self.ranks, 'rank')}"
 
     def owned(self, rank: int) -> Ints:
         """Returns the positions of a rank's tokens, int64 [num_tokens / ranks]."""

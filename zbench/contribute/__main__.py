@@ -35,7 +35,7 @@ def contribute(words: Sequence[str]) -> int:
     runs = checked(path)
     print(f"{path}: {with_noun(len(runs), 'run')} can be taken.")
     for run in runs:
-        print(f"  {label(run.start, 'system')} on {label(run.start, 'workload')}: {len(run.steps)} steps")
+        print(f"  {label(run.start, 'system')} on {label(run.start, 'workload')}: {with_noun(len(run.steps), 'step')}")
     print(how_to_send(path, runs[0]))
     return 0
 

@@ -7,6 +7,7 @@ nobody could compare with: a changed checkout, versions that are not told, a run
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zbench.describe.units import with_noun
 from zbench.record.fields import shortened
 from zbench.record.metrics import Facts, mfu
 from zbench.record.record import Line, Run
@@ -73,7 +74,7 @@ def _counts(run: Run) -> Iterator[str]:
     """Yields numbers of steps, ranks, NICs and tokens that do not go together."""
     facts, config = run.start["facts"], run.start["config"]
     if len(run.steps) != config["steps"]:
-        yield f"the run has {len(run.steps)} steps; config.steps is {config['steps']}"
+        yield f"the run has {with_noun(len(run.steps), 'step')}; config.steps is {config['steps']}"
     if facts["num_gpus"] != facts["num_nodes"] * facts["gpus_per_node"]:
         yield f"facts.num_gpus is {facts['num_gpus']}; it takes facts.num_nodes x facts.gpus_per_node"
     tokens = config.get("tokens_per_gpu")
@@ -85,7 +86,7 @@ def _counts(run: Run) -> Iterator[str]:
         }
         for name, count in expected.items():
             if len(step[name]) != count:
-                yield f"step {step['step']}: {name} has {len(step[name])} numbers; the cluster has {count}"
+                yield f"step {step['step']}: {name} has {with_noun(len(step[name]), 'number')}; the cluster has {count}"
         if isinstance(tokens, int) and step["tokens"] != tokens * facts["num_gpus"]:
             yield f"step {step['step']}: tokens is {step['tokens']}; config.tokens_per_gpu x GPUs is otherwise"
 

@@ -20,6 +20,7 @@ from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 from zbench.run.choices import choices
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -131,7 +132,7 @@ def _refusals(found: Sequence[CombinationVerdict]) -> Iterator[str]:
     for (model, _), some in sorted(reasons.items()):
         clusters = dict.fromkeys(one.combination.cluster for one in some)
         systems = len(dict.fromkeys(one.combination.system for one in some))
-        yield f"refused, {systems} systems with {model} on {', '.join(clusters)}: {some[0].refused}"
+        yield f"refused, {with_noun(systems, 'system')} with {model} on {', '.join(clusters)}: {some[0].refused}"
     for package in sorted({one.skipped for one in found if one.skipped}):
         names = dict.fromkeys(one.combination.system for one in found if one.skipped == package)
         yield f"skipped, {', '.join(names)}: {package}, of the extra 'peers', is not installed"
@@ -142,6 +143,6 @@ def _counts(found: Sequence[CombinationVerdict]) -> str:
     fitting, large = (sum(getattr(one, name) for one in found) for name in ("fitting", "too_large"))
     refused, failed = (sum(bool(getattr(one, name)) for one in found) for name in ("refused", "failures"))
     return (
-        f"{len(found):,} combinations: {refused:,} refused, {len(tried):,} tried with {fitting + large:,} batches, of "
-        f"which {large:,} are out of memory; {failed:,} FAILED"
+        f"{with_noun(len(found), 'combination')}: {refused:,} refused, {len(tried):,} tried with "
+        f"{with_noun(fitting + large, 'batch')}, of which {large:,} are out of memory; {failed:,} FAILED"
     )

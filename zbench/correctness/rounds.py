@@ -24,6 +24,7 @@ from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.cost.job import make_cost
 from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSync
+from zbench.describe.units import with_noun
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices, missing_package
 from zbench.run.parts import make_system
@@ -188,7 +189,7 @@ def _print(found: Sequence[RoundVerdict]) -> None:
         print(f"FAILED {one}: {one.fault}")
     played = sum(one.played == len(KINDS) for one in found)
     print(
-        f"{len(found)} combinations, {played} played with {len(KINDS)} batches each, "
+        f"{with_noun(len(found), 'combination')}, {played} played with {len(KINDS)} batches each, "
         f"{sum(map(len, refused.values()))} refused, {sum(bool(one.skipped) for one in found)} skipped, "
         f"{len(faults)} of them FAILED"
     )

@@ -10,6 +10,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
@@ -94,7 +95,7 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     for name in (*_PER_RANK, "peak_bytes"):
         values = getattr(result, name)
         if len(values) != ranks or not 0 <= min(values) <= max(values) < math.inf:
-            yield f"{name} is not a number of at least 0 for each of {ranks} ranks"
+            yield f"{name} is not a number of at least 0 for each of {with_noun(ranks, 'rank')}"
     for rank, busy in enumerate(np.add(result.attention_seconds, result.linear_seconds).tolist()):
         if busy > seconds * (1 + ROUNDING):
             yield f"rank {rank} computes {busy} s of {seconds} s"
@@ -103,7 +104,7 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
             yield f"rank {rank} shows {shown} s of its {moving} s of communication"
     sent, received, nics = result.nic_tx_bytes, result.nic_rx_bytes, cost.whole.num_nics * cost.bonded_nics
     if not len(sent) == len(received) == nics or min(*sent, *received, result.nvlink_bytes) < 0:
-        yield f"bytes are not numbers of at least 0 for each of {nics} NICs"
+        yield f"bytes are not numbers of at least 0 for each of {with_noun(nics, 'NIC')}"
     if sum(sent) != sum(received):
         yield f"NICs send {sum(sent)} bytes and receive {sum(received)}"
     if cost.whole.num_nodes == 1 and any(sent):

@@ -16,6 +16,7 @@ from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import CUT_BY_SLICES, Model
+from zbench.describe.units import with_noun
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
 
@@ -24,7 +25,7 @@ def refusal(tp: int, pp: int, cost: Cost) -> str:
     """Returns why the cluster and the model can have no pipeline of this shape; "" if they can."""
     model, cluster = cost.model, cost.cluster
     if tp < 1 or pp < 1 or tp * pp > cluster.num_ranks:
-        return f"it has to have 1 to {cluster.num_ranks} ranks"
+        return f"it has to have 1 to {with_noun(cluster.num_ranks, 'rank')}"
     if model.num_heads % tp:
         return f"tp has to divide model.num_heads={model.num_heads}"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:

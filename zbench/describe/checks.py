@@ -75,8 +75,8 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
     elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
-            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, as "
-            f"in [4,2], or {ALL_LAYERS}{none}"
+            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, "
+            f"as in [4,2], or {ALL_LAYERS}{none}"
         )
 
 

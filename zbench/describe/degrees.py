@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.units import with_noun
 
 WORLD, NODE = 0, -1  # in place of a number of ranks: all there are, those of a node
 NESTED = "nested"  # in place of a strategy's name
@@ -183,17 +184,18 @@ class ShardDegrees:
         for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
             size, above = degree or ranks, wanted or ranks
             if above % size:
-                what = f"sharding.degrees.{other}={above}" if other else f"the {ranks} ranks"
+                what = f"sharding.degrees.{other}={above}" if other else f"the {with_noun(ranks, 'rank')}"
                 raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
         if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
             raise ValueError(
-                f"sharding.degrees.updates is {BY_NODE}, of {node} ranks; parameters cut over {weights or ranks} ranks "
-                f"that come from {optimizer or ranks} are not passed on inside it, so it takes {FLAT}"
+                f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, 'rank')}; parameters cut over "
+                f"{with_noun(weights or ranks, 'rank')} that come from {optimizer or ranks} are not passed on inside "
+                f"it, so it takes {FLAT}"
             )
         if hop and (gradients or ranks) % hop and hop % (gradients or ranks):
             raise ValueError(
-                f"sharding.degrees.reductions is {BY_NODE}, of {hop} ranks; gradients cut over {gradients or ranks} "
-                f"ranks are not reduced inside it first, so it takes {FLAT}"
+                f"sharding.degrees.reductions is {BY_NODE}, of {with_noun(hop, 'rank')}; gradients cut over "
+                f"{gradients or ranks} ranks are not reduced inside it first, so it takes {FLAT}"
             )
         hop = WORLD if hop >= (gradients or ranks) else hop  # one hop reaches all of them
         weights, secondary, gradients, optimizer, node = (WORLD if one == ranks > 1 else one for one in own[:-1])

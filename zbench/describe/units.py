@@ -24,8 +24,8 @@ _EXAMPLES = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s"
 
 
 def with_noun(count: int, noun: str) -> str:
-    """Writes a number with its noun: '1 GPU', '2 GPUs'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Writes a number with its noun: '1 GPU', '1,024 GPUs', '2 batches'."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith(("ch", "ss")) else "s")
 
 
 def parse(field: str, value: float | int | str, kind: str) -> float:

@@ -11,6 +11,7 @@ Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was meas
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.units import with_noun
 
 with loading(__name__):
     import subprocess
@@ -106,7 +107,7 @@ def order_in_words(found: Sequence[Fidelity]) -> str:
         kept = bool((np.diff(measured) * np.diff(simulated) > 0).all())
         return f"{' and '.join(seconds)} are {'' if kept else 'not '}simulated in the measured order"
     value = np.corrcoef(rankdata(measured), rankdata(simulated))[0, 1]
-    return f"rank correlation of the order of {len(measured)} systems (Spearman): {value:.2f}"
+    return f"rank correlation of the order of {with_noun(len(measured), 'system')} (Spearman): {value:.2f}"
 
 
 def main() -> int:

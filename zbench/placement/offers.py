@@ -18,6 +18,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory import ADAM_BYTES
 from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.describe.rollouts.stages import ACTOR
+from zbench.describe.units import with_noun
 from zbench.placement.layout import LayoutOffer, ModelLayout, StageTimes
 from zbench.placement.prices import PackedModel, PlacementPrices
 from zbench.rollouts.generate import GenerationCost
@@ -174,13 +175,13 @@ class _Offered:
 
     def __str__(self) -> str:
         model, of = self.packed.model, self.generation
-        stages = f"{model.pipeline_parallel} stages, " if model.pipeline_parallel > 1 else ""
+        stages = f"{with_noun(model.pipeline_parallel, 'stage')}, " if model.pipeline_parallel > 1 else ""
         words = f"{stages}{'' if model.tensor_parallel == 1 else f'tensor {model.tensor_parallel}, '}{model.sharding}"
         if model.pipeline_parallel > 1:
             words += f", micro-batches of {self.packed.most:,} tokens"
         if of is None:
             return words
-        staged = f", {of.pipeline} stages of {of.tensor}," if of.pipeline > 1 else ""
+        staged = f", {with_noun(of.pipeline, 'stage')} of {of.tensor}," if of.pipeline > 1 else ""
         told = f"{of.num_gpus} GPU{'s' * (of.num_gpus > 1)}{staged}"
         return f"{words}; generates with {told} and {of.memory_share} of memory"
 

@@ -54,7 +54,8 @@ class PlacedWork:
     def __post_init__(self) -> None:
         if self.updates > len(self.prompts):
             raise ValueError(
-                f"updates is {self.updates}; there are {len(self.prompts)} sequences, so it takes at most that"
+                f"updates is {self.updates}; there are {with_noun(len(self.prompts), 'sequence')}, so it takes at "
+                "most that"
             )
 
     @property

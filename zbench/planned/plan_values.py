@@ -7,6 +7,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.mask import Mask
+from zbench.describe.units import with_noun
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import COLUMNS, Blocks, Lists, Ops, Plan
 from zbench.proof.array_rules import array_fault
@@ -122,7 +123,7 @@ def shown(value: Any) -> str:
     """Returns a value as a sentence may have it: lists and mappings of a file may be long."""
     if isinstance(value, list):
         odd = next((one for one in value if type(one) is not int), None)
-        return f"a list with {odd!r:.40}" if odd is not None else f"a list of {len(value)} numbers"
+        return f"a list with {odd!r:.40}" if odd is not None else f"a list of {with_noun(len(value), 'number')}"
     return "an object" if isinstance(value, Mapping) else f"{value!r:.60}"
 
 

@@ -12,6 +12,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.units import with_noun
 from zbench.planned.file import read_plan_file, write
 from zbench.planned.machine_values import cluster_of, cluster_values, model_of, model_values
 from zbench.planned.plan_values import ints, plan_of, plan_values, shown
@@ -114,14 +115,14 @@ class StepPlans:
 
     def __str__(self) -> str:
         whole = (
-            f"{len(self.lengths):,} sequences, {int(self.lengths.sum()):,} tokens of {self.model.name} on "
-            f"{self.cluster.name}"
+            f"{with_noun(len(self.lengths), 'sequence')}, {with_noun(int(self.lengths.sum()), 'token')} of "
+            f"{self.model.name} on {self.cluster.name}"
         )
         head = f"step of {whole}{f', planned by {self.system}' if self.system else ''}"
         if len(self.plans) == 1:
             return f"{head}\n{self.plans[0]}"
         each = (f"micro-batch {number}: {plan}" for number, plan in enumerate(self.plans))
-        return "\n".join((f"{head}: {len(self.plans)} micro-batches", *each))
+        return "\n".join((f"{head}: {with_noun(len(self.plans), 'micro-batch')}", *each))
 
 
 def save_plan(plan: Plan, path: _PATH) -> None:
@@ -143,7 +144,9 @@ def load_plan(path: _PATH) -> Plan:
     found = read_plan_file(path)
     if len(found["plans"]) > 1:
         count = len(found["plans"])
-        raise ValueError(f"the plan file {str(path)!r} has {count} micro-batches; zbench.load reads them all")
+        raise ValueError(
+            f"the plan file {str(path)!r} has {with_noun(count, 'micro-batch')}; zbench.load reads them all"
+        )
     if found["cluster"] is not None:
         return StepPlans.load(path).plans[0]
     plan = _named(path, lambda: plan_of(found["plans"][0], "plans[0]"))

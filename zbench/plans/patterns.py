@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV, O, Q
+from zbench.describe.units import with_noun
 from zbench.plans.area import is_band
 from zbench.plans.build import Builder
 from zbench.plans.columns import TYPES
@@ -46,11 +47,15 @@ def ulysses_ring(
     num_groups, num_rows, num_cols = ranks.shape
     inner = num_rows if inner is None else inner
     if inner < 1 or num_rows % inner:
-        raise ValueError(f"an inner ring of {inner} ranks does not divide a ring of {num_rows}")
+        raise ValueError(f"an inner ring of {with_noun(inner, 'rank')} does not divide a ring of {num_rows}")
     if num_cols > builder.num_heads:
-        raise ValueError(f"an all-to-all over {num_cols} ranks needs as many heads; the model has {builder.num_heads}")
+        raise ValueError(
+            f"an all-to-all over {with_noun(num_cols, 'rank')} needs as many heads; the model has {builder.num_heads}"
+        )
     if slices > 1 and num_rows > 1:
-        raise ValueError(f"{slices} slices of queries take groups of one row; these are rings of {num_rows}")
+        raise ValueError(
+            f"{with_noun(slices, 'slice')} of queries take groups of one row; these are rings of {num_rows}"
+        )
     seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows, builder.mask)
     seq, start, stop, block = _cut_rows(seq, start, stop, row, num_groups * num_rows, num_cols)
     base = builder.add_blocks(seq, start, stop, block, ranks.reshape(-1))

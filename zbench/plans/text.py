@@ -26,6 +26,7 @@ import numpy as np
 
 from zbench.describe.mask import Mask
 from zbench.describe.model import TENSOR_NAMES
+from zbench.describe.units import with_noun
 from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Lists, Ops
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import WAITS, Plan
@@ -61,12 +62,12 @@ def summary(plan: Plan) -> str:
     first = np.unique(np.stack([plan.blocks.seq, home]), axis=1)[0]  # a sequence once for every rank that has some
     ranks = np.bincount(first, minlength=len(plan.lengths))
     cut = ranks[ranks > 1]
-    over = f" over up to {cut.max()} ranks" if len(cut) else ""
+    over = f" over up to {cut.max():,} ranks" if len(cut) else ""
     padded = int(plan.lengths.sum() - plan.own_lengths.sum())
     padding = f" and {padded:,} of padding" if padded else ""
     lines = [
-        f"plan of {len(plan.lengths):,} sequences, {int(plan.own_lengths.sum()):,} tokens{padding}, {plan.num_ranks:,} "
-        f"ranks, {len(plan.blocks):,} blocks",
+        f"plan of {with_noun(len(plan.lengths), 'sequence')}, {int(plan.own_lengths.sum()):,} tokens{padding}, "
+        f"{with_noun(plan.num_ranks, 'rank')}, {with_noun(len(plan.blocks), 'block')}",
         f"  tokens of a rank: {tokens.min():,} to {tokens.max():,}; mask {plan.mask}; heads {plan.num_heads}",
         f"  sequences: {len(ranks) - len(cut):,} whole on a rank, {len(cut):,} cut{over}",
     ]
@@ -76,12 +77,14 @@ def summary(plan: Plan) -> str:
         attends = int((ops.kind == ATTEND).sum())
         mode = f" ({plan.backward_mode})" if name == "backward" and plan.backward_mode else ""
         lines.append(
-            f"  {name}{mode}: {len(ops):,} operations, {attends:,} attends, {len(ops) - attends:,} transfers"
+            f"  {name}{mode}: {with_noun(len(ops), 'operation')}, {with_noun(attends, 'attend')}, "
+            f"{with_noun(len(ops) - attends, 'transfer')}"
             f"{f' ({kinds})' if kinds else ''}"
         )
     if plan.pipelines is not None:
         lines.append(f"  pipelines: {len(plan.pipelines):,}")
-    lines += [f"  {name}: {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in plan.notes.items()]
+    for name, value in plan.notes.items():
+        lines.append(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
     return "\n".join(lines)
 
 

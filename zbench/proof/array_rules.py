@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.describe.cluster import MOST_RANKS
 from zbench.describe.mask import FULL, Mask
+from zbench.describe.units import with_noun
 from zbench.passes.reverse import MODES
 from zbench.plans.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.plans.pipelines import Pipelines
@@ -167,6 +168,6 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     pairs = float(len(plan.blocks)) ** 2 * (plan.num_heads + 1)
     if max(triples, pairs) >= _LIMIT:
         yield (
-            f"plan.lengths adds up to {float(lengths.astype(np.float64).sum()):.3g} tokens, of {plan.num_heads} heads; "
-            "their (query, key, head) triples have to be below 2^63"
+            f"plan.lengths adds up to {float(lengths.astype(np.float64).sum()):.3g} tokens, of "
+            f"{with_noun(plan.num_heads, 'head')}; their (query, key, head) triples have to be below 2^63"
         )

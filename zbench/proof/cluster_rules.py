@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 
 
@@ -21,9 +22,10 @@ def _faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
     if cost is not None:
         if plan.num_ranks != cost.cluster.num_ranks:
             name, ranks = cost.cluster.name, cost.cluster.num_ranks
-            yield f"plan.num_ranks is {plan.num_ranks}; the cluster {name} has {ranks} ranks"
+            yield f"plan.num_ranks is {plan.num_ranks}; the cluster {name} has {with_noun(ranks, 'rank')}"
         if plan.num_heads != cost.model.num_heads:
-            yield f"plan.num_heads is {plan.num_heads}; the model {cost.model.name} has {cost.model.num_heads} heads"
+            heads = with_noun(cost.model.num_heads, "head")
+            yield f"plan.num_heads is {plan.num_heads}; the model {cost.model.name} has {heads}"
         if plan.pipelines is not None and not cost.pipelines:
             yield "plan.pipelines has groups of ranks; what runs this plan takes plans without them, which is None"
     yield from _lane_faults(plan, cost)

@@ -29,6 +29,7 @@ from zbench.cost.groups import of_gpu
 from zbench.cost.memory import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.units import with_noun
 from zbench.plans.dataflow import first_violation as flow_fault
 from zbench.plans.plan import Plan
 from zbench.proof.array_rules import array_fault
@@ -157,7 +158,7 @@ def _step_fault(batch: Batch, plans: tuple[Plan, ...], mask: Mask) -> str:
         times[plan.sequences] += 1
     if (times != 1).any():
         seq = int(np.argmax(times != 1))
-        return f"sequence {seq} is in {times[seq]} micro-batches; it has to be in one"
+        return f"sequence {seq} is in {with_noun(times[seq], 'micro-batch')}; it has to be in one"
     layouts = {plan.pipelines.layout if plan.pipelines is not None else () for plan in plans}
     return "micro-batches have different pipelines; those of a step have to have the same" if len(layouts) > 1 else ""
 

@@ -22,8 +22,8 @@ def choice_figures(steps: Sequence[Step]) -> dict[str, float | None]:
 
 
 def choice_words(steps: Sequence[Step]) -> str:
-    """Returns what was chosen, kind by kind: "exchanges in 8 slices (4 steps), exchanges in 2 slices (1 step), recompute
-    none"; "" where nothing was."""
+    """Returns what was chosen, kind by kind: "exchanges in 8 slices (4 steps), exchanges in 2 slices (1 step),
+    recompute none"; "" where nothing was."""
     return ", ".join(words for kind, told in _WORDS.items() for words in _counted(kind, map(told, steps)))
 
 

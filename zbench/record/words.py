@@ -92,9 +92,11 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
     if "world" in facts:
         words += f"; world: {facts['world']}"
     if facts.get("tensor_parallel", 1) > 1:
-        words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+        words += (
+            f"; {with_noun(facts['num_ranks'], 'rank')} of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+        )
     if facts.get("pipeline_parallel", 1) > 1:
-        words += f"; {facts['pipeline_parallel']} pipeline stages"
+        words += f"; {with_noun(facts['pipeline_parallel'], 'pipeline stage')}"
     if not facts.get("synchronous", True):
         words += "; not synchronous: workers train apart in rounds, so tokens/s compare at equal loss alone"
     return words

@@ -92,7 +92,10 @@ def _main() -> int:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
     told = f"{with_noun(len(advice), 'answer')}, " if advice else ""
-    print(f"{arguments.out}: {told}{len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
+    print(
+        f"{arguments.out}: {told}{with_noun(len(runs), 'run')}, {with_noun(len(steps), 'step')} to look into, "
+        f"{size:.1f} MB"
+    )
     for words in left_out:
         print(words)
     return 0

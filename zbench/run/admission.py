@@ -11,6 +11,7 @@ from pathlib import Path
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes, wide_bytes
 from zbench.describe.degrees import WORLD, degrees_of
+from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import PlansPipelines
 from zbench.run.cases import RunCase
 from zbench.run.machine import cores, free_disk, free_memory
@@ -64,8 +65,9 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
     now = f"cluster.num_nodes={cluster.num_nodes:,} and cluster.gpus_per_node={cluster.gpus_per_node:,}"
     if ranks > most:
         raise ValueError(
-            f"cluster is {cluster.name} with {ranks:,} ranks, each a process of this machine, whose {cores()} cores "
-            f"take at most {most:,}: use less than {now}, as in cluster=local_2x2, or start them by torchrun or Slurm"
+            f"cluster is {cluster.name} with {with_noun(ranks, 'rank')}, each a process of this machine, whose "
+            f"{cores()} cores take at most {most:,}: use less than {now}, as in cluster=local_2x2, or "
+            "start them by torchrun or Slurm"
         )
     if executor.device != "cpu" and no_gpu(environ) is None:
         return  # their memory is the GPU's, which a rank asks
@@ -84,7 +86,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
             [(state, *of_model, _smaller(model.name)), (activations, *of_tokens, f"less than {tokens}")], reverse=True
         )
         raise ValueError(
-            f"{larger[1]} on {ranks:,} ranks, which are processes of this machine; they need an estimated "
+            f"{larger[1]} on {with_noun(ranks, 'rank')}, which are processes of this machine; they need an estimated "
             f"{needed / 2**30:,.1f} GiB (each {larger[0] / 2**30:,.1f} of {larger[2]}, {other[0] / 2**30:,.1f} of "
             f"{other[2]}), and {free / 2**30:,.1f} GiB are free: use {larger[3]}, or less than {now}, or {other[3]}"
         )
@@ -135,4 +137,6 @@ def unchosen_words(request: Request, parts: Parts) -> Sequence[str]:
     if parts.simulated or not request.unchosen:
         return ()
     chosen = " and ".join(f"{group}={request.choices.get(group)}" for group in request.unchosen)
-    return (f"executor={request.choices.get('executor')} chose {chosen}; {parts.cluster.num_ranks} ranks.",)
+    return (
+        f"executor={request.choices.get('executor')} chose {chosen}; {with_noun(parts.cluster.num_ranks, 'rank')}.",
+    )

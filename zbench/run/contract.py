@@ -18,6 +18,7 @@ import numpy as np
 from zbench.console.signals import stop_in
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import System, Workload
 from zbench.plans.columns import is_array
@@ -156,7 +157,8 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
                 f"{name} as {_kind(values)}; they are a one-dimensional array, as np.array({name}, np.int64) makes it"
             )
     if batch.documents is not None and len(batch.documents) != len(batch.lengths):
-        return f"{len(batch.documents)} documents for {len(batch.lengths)} lengths; there is one for each"
+        lengths = with_noun(len(batch.lengths), "length")
+        return f"{with_noun(len(batch.documents), 'document')} for {lengths}; there is one for each"
     if batch.rollouts is not None and (fault := _rollouts_fault(batch)):
         return fault
     if (batch.lengths < 1).any():
@@ -180,7 +182,8 @@ def _rollouts_fault(batch: Batch) -> str | None:
     given_up: Any
     prompts, given_up = (getattr(batch.rollouts, name, None) for name in ("prompts", "given_up"))
     if not _is_ints(prompts) or len(prompts) != len(batch.lengths):
-        return f"rollouts with prompts as {_kind(prompts)}; there is one for each of {len(batch.lengths)} lengths"
+        lengths = with_noun(len(batch.lengths), "length")
+        return f"rollouts with prompts as {_kind(prompts)}; there is one for each of {lengths}"
     if (prompts < 0).any() or (prompts >= batch.lengths).any():
         at = int(np.argmax((prompts < 0) | (prompts >= batch.lengths)))
         return f"a prompt of {prompts[at]} tokens in lengths[{at}] = {batch.lengths[at]}; at least 1 is of the response"

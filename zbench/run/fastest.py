@@ -16,6 +16,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import RECOMPUTE, SHARDING, WHOLE, Model
 from zbench.describe.strategy import CHUNKED
+from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
@@ -67,7 +68,7 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     """Returns the one of these settings, at least one, that is out of memory in the fewest batches of the sample, and
     then the fastest."""
     if len(settings) > BETTER:
-        study.tell(f"playing {len(settings)} settings")
+        study.tell(f"playing {with_noun(len(settings), 'setting')}")
         few = sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))
         settings = _ranked(settings, sample.hard, few, SimulatedAttention)[:BETTER]
     study.tell("playing the better ones")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.cluster import MOST_RANKS
+from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import DrawsLengths, HasContextLimit, HasOperationBytes, HasSize
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, Size, System, Workload
@@ -48,8 +49,8 @@ class Price:
     def words(self) -> str:
         """The size in words."""
         return (
-            f"{self.sequences:,} sequences on {self.ranks:,} ranks, in plans of at least {self.size.operations:,} "
-            f"operations and {self.size.pieces:,} pieces of sequences"
+            f"{with_noun(self.sequences, 'sequence')} on {with_noun(self.ranks, 'rank')}, in plans of at least "
+            f"{self.size.operations:,} operations and {with_noun(self.size.pieces, 'piece')} of sequences"
         )
 
 
@@ -67,8 +68,8 @@ def check_size(num_nodes: int, gpus_per_node: int, tokens_per_gpu: int) -> None:
         )
     if ranks * tokens_per_gpu > MOST_TOKENS:
         raise ValueError(
-            f"tokens_per_gpu is {tokens_per_gpu:,}; with {ranks:,} GPUs it may be at most {MOST_TOKENS // ranks:,}, "
-            f"for batches of {MOST_TOKENS:,} tokens"
+            f"tokens_per_gpu is {tokens_per_gpu:,}; with {with_noun(ranks, 'GPU')} it may be at most "
+            f"{MOST_TOKENS // ranks:,}, for batches of {MOST_TOKENS:,} tokens"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from zbench.console.sentence import sentence
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.record.record import Line, Run
@@ -75,7 +76,7 @@ class Replay:
         where = f"step {line['step']} of run {line['run']}"
         ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
         if ranks != described:  # before a small record has large batches and plans made
-            raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
+            raise ValueError(f"{where} has times of {with_noun(ranks, 'rank')}, and its configuration {described}")
         if line["tokens"] != self.parts.tokens:
             raise ValueError(f"{where} has {line['tokens']} tokens, and its configuration {self.parts.tokens}")
         self._check_memory(where)

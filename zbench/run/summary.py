@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from zbench.describe.expert_schedule import FLAT, TWO_LEVEL
+from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
 from zbench.interfaces.dealt import undealt
@@ -64,8 +65,8 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     if degree > each:
         return []
     return [
-        f"experts.dispatch={TWO_LEVEL}: each group's {degree} GPUs of experts are in one node of {each}, so rows go as "
-        f"with {FLAT}."
+        f"experts.dispatch={TWO_LEVEL}: each group's {degree} GPUs of experts are in one node of {each}, "
+        f"so rows go as with {FLAT}."
     ]
 
 
@@ -117,7 +118,7 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
         if worst := [checks[check] for checks in found if check in checks]:
             lines.append(
                 f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's{beyond} in "
-                f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
+                f"{with_noun(len(worst), 'step')} (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
             )
     if swapped := [checks[SWAPPED] for checks in found if SWAPPED in checks]:
         lines.append(
@@ -125,6 +126,7 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
         )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
-            f"check=bytes holds: every {says} in {len(sizes)} steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
+            f"check=bytes holds: every {says} in {with_noun(len(sizes), 'step')} "
+            f"({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
         )
     return lines

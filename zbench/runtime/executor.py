@@ -12,6 +12,7 @@ from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -222,7 +223,8 @@ class Torch:
         nodes = self.cost.cluster.num_nodes
         if self.nic_counters and nodes > 1 and is_one_machine():
             raise ValueError(
-                f"executor.nic_counters is true; one machine plays {nodes} nodes, whose traffic its counters mix"
+                f"executor.nic_counters is true; one machine plays {with_noun(nodes, 'node')}, whose traffic its "
+                "counters mix"
             )
         return open_fleet(self.cost.cluster.num_ranks, TARGET, job, self.timeout)
 

@@ -9,6 +9,7 @@ stopped by Ctrl-C.
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.units import with_noun
 
 with loading(__name__):
     import gc
@@ -168,7 +169,7 @@ class Session:
         if layers == 0:
             raise ValueError(f"cluster is {self.cluster}; not one layer of {self.size.model} fits its device's memory")
         while layers:
-            short = f"{part} with {layers} layers"
+            short = f"{part} with {with_noun(layers, 'layer')}"
             if short not in self.ledger.found:
                 try:
                     self._train(part, wanted, layers, levels, self._kernel(kernel))
@@ -185,7 +186,7 @@ class Session:
         from zbench.speed.training import train, trainer_of
 
         first = self.parts(workloads[0], layers)
-        _tell(f"{part}: {layers} layers")
+        _tell(f"{part}: {with_noun(layers, 'layer')}")
         with trainer_of(first.cost, first.workload, kernel or "auto", None) as trainer:
             for name in workloads:
                 if not self.ledger.has(f"{part} {name}"):

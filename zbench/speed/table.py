@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zbench.describe.units import with_noun
+
 Line = Mapping[str, Any]
 AGREE = 2e-2  # of two kernels' results in bfloat16, the norm of the difference over the norm
 SDPA = (
@@ -48,7 +50,9 @@ def _attention(lines: Sequence[Line]) -> list[str]:
         if "kernels" in line:
             kernels = line["kernels"]
             best = min((sum(kernels[name]["seconds"]) for name in agreeing(kernels)), default=0.0)
-            out.append(f"{line['case']}: {line['sequences']} sequences, the longest of {line['longest']} tokens")
+            out.append(
+                f"{line['case']}: {with_noun(line['sequences'], 'sequence')}, the longest of {line['longest']} tokens"
+            )
             for name, one in kernels.items():
                 if "refused" in one:
                     out.append(f"  {name:44} refused: {one['refused']}")
@@ -75,7 +79,7 @@ def _steps(lines: Sequence[Line]) -> list[str]:
         if "mfu" in line:
             seconds, choice = sum(line["seconds"]) / len(line["seconds"]), line["choice"]
             out.append(
-                f"{line['case']}: {line['layers']} layers, recompute {choice['level']}, {line['kernel']}, "
+                f"{line['case']}: {with_noun(line['layers'], 'layer')}, recompute {choice['level']}, {line['kernel']}, "
                 f"{line['elementwise']}: {seconds:.4g} s a step, MFU {line['mfu']:.1%}, "
                 f"{line['peak_bytes'] / 2**30:.1f} GiB ({choice['predicted_bytes'] / 2**30:.1f} predicted), "
                 f"{line['taken_bytes'] / 2**30:.1f} GiB of the device taken"

@@ -12,6 +12,7 @@ beside the fastest other one. An edge: reads records, prints.
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.units import with_noun
 
 with loading(__name__):
     from collections.abc import Mapping
@@ -114,7 +115,7 @@ def standing_table(title: str, systems: Systems, over: str, worlds: Worlds | Non
 
 
 def _ranged(worlds: Worlds | None) -> str:
-    return f", [ranges over {len(worlds)} worlds]" if worlds and len(worlds) > 1 else ""
+    return f", [ranges over {with_noun(len(worlds), 'world')}]" if worlds and len(worlds) > 1 else ""
 
 
 def together(found: Mapping[Place, Worlds], over: str) -> Sheet:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.record.record import Run
 from zbench.record.rows import label
@@ -92,7 +93,11 @@ def survivals(runs: Sequence[Run], found: Mapping[Place, Worlds], over: str | No
     for place, worlds in found.items():
         if NOMINAL in worlds and len(worlds) > 1:
             name = over or next((one for one in baselines if one in worlds[NOMINAL]), next(iter(worlds[NOMINAL])))
-            out.append(Survival.of(f"{place_words(place)}: over {len(worlds)} worlds", worlds, name, words_of(runs)))
+            out.append(
+                Survival.of(
+                    f"{place_words(place)}: over {with_noun(len(worlds), 'world')}", worlds, name, words_of(runs)
+                )
+            )
     return out
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from zbench.describe.arrays import Ints
+from zbench.describe.units import with_noun
 from zbench.plans.plan import COLUMNS, Plan
 
 Digests = tuple[int, int, int]  # of lengths, of what plans are for, of plans
@@ -67,7 +68,7 @@ def _gathered(group: dist.ProcessGroup, mine: tuple[int, ...], device: torch.dev
 
 def _first_difference(first: list[int], other: list[int], rank: int) -> str:
     if len(first) != len(other):
-        return f"rank 0 has {len(first)} sequences, rank {rank} has {len(other)}"
+        return f"rank 0 has {with_noun(len(first), 'sequence')}, rank {rank} has {len(other)}"
     at = next(at for at, (a, b) in enumerate(zip(first, other, strict=True)) if a != b)
     return f"sequence {at} has {first[at]} tokens on rank 0 and {other[at]} on rank {rank}"
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from zbench.console.extras import need
+from zbench.describe.units import with_noun
 from zbench.torch.planned_batch import PlannedBatch
 
 
@@ -47,7 +48,9 @@ def planned_attention(
         given = "None" if micro_batch is None else f"of type {type(micro_batch).__name__}"
         raise ValueError(f"micro_batch is {given}; model(...) takes one of zbench.torch.Runtime.micro_batches")
     if len(query) != 1:
-        raise ValueError(f"input_ids has {len(query)} rows; it takes one row of this rank's tokens, [1, T]")
+        raise ValueError(
+            f"input_ids has {with_noun(len(query), 'row')}; it takes one row of this rank's tokens, [1, T]"
+        )
     if attention_mask is not None:
         raise ValueError("attention_mask is given; plans know where sequences begin and end, so it takes None")
     _check_wanted(module, micro_batch, others)

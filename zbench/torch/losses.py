@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 
 IGNORED = -100  # the label of a token that the loss leaves out, as in torch and Transformers
 
@@ -88,6 +89,6 @@ def _check_columns(labels: Tensor, vocabulary: int) -> None:
     wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocabulary))]
     if len(wrong):
         raise ValueError(
-            f"labels has {int(wrong[0])}; logits have {vocabulary} columns, so it takes 0 to {vocabulary - 1}, or "
-            f"{IGNORED} where the loss leaves a token out"
+            f"labels has {int(wrong[0])}; logits have {with_noun(vocabulary, 'column')}, so it takes 0 to "
+            f"{vocabulary - 1}, or {IGNORED} where the loss leaves a token out"
         )

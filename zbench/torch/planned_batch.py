@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.mask import Mask
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.program.holders import home_pieces
@@ -157,7 +158,8 @@ class PlannedBatch:
             return f"{name} is of type {type(x).__name__}; it takes a tensor of shape {list(wanted)}"
         shape = list(x.shape)
         if x.dim() == 3 and shape[0] == wanted[0] and shape[1] != wanted[1]:
-            return f"{name} has {shape[1]} heads; the plan is for model {model.name!r} with {field}={wanted[1]}"
+            heads = with_noun(shape[1], "head")
+            return f"{name} has {heads}; the plan is for model {model.name!r} with {field}={wanted[1]}"
         if tuple(shape) != wanted:
             return (
                 f"{name} has shape {shape}; it takes {list(wanted)}: this rank's tokens in micro-batch {self.number}, "

@@ -147,8 +147,8 @@ class Runtime:
         for number, plan in enumerate(step.plans):
             if plan.num_ranks != self.num_ranks:
                 raise ValueError(
-                    f"plan {number} is for {plan.num_ranks} ranks; the group has {self.num_ranks}, so it takes plans "
-                    f"for a cluster of {self.num_ranks} GPUs"
+                    f"plan {number} is for {with_noun(plan.num_ranks, 'rank')}; the group has {self.num_ranks}, so it "
+                    f"takes plans for a cluster of {with_noun(self.num_ranks, 'GPU')}"
                 )
             if plan.pipelines is not None or not plan.backward_mode:
                 lacks, remedy = "has no backward", "attention for a model of one's own takes plans of a step"
@@ -210,7 +210,7 @@ def _own_group(group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessG
             raise
         raise TimeoutError(
             f"rank {dist.get_rank(group)} waited {timeout:g} s for the others to make their Runtime, and not all "
-            f"{len(ranks)} ranks of the group did"
+            f"{with_noun(len(ranks), 'rank')} of the group did"
         ) from error
     assert isinstance(made, dist.ProcessGroup), "this process is in it"
     return made

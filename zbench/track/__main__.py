@@ -6,6 +6,7 @@ An edge: no torch.
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.units import with_noun
 
 with loading(__name__):
     import tempfile
@@ -48,7 +49,7 @@ def _main() -> int:
     runs = read_all(arguments.files)
     tracker = _tracker(arguments.tracker, arguments.set)
     sync(runs, tracker, arguments.timeline, arguments.trust)
-    print(f"{len(runs)} runs sent; they are {tracker.where()}")
+    print(f"{with_noun(len(runs), 'run')} sent; {'it is' if len(runs) == 1 else 'they are'} {tracker.where()}")
     return 0
 
 

@@ -19,6 +19,7 @@ from zbench.console.meter import Meter
 from zbench.correctness.seesaw.cases import SeesawCase, expected_ranks, seesaw_cases, seesaw_prompts
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.rollouts.seesaw_job import SeesawReport
@@ -119,4 +120,4 @@ def _print(found: Sequence[SeesawVerdict]) -> None:
     failed = [one for one in found if one.fault]
     for one in failed:
         print(f"FAILED {one.case}: {one.fault}")
-    print(f"{len(found)} pairs of layouts, {len(failed)} of them FAILED")
+    print(f"{with_noun(len(found), 'pair')} of layouts, {len(failed)} of them FAILED")

@@ -18,6 +18,7 @@ from zbench.correctness.steps.cases import Executed
 from zbench.correctness.steps.combination import StepCombination, covering, every_combination
 from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
+from zbench.describe.units import with_noun
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import chosen_rows, stated_bytes
@@ -146,4 +147,4 @@ def _print(found: Sequence[StepVerdict], markdown: bool) -> None:
     failed = [one for one in found if one.fault]
     for one in failed:
         print(f"FAILED {one.combination}: {one.fault}")
-    print(f"{len(found)} combinations executed, {len(failed)} of them FAILED")
+    print(f"{with_noun(len(found), 'combination')} executed, {len(failed)} of them FAILED")

@@ -71,7 +71,7 @@ class StagedLayers:
         if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
             raise ValueError(
                 f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
-                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
+                f"{with_noun(stages, 'number')} of layers that add up to the {layers} of {self.name}, or {EVEN}"
             )
         if isinstance(again, str):
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from zbench.describe.units import with_noun
 from zbench.runtime.processes.board import Board
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Rendezvous:
         if self._share(num_gpus):
             return torch.device("cuda", self.local_rank % num_gpus)
         raise ValueError(
-            f"this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''} for more ranks; only ranks that are all on "
+            f"this machine has {with_noun(num_gpus, 'GPU')} for more ranks; only ranks that are all on "
             "one machine can share a GPU (executor.device=cpu runs them on the CPU)"
         )
 

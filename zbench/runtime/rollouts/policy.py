@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.rollouts.experience import Rollout
 from zbench.runtime.kernels.elementwise import gated, normed, rotate
 from zbench.runtime.rollouts.sampling import END, generator_of, likeliest, sampled
@@ -60,7 +61,7 @@ class PolicySlice:
         draws = {number: generator_of(*drawn, number) for number in prompts} if drawn is not None else {}
         live, length = list(prompts), 0
         while live:
-            tell(f"generating token {length} of {len(live)} sequences")
+            tell(f"generating token {length} of {with_noun(len(live), 'sequence')}")
             new = [found[number][len(kept[number]) :] for number in live]
             logits = self.logits(new, [kept[number] for number in live])
             for number, row in zip(live, logits, strict=True):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
+from zbench.describe.units import with_noun
 from zbench.rollouts.seesaw_phases import buffer_fills, prompt_passes
 from zbench.runtime.rollouts.host_memory import HostKeys, HostWeights
 from zbench.runtime.rollouts.policy import KeptKeys
@@ -123,7 +124,7 @@ class SeesawRank:
         lengths = np.array([self.prompt[number] for number in numbers], np.int64)
         for some in prompt_passes(lengths, min(self.job.pass_tokens, self.job.gpu_tokens)):
             own, tokens = numbers[some], int(lengths[some].sum())
-            self.tell(f"reading {len(own)} prompts")
+            self.tell(f"reading {with_noun(len(own), 'prompt')}")
             while room < tokens:
                 done, freed = leaving.popleft()
                 done.result()
@@ -175,7 +176,7 @@ class SeesawRank:
     def _pass(self, one: _Turns) -> None:
         """Decodes a token of each sequence; its word is told when the micro-batch has its next turn."""
         assert self.stage is not None, "a layout is loaded"
-        self.tell(f"decoding {len(one.running)} sequences")
+        self.tell(f"decoding {with_noun(len(one.running), 'sequence')}")
         place = self.stage.place
         new = [self.tokens[number][-1:] for number in one.running]
         logits = self.stage.logits(new, [self.kept[number] for number in one.running])
