@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from zbench.describe.model import Model
 from zbench.interfaces.result import SECONDS_FOR
+from zbench.record.flops import CONVENTIONS, Facts, flops
 from zbench.record.metrics import (
-    CONVENTIONS,
-    Facts,
     Figures,
     exposed_communication,
     figures,
-    flops,
     imbalance,
     memory_verdict,
     nic_idle,

@@ -102,7 +102,8 @@ def test_shares_of_a_rank_and_of_its_gpus_are_the_same(tp: int, tmp_path: Path) 
 
 def rows_by_rank(start: Line, step: Line) -> dict[str, float]:
     """MFU and NIC utilisation by the groups' own rates."""
-    from zbench.record.metrics import Facts, mfu, nic_utilization
+    from zbench.record.flops import Facts, mfu
+    from zbench.record.metrics import nic_utilization
 
     facts = Facts.of({**start["facts"], "num_gpus": start["facts"]["num_ranks"]})
     nics = nic_utilization(facts, [step])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.record.test_metrics import TINY, step
 from zbench.record.fields import FIELDS
-from zbench.record.metrics import Facts
+from zbench.record.flops import Facts
 from zbench.record.record import Line, read
 from zbench.record.rows import rows
 from zbench.record.writer import RecordWriter

@@ -15,8 +15,8 @@ from tests.record.test_record import step_line
 from zbench import __main__ as zbench_main
 from zbench.console.command import ran
 from zbench.describe.model import TENSOR_NAMES
+from zbench.record.flops import Facts
 from zbench.record.iterations import STAGES
-from zbench.record.metrics import Facts
 from zbench.record.record import Line, Run, read
 from zbench.record.rows import rows
 from zbench.record.words import PARTS

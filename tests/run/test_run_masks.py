@@ -11,7 +11,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError
-from zbench.record.metrics import Facts, flops
+from zbench.record.flops import Facts, flops
 from zbench.record.rows import rows, setting
 from zbench.run.parts import Parts
 from zbench.run.replay import Replay

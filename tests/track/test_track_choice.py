@@ -13,7 +13,7 @@ from tests.run.test_main import SMALL, call
 from tests.track.test_track import FakeWandb
 from zbench.console.extras import installed
 from zbench.record.fingerprint import ROOT
-from zbench.record.metrics import Facts
+from zbench.record.flops import Facts
 from zbench.record.record import read
 from zbench.track.names import nic_utilisation, step_figures, tracked
 

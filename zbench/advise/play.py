@@ -14,7 +14,8 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify_step
-from zbench.record.metrics import Facts, Figures, figures
+from zbench.record.flops import Facts
+from zbench.record.metrics import Figures, figures
 from zbench.record.record import Line
 from zbench.record.speedup import speedup, speedup_interval
 from zbench.run.contract import plans_of

@@ -30,7 +30,7 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.published import VARIANT
 from zbench.interfaces.result import StepResult
 from zbench.planned.step import StepPlans
-from zbench.record.metrics import CONVENTIONS
+from zbench.record.flops import CONVENTIONS
 from zbench.record.records import read_all
 from zbench.record.rows import Row, rows
 from zbench.run.contract import plans_of

@@ -15,7 +15,7 @@ with loading(__name__):
     from zbench.compare.losses import losses
     from zbench.compare.pivot import FIGURES, check_figures, pivot
     from zbench.describe.units import with_noun
-    from zbench.record.metrics import CONVENTIONS
+    from zbench.record.flops import CONVENTIONS
     from zbench.record.records import read_all
     from zbench.record.rows import Row, rows
 

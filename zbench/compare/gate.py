@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zbench.record.metrics import Facts, counted, figures
+from zbench.record.flops import Facts
+from zbench.record.metrics import counted, figures
 from zbench.record.record import Line, Run
 from zbench.record.rows import GROUPS, SAME, label, told_keys
 from zbench.record.words import told_settings, typed

@@ -9,7 +9,7 @@ from typing import Any
 
 from zbench.describe.units import with_noun
 from zbench.record.fields import shortened
-from zbench.record.metrics import Facts, mfu
+from zbench.record.flops import Facts, mfu
 from zbench.record.record import Line, Run
 from zbench.runtime.measured import COUNTED
 

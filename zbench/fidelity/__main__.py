@@ -24,7 +24,8 @@ with loading(__name__):
     from scipy.stats import rankdata
 
     from zbench.console.console import show
-    from zbench.record.metrics import Facts, counted, nic_bytes_per_step, nic_utilization
+    from zbench.record.flops import Facts
+    from zbench.record.metrics import counted, nic_bytes_per_step, nic_utilization
     from zbench.record.record import Line, Run
     from zbench.record.records import each, read_all
     from zbench.record.rows import label, setting

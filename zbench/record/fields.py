@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zbench.interfaces.result import SECONDS_FOR
-from zbench.record.metrics import Facts
+from zbench.record.flops import Facts
 
 LEAST, MOST = 1e-30, 1e30  # of numbers that are not 0
 _LONGEST = 60  # characters of a value that are shown

@@ -11,7 +11,8 @@ from typing import Any
 
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL
-from zbench.record.metrics import Facts, figures, memory_verdict
+from zbench.record.flops import Facts
+from zbench.record.metrics import figures, memory_verdict
 from zbench.record.record import Line, Run
 from zbench.record.speedup import speedup, speedup_interval
 from zbench.record.step_choices import choice_figures, choice_words

@@ -5,8 +5,8 @@ from typing import Any
 
 from zbench.describe.cluster import Cluster, usual_channels
 from zbench.describe.units import with_noun
+from zbench.record.flops import CONVENTIONS
 from zbench.record.interval import LEAST
-from zbench.record.metrics import CONVENTIONS
 
 # Parts of a step's seconds (zbench.interfaces.result.SECONDS_FOR), as people read them.
 PARTS = {

@@ -15,8 +15,8 @@ with loading(__name__):
     from zbench.cost.cost import Cost
     from zbench.describe.units import with_noun
     from zbench.plans.plan import Plan
+    from zbench.record.flops import CONVENTIONS, Facts
     from zbench.record.kinds import PAGE
-    from zbench.record.metrics import CONVENTIONS, Facts
     from zbench.record.outputs import check_apart, check_output, whole_file
     from zbench.record.record import Line, Run
     from zbench.record.records import read_all

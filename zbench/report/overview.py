@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from zbench.record.metrics import Facts, counted, figures, nic_curves
+from zbench.record.flops import Facts
+from zbench.record.metrics import counted, figures, nic_curves
 from zbench.record.record import Line, Run
 from zbench.record.rows import SAME, rows
 from zbench.record.step_choices import choice_words

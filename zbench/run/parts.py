@@ -201,7 +201,7 @@ class Parts:
         return batch_of(self.workload, step, self.tokens)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts of the cluster and the model that metrics and tables need (zbench.record.metrics.Facts
+        """Returns the facts of the cluster and the model that metrics and tables need (zbench.record.flops.Facts
         among them)."""
         cluster, model, device = self.cluster, self.model, self.cluster.device
         idle_experts = model.num_experts - model.experts_per_token

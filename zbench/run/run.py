@@ -20,8 +20,9 @@ from zbench.interfaces.abilities import SavesCheckpoints, TracesSteps
 from zbench.interfaces.protocols import Executor, Ready
 from zbench.interfaces.result import StepResult
 from zbench.proof.verify import PlanError, verify_step
+from zbench.record.flops import Facts
 from zbench.record.kinds import RECORD, TRACE
-from zbench.record.metrics import Facts, nic_curves
+from zbench.record.metrics import nic_curves
 from zbench.record.outputs import check_apart, check_output, check_outside
 from zbench.record.record import Line, Run
 from zbench.record.rows import rows

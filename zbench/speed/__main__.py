@@ -25,7 +25,7 @@ with loading(__name__):
     from zbench.console.extras import need
     from zbench.correctness.ledger import Ledger
     from zbench.record.fingerprint import source_digest
-    from zbench.record.metrics import Facts
+    from zbench.record.flops import Facts
     from zbench.run.parts import Parts, Settings
     from zbench.runtime.job.footprint import LEVELS
     from zbench.speed.table import MAIN, agreeing, speed_table

@@ -23,7 +23,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.record.metrics import Facts, flops
+from zbench.record.flops import Facts, flops
 from zbench.runtime.job.footprint import LevelChoice, choose_level
 from zbench.runtime.job.job import AdamW, Job, Report
 from zbench.runtime.processes.board import SLOT_BYTES, Board

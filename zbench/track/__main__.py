@@ -19,7 +19,8 @@ with loading(__name__):
     from zbench import CONF
     from zbench.interfaces.abilities import TracesSteps
     from zbench.interfaces.protocols import Tracker
-    from zbench.record.metrics import Facts, nic_curves
+    from zbench.record.flops import Facts
+    from zbench.record.metrics import nic_curves
     from zbench.record.record import Run
     from zbench.record.records import read_all
     from zbench.record.rows import rows

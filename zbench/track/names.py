@@ -6,7 +6,8 @@ from hashlib import sha256
 from typing import Any
 
 from zbench.interfaces.protocols import Tracked
-from zbench.record.metrics import Facts, Figures, figures
+from zbench.record.flops import Facts
+from zbench.record.metrics import Figures, figures
 from zbench.record.record import Line
 from zbench.record.rows import GROUPS, label, told_keys
 from zbench.record.step_choices import CHOICES, choice_figures
