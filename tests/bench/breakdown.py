@@ -23,7 +23,9 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Plan
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import SimulatedAttention
 

@@ -20,7 +20,8 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.study import Sample
 from zbench.plans.plan import Plan
 from zbench.run.chosen import _study
-from zbench.run.parts import Parts, Settings
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.run.target import from_yaml
 from zbench.simulated.executor import Simulated
 from zbench.simulator.beside import seconds_beside

@@ -17,7 +17,9 @@ from hydra import compose, initialize_config_dir
 from zbench import CONF
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.program import StepParts

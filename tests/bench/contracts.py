@@ -29,7 +29,9 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.dynamic_cp import DynamicCP

@@ -29,7 +29,9 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.passes.reverse import Mode
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.in_contract.planner import InContract

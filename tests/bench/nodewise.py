@@ -16,7 +16,9 @@ from hydra import compose, initialize_config_dir
 
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import SimulatedAttention
 

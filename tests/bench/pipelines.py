@@ -10,7 +10,9 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from tests.bench.stages import CONF
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_some_layers, play_step

@@ -13,7 +13,8 @@ from hydra import compose, initialize_config_dir
 from zbench.cost.cost import Cost
 from zbench.passes.route import narrowed, unrouted
 from zbench.plans.plan import Plan
-from zbench.run.parts import Parts, Settings
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.simulator.simulate import layer_seconds
 from zbench.systems.zeppelin.partition import partitions
 from zbench.systems.zeppelin.planner import Zeppelin

@@ -1,4 +1,4 @@
-"""What a simulated step really takes of memory, beside zbench.run.price's estimate, which is to be a floor.
+"""What a simulated step really takes of memory, beside zbench.run.checks.price's estimate, which is to be a floor.
 
 python tests/bench/sizes.py        # each system and size in a process of its own; about three minutes
 """
@@ -11,8 +11,10 @@ from hydra import compose, initialize_config_dir
 
 from zbench import CONF
 from zbench.proof.verify import verify_step
-from zbench.run.parts import Parts, Settings, make_system
-from zbench.run.price import priced
+from zbench.run.checks.price import priced
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
 ATTENTION, WHOLE = "executor=simulated_attention", "executor=simulated"

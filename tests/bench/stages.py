@@ -25,7 +25,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.operations import GATHER, REDUCE

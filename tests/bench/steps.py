@@ -29,7 +29,9 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import LONGEST_WAITING, Cluster
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulator.simulate import SimulatedAttention, playable
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step

@@ -19,7 +19,9 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 

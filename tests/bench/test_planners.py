@@ -14,7 +14,9 @@ from hydra import compose, initialize_config_dir
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.proof.verify import verify_step
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.run.warm import warm
 
 CONF = Path(__file__).parents[2] / "conf"

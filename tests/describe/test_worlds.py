@@ -21,7 +21,8 @@ from zbench.describe.cluster import CURVES, Cluster
 from zbench.describe.curve import Curve
 from zbench.describe.model import Model
 from zbench.describe.worlds import MOST_TIMES, NOMINAL, Machine, World
-from zbench.run.parts import Parts, Settings
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.flexsp.planner import FlexSP
 

@@ -8,7 +8,7 @@ import pytest
 from tests.run.test_run import STRATEGY, Measured, recorded, request
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.run.contract import PlugInError
+from zbench.run.checks.contract import PlugInError
 from zbench.run.run import run_with_baseline
 from zbench.systems.ring import Ring
 

@@ -8,7 +8,8 @@ from hydra import compose, initialize_config_dir
 from zbench import CONF
 from zbench.run import admission
 from zbench.run.admission import RANKS_PER_CORE, check_ranks_here, gpu_bytes, rank_bytes
-from zbench.run.parts import Parts, Settings
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.runtime.executor import Torch
 
 GIB = 2**30

@@ -19,9 +19,11 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError
 from zbench.record.record import Run, read
 from zbench.record.rows import rows
-from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.parts import Parts
 from zbench.run.request import Request
 from zbench.run.run import run_with_baseline
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring

@@ -9,7 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF, __main__
-from zbench.run.parts import Parts, Settings, resolved
+from zbench.run.parts import Parts, resolved
+from zbench.run.settings import Settings
 from zbench.run.summary import about_words
 
 PUBLISHED = {"wait": "published", "run_ahead": "published", "padding": "published"}

@@ -25,8 +25,9 @@ from zbench.proof.verify import verify_step
 from zbench.record.record import read
 from zbench.record.rows import rows
 from zbench.run.chosen import SEED, kept, settled
-from zbench.run.parts import Parts, Settings
+from zbench.run.parts import Parts
 from zbench.run.replay import Replay
+from zbench.run.settings import Settings
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention

@@ -9,9 +9,10 @@ from zbench.cost.job import make_cost
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
+from zbench.run.checks.contract import batch_of
 from zbench.run.chosen import SEED, clock_of, planning_all, settled
-from zbench.run.contract import batch_of
-from zbench.run.parts import Parts, make_system
+from zbench.run.parts import Parts
+from zbench.run.system import make_system
 from zbench.run.target import from_yaml, make_part
 
 Tell = Callable[[str], None]

@@ -16,7 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.model import Model
 from zbench.interfaces.study import Sample
 from zbench.run.fastest import Setting, fastest_of
-from zbench.run.parts import make_system
+from zbench.run.system import make_system
 from zbench.systems.common.micro_batches import fitting_tokens
 
 Keys = Mapping[str, Any]

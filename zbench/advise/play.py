@@ -18,7 +18,7 @@ from zbench.record.flops import Facts
 from zbench.record.metrics import Figures, figures
 from zbench.record.record import Line
 from zbench.record.speedup import speedup, speedup_interval
-from zbench.run.contract import plans_of
+from zbench.run.checks.contract import plans_of
 from zbench.run.parts import Parts
 
 

@@ -17,9 +17,10 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL, World
-from zbench.run.parts import Parts, Settings
+from zbench.run.checks.yaml_units import check_units
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.run.target import from_yaml, make_part
-from zbench.run.yaml_units import check_units
 from zbench.workloads.read_lengths import read_lengths
 from zbench.workloads.rl_traces import RLTracesFile
 

@@ -33,8 +33,8 @@ from zbench.planned.step import StepPlans
 from zbench.record.flops import CONVENTIONS
 from zbench.record.records import read_all
 from zbench.record.rows import Row, rows
-from zbench.run.contract import plans_of
-from zbench.run.price import MOST_TOKENS
+from zbench.run.checks.contract import plans_of
+from zbench.run.checks.price import MOST_TOKENS
 from zbench.simulated.clocks import SIMULATED, clock_named
 from zbench.simulated.expert_homes import in_expert_homes
 

@@ -22,8 +22,9 @@ from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.protocols import System
 from zbench.interfaces.published import VARIANT, check_variant, published_keys, unpublished
+from zbench.run.checks.yaml_units import check_units
 from zbench.run.choices import missing_package
-from zbench.run.parts import make_system
+from zbench.run.system import make_system
 from zbench.run.target import (
     check_steps_alone,
     from_yaml,
@@ -32,7 +33,6 @@ from zbench.run.target import (
     make_part,
     make_strategy,
 )
-from zbench.run.yaml_units import check_units
 
 Worlds = Named | World | Mapping[str, Any] | None
 Strategies = Mapping[str, tuple[str | None, Mapping[str, Any]]]  # by group of a strategy: its choice, changed keys

@@ -45,7 +45,7 @@ _DESCRIBED = {
 }
 _ROLLOUT_KEYS = {one.name for one in fields(RolloutJob)}
 # whose errors are of what parts made, not of what was asked for
-_OF_PLANS = ("zbench.run.contract", "zbench.proof.verify")
+_OF_PLANS = ("zbench.run.checks.contract", "zbench.proof.verify")
 
 
 def sentence(error: BaseException) -> tuple[str, int] | None:

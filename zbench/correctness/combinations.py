@@ -24,7 +24,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.describe.strategy import TrainingStrategy
 from zbench.run.choices import choices, missing_package
-from zbench.run.parts import make_system
+from zbench.run.system import make_system
 from zbench.run.target import make_model, make_strategy
 
 GROUPS = ("system", "model", "cluster")

@@ -22,7 +22,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
 from zbench.run.choices import missing_package
-from zbench.run.parts import make_system
+from zbench.run.system import make_system
 from zbench.runtime.driver import CheckFailed, Diverged
 from zbench.runtime.executor import Torch
 from zbench.runtime.processes.fleet import RankFailed
@@ -42,8 +42,8 @@ TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each w
 class Precision:
     """A number format that ranks compute in.
 
-    check: against the dense model, of zbench.run.parts.CHECKS. loss: largest relative difference that the loss may have
-    to the CPU's in float32.
+    check: against the dense model, of zbench.run.settings.CHECKS. loss: largest relative difference that the loss may
+    have to the CPU's in float32.
     """
 
     name: str

@@ -27,7 +27,7 @@ from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSyn
 from zbench.describe.units import with_noun
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices, missing_package
-from zbench.run.parts import make_system
+from zbench.run.system import make_system
 from zbench.run.target import make_model
 from zbench.simulated.executor import Simulated
 

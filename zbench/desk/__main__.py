@@ -33,10 +33,10 @@ with loading(__name__):
     from zbench.desk.scale import Scale
     from zbench.record.record import Run
     from zbench.record.records import each, read_all
+    from zbench.run.checks.yaml_units import check_units
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
     from zbench.run.target import make_model
-    from zbench.run.yaml_units import check_units
 
 Found = TypeVar("Found")
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}

@@ -97,7 +97,7 @@ class HasLimits(Protocol):
 class HasSize(Protocol):
     """A system whose plans grow faster than ranks and sequences do.
 
-    A job too large for this machine is then refused before it is planned (zbench.run.price).
+    A job too large for this machine is then refused before it is planned (zbench.run.checks.price).
     """
 
     def size(self, lengths: Ints, count: int) -> Size:
@@ -141,8 +141,8 @@ class DrawsLengths(Protocol):
 class HasOperationBytes(Protocol):
     """An executor that needs memory of this machine for every operation of the plans that it runs.
 
-    A job too large for this machine is then refused before it is planned (zbench.run.price). operation_bytes: bytes an
-    operation, at least.
+    A job too large for this machine is then refused before it is planned (zbench.run.checks.price). operation_bytes:
+    bytes an operation, at least.
     """
 
     @property

@@ -1,4 +1,5 @@
-"""Checks before a job starts that this machine can take it: memory, cores and disk against zbench.run.price. An edge.
+"""Checks before a job starts that this machine can take it: memory, cores and disk against zbench.run.checks.price. An
+edge.
 
 A job whose ranks are processes of this machine needs what a rank holds (zbench.runtime.job.footprint), for each of
 them; one that torchrun or Slurm started knows its machines better than this.
@@ -14,10 +15,11 @@ from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import PlansPipelines
 from zbench.run.cases import RunCase
-from zbench.run.machine import cores, free_disk, free_memory
-from zbench.run.parts import Parts, Settings
-from zbench.run.price import check_memory_here, check_record, priced
+from zbench.run.checks.machine import cores, free_disk, free_memory
+from zbench.run.checks.price import check_memory_here, check_record, priced
+from zbench.run.parts import Parts
 from zbench.run.request import Request
+from zbench.run.settings import Settings
 from zbench.runtime.executor import Torch
 from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_state_bytes, working_bytes
 from zbench.runtime.job.settings import kind_of, no_gpu

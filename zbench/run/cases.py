@@ -13,10 +13,11 @@ from zbench.record.fingerprint import fingerprint, versions
 from zbench.record.older import with_all_keys
 from zbench.record.record import Line, Run, read
 from zbench.record.rows import SAME, label
+from zbench.run.checks.contract import PlugInError
 from zbench.run.chosen import Settled, settled
-from zbench.run.contract import PlugInError
-from zbench.run.parts import Parts, Settings, resolved
+from zbench.run.parts import Parts, resolved
 from zbench.run.request import Request
+from zbench.run.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,10 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.study import PLAYED, PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
 from zbench.record.fingerprint import source_digest
-from zbench.run.contract import batch_of, gives, plans_of
+from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
-from zbench.run.parts import Parts, make_system
+from zbench.run.parts import Parts
+from zbench.run.system import make_system
 from zbench.run.target import Make, from_yaml, make_part
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated

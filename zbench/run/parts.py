@@ -7,29 +7,26 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.job import make_cost
 from zbench.cost.matmul import check_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
-from zbench.describe.expert_schedule import PLANNED
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.step_strategy import StepStrategy
 from zbench.describe.strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
-from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
-from zbench.interfaces.dealt import Dealt, WorkerPlans, undealt
+from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints
+from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
-from zbench.run.contract import batch_of
-from zbench.run.fastest import FREE
-from zbench.run.price import check_size
+from zbench.run.checks.contract import batch_of
+from zbench.run.checks.price import check_size
+from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
-from zbench.simulated.expert_homes import in_expert_homes
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -41,63 +38,6 @@ RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by
 WHOLE_STEPS = (SIMULATED, *RUN_WHOLE_STEPS)  # executors of whole steps, which all of a strategy is for
 CLOCKS = (SIMULATED, SIMULATED_ATTENTION)  # executors that play on a described cluster's clock
 _CLOCKS = "executor=simulated and executor=simulated_attention"
-PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
-CHECKS = (*PRECISIONS, "bytes")
-PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The top-level keys of a run, checked."""
-
-    steps: int
-    seed: int
-    tokens_per_gpu: int
-    out: str
-    baseline: str | None
-    trace: str | None
-    check: Sequence[str]
-    resume: str | None
-    rerun: bool = True
-    planners_see: str = "world"
-    mask: str = "causal"
-    free_groups: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
-            check_whole_number(name, getattr(self, name), least)
-        for check in self.check:
-            if check not in CHECKS:
-                raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
-        if set(PRECISIONS) <= set(self.check):
-            raise ValueError("check holds exact and float32; a run computes in float64 or in float32, so it takes one")
-        for name, kind in (
-            ("out", "a file"),
-            ("baseline", "a system or null"),
-            ("trace", "a file or null"),
-            ("resume", "the folder of a checkpoint or null"),
-        ):
-            value = getattr(self, name)
-            if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
-                raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
-
-        check_boolean("rerun", self.rerun)
-        free = self.free_groups
-        if set(free) - set(FREE) or len(set(free)) < len(free):
-            raise ValueError(f"free_groups is {list(free)}; it takes a list of {' and '.join(FREE)}, or []")
-        if self.planners_see not in PLANNERS_SEE:
-            raise ValueError(f"planners_see is {self.planners_see!r}; it takes {' or '.join(PLANNERS_SEE)}")
-        Mask.of(self.mask)
-
-    @staticmethod
-    def of(config: Mapping[str, Any]) -> "Settings":
-        """Reads the settings of a composed configuration."""
-        given = {name: config[name] for name in Settings.__dataclass_fields__}
-        check = given["check"]
-        given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
-        free = given["free_groups"]
-        given["free_groups"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
-        return Settings(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,42 +240,6 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
             "what is measured takes world=nominal"
         )
     return world
-
-
-def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
-    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
-    sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
-    if sync.in_rounds:
-        return _for_workers(config, cost, make, sync)
-    system: System = make_part(make, config, "system", cost=cost)
-    strategy = StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
-    if isinstance(system, Chooses):
-        if strategy.experts.homes != PLANNED:
-            raise ValueError(
-                f"experts.homes is {strategy.experts.homes}; what chooses before a run, as static_best does, judges "
-                f"steps with homes as planned, so it takes {PLANNED}; as a baseline it can be left out by baseline=null"
-            )
-        return system
-    expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
-    if cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages):
-        system = Dealt(system, cost.model.micro_batches)
-    return in_expert_homes(system, cost, strategy)
-
-
-def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:
-    """Returns the system for workers that train apart: it plans for each by itself.
-
-    Raises:
-        ValueError: it chooses before a run, or cannot plan for a worker.
-    """
-    system: System = make_part(make, config, "system", cost=worker_cost(cost, sync))
-    if isinstance(system, Chooses):
-        raise ValueError(
-            f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
-            f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
-        )
-    expect("system", system, "plan")
-    return WorkerPlans(system, cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

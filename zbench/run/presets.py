@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from zbench import CONF
 from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
 from zbench.record.rows import GROUPS
-from zbench.run.parts import Settings
+from zbench.run.settings import Settings
 
 _ALL = (*GROUPS, *STRATEGY_GROUPS)
 _OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(_ALL)})\b")  # an interpolation of what a group has

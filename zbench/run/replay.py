@@ -13,11 +13,12 @@ from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.record.record import Line, Run
+from zbench.run.checks.machine import free_memory
+from zbench.run.checks.price import check_memory_here, priced
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
-from zbench.run.machine import free_memory
-from zbench.run.parts import CLOCKS, PRECISIONS, RUN_WHOLE_STEPS, SIMULATED, SIMULATED_ATTENTION, Parts, Settings
-from zbench.run.price import check_memory_here, priced
+from zbench.run.parts import CLOCKS, RUN_WHOLE_STEPS, SIMULATED, SIMULATED_ATTENTION, Parts
+from zbench.run.settings import PRECISIONS, Settings
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
 _QUOTING = ("workload.path", "workload.field")

@@ -15,10 +15,10 @@ from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
 from zbench.interfaces.published import VARIANT, check_variant, published_keys, told_changes, unpublished
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
-from zbench.run.parts import Settings
+from zbench.run.checks.yaml_units import check_units
 from zbench.run.presets import Presets, plain_strategy
+from zbench.run.settings import Settings
 from zbench.run.target import keys_and_published
-from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
 
 

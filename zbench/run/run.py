@@ -29,9 +29,10 @@ from zbench.record.rows import rows
 from zbench.record.writer import RecordError, RecordWriter
 from zbench.run.admission import admit, unchosen_words
 from zbench.run.cases import RunCase, reusable, run_cases
-from zbench.run.contract import gives, plans_of
-from zbench.run.parts import Parts, Settings
+from zbench.run.checks.contract import gives, plans_of
+from zbench.run.parts import Parts
 from zbench.run.request import Request
+from zbench.run.settings import Settings
 from zbench.run.summary import about_words, file_words, run_words
 from zbench.run.warm import warm
 from zbench.runtime.processes.fleet import RankFailed

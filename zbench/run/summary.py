@@ -12,7 +12,8 @@ from zbench.record.record import Run
 from zbench.record.rows import label
 from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
-from zbench.run.parts import PRECISIONS, Parts, Settings
+from zbench.run.parts import Parts
+from zbench.run.settings import PRECISIONS, Settings
 from zbench.runtime.driver import LIMITS
 from zbench.runtime.step_executor import SWAPPED, TorchWholeStep
 

@@ -30,7 +30,7 @@ from zbench.describe.strategy import (
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
-from zbench.run.contract import guarded
+from zbench.run.checks.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 

@@ -15,7 +15,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
-from zbench.run.contract import plans_of
+from zbench.run.checks.contract import plans_of
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import with_message_batches
 

@@ -26,7 +26,8 @@ with loading(__name__):
     from zbench.correctness.ledger import Ledger
     from zbench.record.fingerprint import source_digest
     from zbench.record.flops import Facts
-    from zbench.run.parts import Parts, Settings
+    from zbench.run.parts import Parts
+    from zbench.run.settings import Settings
     from zbench.runtime.job.footprint import LEVELS
     from zbench.speed.table import MAIN, agreeing, speed_table
 

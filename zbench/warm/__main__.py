@@ -20,7 +20,9 @@ def _main() -> int:
     Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
-    from zbench.run.parts import Parts, Settings, make_system
+    from zbench.run.parts import Parts
+    from zbench.run.settings import Settings
+    from zbench.run.system import make_system
 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["tracker=none"])

@@ -1,8 +1,6 @@
 """Layers of a model on the stages of a pipeline: how many each has, and of how many of these something runs again. Pure
 data."""
 
-from zbench.describe.units import with_noun
-
 ALL_LAYERS = "all"  # in place of a number of layers of a stage
 EVEN = "even"  # stages of as many layers each, in place of their numbers
 
@@ -71,7 +69,7 @@ class StagedLayers:
         if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
             raise ValueError(
                 f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
-                f"{with_noun(stages, 'number')} of layers that add up to the {layers} of {self.name}, or {EVEN}"
+                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
             )
         if isinstance(again, str):
             return
@@ -80,14 +78,13 @@ class StagedLayers:
             if again > min(every):
                 listed = f", a list of up to {bracketed(every)}, one for each stage," if len(every) > 1 else ""
                 raise ValueError(
-                    f"recompute.layers is {again}; a stage of {self.name} has {with_noun(min(every), 'layer')}, so it "
+                    f"recompute.layers is {again}; a stage of {self.name} has {min(every)} of its layers, so it "
                     f"takes a whole number from 1 to {min(every)}{listed or ','} or {ALL_LAYERS}"
                 )
         elif len(again) != stages or any(one > most for one, most in zip(again, every, strict=True)):
             raise ValueError(
-                f"recompute.layers is {bracketed(again)}; {self.name} has {with_noun(stages, 'stage')} of "
-                f"{bracketed(every)} layers, so it takes {with_noun(stages, 'number')}, none above its stage's, or "
-                f"{ALL_LAYERS}"
+                f"recompute.layers is {bracketed(again)}; stages of {self.name} have {bracketed(every)} "
+                f"layers, so it takes as many numbers, none above its stage's, or {ALL_LAYERS}"
             )
 
 

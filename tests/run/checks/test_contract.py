@@ -16,7 +16,7 @@ from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Ready
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
-from zbench.run.contract import PlugInError, batch_of, gives, plans_of
+from zbench.run.checks.contract import PlugInError, batch_of, gives, plans_of
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.systems.ring import Ring
 
@@ -105,7 +105,7 @@ def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | N
     ],
 )
 def test_a_bad_batch(given: Any, told: str) -> None:
-    with pytest.raises(PlugInError, match=rf"^tests\.run\.test_contract\.Lengths\.batch\(3\) gave {told}"):
+    with pytest.raises(PlugInError, match=rf"^tests\.run\.checks\.test_contract\.Lengths\.batch\(3\) gave {told}"):
         batch_of(Lengths(lambda step: given), 3, 128)
 
 
@@ -150,7 +150,7 @@ def test_good_plans_pass(uneven: Cost) -> None:
 def test_bad_plans(made: Callable[[Any], Any], told: str, parts: int | None, uneven: Cost) -> None:
     """Also where the batch is dealt in parts, as in jobs with pipeline stages."""
     system: Any = Mine(uneven, made) if parts is None else Dealt(Mine(uneven, made), parts)
-    with pytest.raises(PlugInError, match=rf"^tests\.run\.test_contract\.Mine\.plan gave {told}"):
+    with pytest.raises(PlugInError, match=rf"^tests\.run\.checks\.test_contract\.Mine\.plan gave {told}"):
         plans_of(system, batch(), uneven)
 
 
@@ -177,10 +177,10 @@ def leaves(_: Any) -> Any:
 def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], error: str, uneven: Cost) -> None:
     line = made.__code__.co_firstlineno + 1
     told = rf"{error}.* \({re.escape(str(Path(__file__)))} line {line}\); HYDRA_FULL_ERROR=1 shows the traceback$"
-    with pytest.raises(PlugInError, match=rf"^tests\.run\.test_contract\.Mine\.plan failed with {told}") as raised:
+    with pytest.raises(PlugInError, match=rf"^tests\.run\.checks\..*\.Mine\.plan failed with {told}") as raised:
         plans_of(Mine(uneven, made), batch(), uneven)
     assert raised.value.__cause__ is not None
-    with pytest.raises(PlugInError, match=r"^tests\.run\.test_contract\.Lengths\.batch failed with "):
+    with pytest.raises(PlugInError, match=r"^tests\.run\.checks\.test_contract\.Lengths\.batch failed with "):
         batch_of(Lengths(made), 0, 1)
 
 
@@ -207,11 +207,13 @@ def test_a_method_has_to_give_its_kind(uneven: Cost) -> None:
     part = Mine(uneven, list)
     assert gives(part, ".count", "nothing", int, lambda: 5) == 5
     with pytest.raises(
-        PlugInError, match=r"^tests\.run\.test_contract\.Mine\.start gave None; it has to give a zbench.*\.Ready$"
+        PlugInError,
+        match=r"^tests\.run\.checks\..*\.Mine\.start gave None; it has to give a zbench.*\.Ready$",
     ):
         gives(part, ".start", "nothing", Ready, lambda: None)
     with pytest.raises(
-        PlugInError, match=r"^tests\.run\.test_contract\.Mine\.start failed with KeyError: 3 \(.*; HYDRA_FULL_ERROR"
+        PlugInError,
+        match=r"^tests\.run\.checks\..*\.Mine\.start failed with KeyError: 3 \(.*; HYDRA_FULL_ERROR",
     ):
         gives(part, ".start", "nothing", Ready, lambda: {}[3])
 

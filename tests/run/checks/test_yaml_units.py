@@ -9,8 +9,9 @@ from omegaconf import OmegaConf
 from zbench import CONF
 from zbench.describe.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS, Cluster, Device
 from zbench.describe.links import DOMAIN_KINDS, Domain
-from zbench.run.parts import Parts, Settings
-from zbench.run.yaml_units import check_units
+from zbench.run.checks.yaml_units import check_units
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 
 
 def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zbench.run.machine import cores, free_disk, free_memory
+from zbench.run.checks.machine import cores, free_disk, free_memory
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from zbench.interfaces.abilities import DrawsLengths, HasContextLimit, HasOperat
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, Size, System, Workload
 from zbench.plans.plan import Ints
-from zbench.run.contract import gives
+from zbench.run.checks.contract import gives
 
 # A hundred times the largest published batches (64M).
 MOST_TOKENS = 2**32
@@ -77,7 +77,7 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int, executor
     """Prices a step of `system`. ranks: of its plans. executor: the one that is to run it.
 
     Raises:
-        zbench.run.contract.PlugInError: the system's size() failed, or gave no Size.
+        zbench.run.checks.contract.PlugInError: the system's size() failed, or gave no Size.
     """
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))

@@ -14,8 +14,7 @@ from zbench.describe.cluster import MOST_RANKS
 from zbench.interfaces.protocols import Size
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Plan
-from zbench.run.parts import Parts, Settings, make_system
-from zbench.run.price import (
+from zbench.run.checks.price import (
     MOST_TOKENS,
     OPERATION,
     PIECE,
@@ -26,6 +25,9 @@ from zbench.run.price import (
     drawn,
     priced,
 )
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.run.system import make_system
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses

@@ -1,0 +1,51 @@
+"""The system of a run, made from its configuration for a cost model. An edge."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.cost.job import worker_cost
+from zbench.describe.expert_schedule import PLANNED
+from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.sync import EVERY, RoundSync
+from zbench.interfaces.abilities import Chooses, PlansStages
+from zbench.interfaces.dealt import Dealt, WorkerPlans
+from zbench.interfaces.protocols import System
+from zbench.run.target import Make, expect, from_yaml, make_part, make_strategy
+from zbench.simulated.expert_homes import in_expert_homes
+
+
+def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
+    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
+    sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
+    if sync.in_rounds:
+        return _for_workers(config, cost, make, sync)
+    system: System = make_part(make, config, "system", cost=cost)
+    strategy = StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
+    if isinstance(system, Chooses):
+        if strategy.experts.homes != PLANNED:
+            raise ValueError(
+                f"experts.homes is {strategy.experts.homes}; what chooses before a run, as static_best does, judges "
+                f"steps with homes as planned, so it takes {PLANNED}; as a baseline it can be left out by baseline=null"
+            )
+        return system
+    expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
+    if cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages):
+        system = Dealt(system, cost.model.micro_batches)
+    return in_expert_homes(system, cost, strategy)
+
+
+def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:
+    """Returns the system for workers that train apart: it plans for each by itself.
+
+    Raises:
+        ValueError: it chooses before a run, or cannot plan for a worker.
+    """
+    system: System = make_part(make, config, "system", cost=worker_cost(cost, sync))
+    if isinstance(system, Chooses):
+        raise ValueError(
+            f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
+            f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
+        )
+    expect("system", system, "plan")
+    return WorkerPlans(system, cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))
