@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.runtime.kernels.memory import Shape, keep_freed_memory

@@ -27,7 +27,8 @@ from zbench.contracts.schedule import ContractError, SampleSchedule, Schedule
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings

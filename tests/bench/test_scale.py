@@ -10,7 +10,8 @@ import pytest
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.mask import CAUSAL
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan

@@ -21,7 +21,8 @@ from torch import Tensor
 
 import zbench
 import zbench.torch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.segments import whole_sequences
 from zbench.runtime.kernels import cpu

@@ -29,7 +29,8 @@ from zbench.calibrate.sheet import Circumstances, device_sheet, sheet
 from zbench.calibrate.subject import AttentionCall, RankResources, Subject, Used, layer_shapes
 from zbench.calibrate.survey import Survey, written
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import CURVES, Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import CURVES, Device
 from zbench.describe.model import Model
 from zbench.describe.units import parse
 from zbench.runtime.processes.world import ProcessPlace

@@ -13,7 +13,8 @@ from tests.helpers.eventloop import nearest
 from tests.helpers.oracles import MODELS
 from tests.helpers.strategies import REAL, clusters
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import MAY_BE_ZERO, Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import MAY_BE_ZERO, Device
 from zbench.describe.links import NIC, NVLINK
 from zbench.simulator.hops import num_links, ports
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from zbench.cost.bound import least_seconds
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
-from zbench.describe.cluster import CURVES, Cluster, Device
+from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
+from zbench.describe.device import CURVES, Device
 from zbench.describe.model import Model
 from zbench.passes import reverse
 from zbench.plans.area import TILE, Work, work

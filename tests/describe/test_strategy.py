@@ -15,6 +15,8 @@ from zbench.describe.exchanges import ASYNC_TP, DIRECT, METHODS, RING, SLICED, E
 from zbench.describe.expert_schedule import SCHEDULES, SEQUENTIAL, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import USUAL
+from zbench.describe.strategies.strategy_keys import strategy_words, typed_key, with_model_fields
+from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.strategy import (
     ADAPTIVE,
     MODEL_FIELDS,
@@ -23,10 +25,6 @@ from zbench.describe.strategy import (
     Recompute,
     Sharding,
     TrainingMemory,
-    TrainingStrategy,
-    strategy_words,
-    typed_key,
-    with_model_fields,
 )
 from zbench.describe.sync import CO2, EVERY_STEP, RoundSync
 from zbench.describe.sync import METHODS as SYNC_METHODS

@@ -17,8 +17,9 @@ from zbench.correctness.combinations import choices
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import CURVES, Cluster
+from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
+from zbench.describe.device import CURVES
 from zbench.describe.model import Model
 from zbench.describe.worlds import MOST_TIMES, NOMINAL, Machine, World
 from zbench.run.parts import Parts

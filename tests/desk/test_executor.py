@@ -8,7 +8,8 @@ import pytest
 
 from tests.desk.desks import command, steps
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.desk.executor import Desk
 from zbench.workloads.fixed import Fixed

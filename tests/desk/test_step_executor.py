@@ -13,7 +13,8 @@ from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_step_executor import WORKLOAD, trained
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.exchanges import COMMFUSE, ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.sync import CO2, LOCAL_SGD, RoundSync

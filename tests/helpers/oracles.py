@@ -6,7 +6,8 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 
 # An A100's and an H100's proportions (conf/cluster/device), 7B layers with all kv heads or a quarter of them.

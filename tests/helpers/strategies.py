@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.links import Domain
 from zbench.describe.mask import CAUSAL, FULL, Mask
 from zbench.describe.model import RECOMPUTE, SHARDING, Model

@@ -20,7 +20,7 @@ from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.links import Domain
 from zbench.describe.mask import FULL
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.planned.machine_values import cluster_of, cluster_values, model_of, model_values
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan

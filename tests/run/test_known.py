@@ -164,4 +164,4 @@ def test_known_parts_are_few_and_classes() -> None:
     assert {name for name in known("workload") if name.rpartition(".")[2].islower()} == {
         "zbench.workloads.stdlib.folder"
     }
-    assert known("cluster") == {"zbench.describe.cluster.Cluster", "zbench.describe.cluster.Device"}
+    assert known("cluster") == {"zbench.describe.cluster.Cluster", "zbench.describe.device.Device"}

@@ -29,7 +29,7 @@ from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
 DEVICE = {
-    "_target_": "zbench.describe.cluster.Device",
+    "_target_": "zbench.describe.device.Device",
     "name": "D",
     "peak_flops": "300 TFLOP/s",
     "memory_bytes": "80 GB",

@@ -20,7 +20,8 @@ print(len(segments._list.signatures) > 0, len(phases._phases.signatures) > 0)
 
 def cost() -> object:
     from zbench.cost.cost import Cost
-    from zbench.describe.cluster import Cluster, Device
+    from zbench.describe.cluster import Cluster
+    from zbench.describe.device import Device
     from zbench.describe.model import Model
 
     device = Device("d", 3e14, 8e10, 1.6e12, 2e11, 2e14, 2e14, 1.7e14, 5e-6, 6e-5)

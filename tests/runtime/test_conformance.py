@@ -13,7 +13,8 @@ import pytest
 from tests.helpers.variants import FOLDER, SYSTEMS, VARIANTS, Variant
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.mask import CAUSAL, FULL, Mask
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System

@@ -10,7 +10,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import ATTENTION, EVEN, EVEN_IN_NODE, FASTEST, HOMES, PLANNED, Experts
-from zbench.describe.step_strategy import StepStrategy
+from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans, Dealt, undealt
 from zbench.passes import reverse
 from zbench.plans.build import Builder

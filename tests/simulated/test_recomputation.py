@@ -15,7 +15,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.job import RolloutJob
 from zbench.describe.model import Model
-from zbench.describe.strategy import Experts, Parallel, Recompute, Sharding, TrainingMemory, TrainingStrategy
+from zbench.describe.strategies.training_strategy import TrainingStrategy
+from zbench.describe.strategy import Experts, Parallel, Recompute, Sharding, TrainingMemory
 from zbench.describe.sync import RoundSync
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan

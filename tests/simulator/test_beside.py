@@ -10,7 +10,7 @@ from tests.helpers.oracles import A100, H100, batches, small
 from tests.helpers.strategies import cases
 from zbench.cost.collective import Collectives, everything, gather_seconds, hop_seconds, port_seconds
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring

@@ -10,7 +10,8 @@ import pytest
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of, plan_of_blocks, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import A100, H100, batches, small
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.simulator.simulate import layer_seconds
 from zbench.systems.common.grids import (
     Grid,

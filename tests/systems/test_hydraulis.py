@@ -16,7 +16,7 @@ from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.cost.memory import pipeline_static_bytes
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulator.simulate import SimulatedAttention

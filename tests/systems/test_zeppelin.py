@@ -13,7 +13,7 @@ from tests.helpers.strategies import costs, lengths
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
 from zbench.simulator.clock import Free, run_hops

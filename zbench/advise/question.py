@@ -14,7 +14,8 @@ from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.model import NONE, SHARDING, WHOLE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
-from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS, with_model_fields
+from zbench.describe.strategies.strategy_keys import with_model_fields
+from zbench.describe.strategy import ADAPTIVE, STRATEGY_GROUPS
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL, World
 from zbench.run.checks.yaml_units import check_units

@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zbench.describe.strategy import STRATEGY_GROUPS, typed_key
+from zbench.describe.strategies.strategy_keys import typed_key
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.units import with_noun
 
 FORMAT = "zbench-advice/1"

@@ -25,7 +25,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import USUAL_STRATEGY
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY
 from zbench.interfaces.protocols import System
 from zbench.interfaces.published import VARIANT
 from zbench.interfaces.result import StepResult

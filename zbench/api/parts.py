@@ -16,7 +16,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import Mask
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import Chooses

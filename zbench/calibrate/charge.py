@@ -7,8 +7,9 @@ import numpy as np
 
 from zbench.calibrate.subject import AttentionCall
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 
 NEEDED = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")

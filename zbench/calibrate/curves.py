@@ -1,4 +1,4 @@
-"""Curves of attention's and matmuls' rates over the sizes of their pieces, as zbench.describe.cluster.Device has them.
+"""Curves of attention's and matmuls' rates over the sizes of their pieces, as zbench.describe.device.Device has them.
 
 Attention's calls are of three kinds: causal ones of whole sequences and full ones of squares, from both of which the
 curves come, and others that the curves then have to predict: the two rectangles of a ring's step, and the same pieces

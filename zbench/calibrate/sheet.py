@@ -82,7 +82,7 @@ def device_sheet(
 
 def _device(name: str, figures: Mapping[str, MeasuredConstant]) -> list[str]:
     constants = [_line(constant, figures) for constant in DEVICE]
-    return ["_target_: zbench.describe.cluster.Device", f"name: {json.dumps(name)}", *constants]
+    return ["_target_: zbench.describe.device.Device", f"name: {json.dumps(name)}", *constants]
 
 
 def _curve(rates: Mapping[int, float], indent: str) -> list[str]:

@@ -24,7 +24,8 @@ from omegaconf.errors import (
 
 from zbench import CONF
 from zbench.console.overrides import several, unreadable
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.job import RolloutJob
 from zbench.describe.links import Domain
 from zbench.describe.model import Model

@@ -18,7 +18,8 @@ from zbench import CONF
 from zbench.correctness.reference.judge import CorrectStep
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.passes import route
 from zbench.passes.reverse import MODES

@@ -22,7 +22,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.describe.strategy import TrainingStrategy
+from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.run.choices import choices, missing_package
 from zbench.run.system import make_system
 from zbench.run.target import make_model, make_strategy

@@ -18,7 +18,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.describe.model import NONE
-from zbench.describe.strategy import Recompute, TrainingMemory, TrainingStrategy
+from zbench.describe.strategies.training_strategy import TrainingStrategy
+from zbench.describe.strategy import Recompute, TrainingMemory
 from zbench.run.choices import choices
 from zbench.simulated.executor import Simulated
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints
 

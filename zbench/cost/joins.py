@@ -10,7 +10,7 @@ import numpy as np
 from zbench.cost import staging
 from zbench.cost.use import Given, Use
 from zbench.describe.arrays import Floats
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
 

@@ -6,8 +6,8 @@ docs/cost.md derives each term. Pure: no torch.
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.cluster import Device
 from zbench.describe.curve import Curve
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.area import HALF, STRIP, TILE, Work
 from zbench.plans.plan import Ints

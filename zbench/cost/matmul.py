@@ -11,7 +11,7 @@ b, and are slower by that (a guess: the guide has the order of tiles and no rate
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))  # rows and columns of the result
 FULL_REUSE = 64.0  # of a tile of 128 x 128, and of larger ones

@@ -16,7 +16,7 @@ import numpy as np
 
 from zbench.cost.use import Use
 from zbench.describe.arrays import Flags, Floats
-from zbench.describe.cluster import Device
+from zbench.describe.device import Device
 from zbench.plans.area import Work
 
 Backend = Literal["", "flash", "fused"]  # "": no wrapper

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zbench.describe.checks import check_slowdown, check_whole_number
-from zbench.describe.cluster import CURVES, Cluster, Device, check_port_order
+from zbench.describe.cluster import Cluster, check_port_order
 from zbench.describe.curve import Curve
+from zbench.describe.device import CURVES, Device
 from zbench.describe.links import MOST_CHANNELS, Domain
 from zbench.describe.model import Model
 from zbench.describe.units import parse, with_noun

@@ -183,7 +183,7 @@ def _yaml(cluster: Cluster, name: str) -> str:
         lines.append(f"{link}_efficiency: {getattr(cluster, f'{link}_efficiency')}")
         lines.append(f"{link}_latency: {quantity(getattr(cluster, f'{link}_latency'), 's')}")
         lines.append(f"{link}_channels: {getattr(cluster, f'{link}_channels')}")
-    lines += ["device:", "  _target_: zbench.describe.cluster.Device", f'  name: "{cluster.device.name}"']
+    lines += ["device:", "  _target_: zbench.describe.device.Device", f'  name: "{cluster.device.name}"']
     for field in type(cluster.device).__dataclass_fields__:
         value = getattr(cluster.device, field)
         if field == "tile":

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from zbench.describe.checks import check_whole_number
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 
 EFFICIENCY = 0.987  # of a limited link's rate that payload gets: python -m zbench.desk measure (docs/desk.md)

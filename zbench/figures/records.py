@@ -12,7 +12,8 @@ from typing import Any
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.record.fingerprint import source_digest

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from zbench.describe.cluster import CURVES, Cluster, Device
+from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
 from zbench.describe.degrees import PLAIN, ShardDegrees, TransferBits
+from zbench.describe.device import CURVES, Device
 from zbench.describe.links import Domain
 from zbench.describe.mask import Mask
 from zbench.describe.model import AUTO, WHOLE, Model

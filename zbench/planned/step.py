@@ -11,7 +11,7 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.units import with_noun
 from zbench.planned.file import read_plan_file, write
 from zbench.planned.machine_values import cluster_of, cluster_values, model_of, model_values

@@ -6,7 +6,7 @@ from typing import Any
 
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, WITH_LAYER, Experts
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.planned.plan_values import check_plan_keys
 
 STRATEGY = "strategy"  # the key of a plan file, which has it only where something of it is not as usual

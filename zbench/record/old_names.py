@@ -5,11 +5,13 @@ Nothing is taken off these tables while records of that time are to be read.
 
 from collections.abc import Mapping
 
-from zbench.describe.strategy import MODEL_FIELDS, typed_key
+from zbench.describe.strategies.strategy_keys import typed_key
+from zbench.describe.strategy import MODEL_FIELDS
 
 MOVED: Mapping[str, str] = {
     "zbench.cluster.Cluster": "zbench.describe.cluster.Cluster",
-    "zbench.cluster.Device": "zbench.describe.cluster.Device",
+    "zbench.cluster.Device": "zbench.describe.device.Device",
+    "zbench.describe.cluster.Device": "zbench.describe.device.Device",
     "zbench.links.Domain": "zbench.describe.links.Domain",
     "zbench.model.Model": "zbench.describe.model.Model",
     "zbench.worlds.World": "zbench.describe.worlds.World",

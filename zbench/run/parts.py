@@ -15,8 +15,8 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
-from zbench.describe.step_strategy import StepStrategy
-from zbench.describe.strategy import TrainingStrategy
+from zbench.describe.strategies.step_strategy import StepStrategy
+from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
 from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints

@@ -13,7 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
+from zbench.describe.strategies.strategy_keys import strategy_words
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.record.rows import GROUPS
 from zbench.run.settings import Settings
 

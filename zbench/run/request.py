@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
-from zbench.describe.strategy import STRATEGY_GROUPS, strategy_words
+from zbench.describe.strategies.strategy_keys import strategy_words
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.published import VARIANT, check_variant, published_keys, told_changes, unpublished
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS

@@ -6,7 +6,7 @@ from typing import Any
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
 from zbench.describe.expert_schedule import PLANNED
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.abilities import Chooses, PlansStages
 from zbench.interfaces.dealt import Dealt, WorkerPlans

@@ -16,17 +16,10 @@ from zbench.describe.expert_schedule import Experts
 from zbench.describe.job import OTHER_MODELS, TRAINING, RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.rollouts.stages import ALGORITHMS
-from zbench.describe.step_strategy import StepStrategy
-from zbench.describe.strategy import (
-    MODEL_FIELDS,
-    STRATEGY_GROUPS,
-    Parallel,
-    Recompute,
-    Sharding,
-    TrainingMemory,
-    TrainingStrategy,
-    typed_key,
-)
+from zbench.describe.strategies.step_strategy import StepStrategy
+from zbench.describe.strategies.strategy_keys import typed_key
+from zbench.describe.strategies.training_strategy import TrainingStrategy
+from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Parallel, Recompute, Sharding, TrainingMemory
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed

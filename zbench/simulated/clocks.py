@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from zbench.console.sentence import not_among
 from zbench.cost.cost import Cost
 from zbench.cost.matmul import check_shapes
-from zbench.describe.step_strategy import USUAL_STRATEGY, StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention

@@ -11,7 +11,7 @@ from math import inf
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import ATTENTION, EVEN_IN_NODE, FASTEST, HOMES, PLANNED
-from zbench.describe.step_strategy import StepStrategy
+from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans
 from zbench.interfaces.protocols import System
 from zbench.passes.homes import with_attention_homes, with_even_homes

@@ -7,7 +7,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from zbench import CONF
-from zbench.describe.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS, Cluster, Device
+from zbench.describe.cluster import CLUSTER_KINDS, Cluster
+from zbench.describe.device import CURVES, DEVICE_KINDS, Device
 from zbench.describe.links import DOMAIN_KINDS, Domain
 from zbench.run.checks.yaml_units import check_units
 from zbench.run.parts import Parts

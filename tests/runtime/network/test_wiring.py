@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.runtime.network.namespaces import interface_bytes
 from zbench.runtime.network.wiring import Wiring, address
 

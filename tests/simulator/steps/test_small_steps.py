@@ -7,7 +7,8 @@ import pytest
 
 from tests.helpers.offload_step import offload_text
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import LONGEST_WAITING, Cluster, Device
+from zbench.describe.cluster import LONGEST_WAITING, Cluster
+from zbench.describe.device import Device
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.simulator.steps.play import PlayedStep, play_step

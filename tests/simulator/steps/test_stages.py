@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.steps import EXPERTS, MODEL, plan_of
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.play import LAYERS, play_some_layers, play_step

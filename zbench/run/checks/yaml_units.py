@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from zbench.describe.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS
+from zbench.describe.cluster import CLUSTER_KINDS
+from zbench.describe.device import CURVES, DEVICE_KINDS
 from zbench.describe.links import DOMAIN_KINDS
 from zbench.describe.units import check_unit
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from zbench.describe.cluster import Cluster, Device
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.segments import segments

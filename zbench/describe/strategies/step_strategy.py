@@ -17,7 +17,8 @@ from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQU
 from zbench.describe.model import AUTO, NONE, WHOLE
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
-from zbench.describe.strategy import ADAPTIVE, TrainingStrategy
+from zbench.describe.strategies.training_strategy import TrainingStrategy
+from zbench.describe.strategy import ADAPTIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,127 @@
+"""The groups of a training strategy together: which of their choices cannot stand beside each other, and what they set
+of a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zbench.describe.degrees import NESTED
+from zbench.describe.exchanges import NONE, ExchangeOverlap
+from zbench.describe.expert_schedule import DRAWN, FLAT, PLANNED, SEQUENTIAL, Experts
+from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.model import AUTO, RECOMPUTE, WHOLE
+from zbench.describe.model import NONE as NOWHERE
+from zbench.describe.strategy import (
+    ADAPTIVE,
+    CHUNKED,
+    FULL,
+    MODEL_FIELDS,
+    Parallel,
+    Recompute,
+    Sharding,
+    TrainingMemory,
+)
+from zbench.describe.sync import EVERY, RoundSync
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStrategy:
+    """The groups together, one part each."""
+
+    sharding: Sharding
+    recompute: Recompute
+    memory: TrainingMemory
+    parallel: Parallel
+    overlap: ExchangeOverlap
+    experts: Experts
+    sync: RoundSync = EVERY
+    job: RolloutJob = TRAINING
+
+    def __post_init__(self) -> None:
+        self._check_job()
+        method = self.overlap.method
+        if method != NONE and self.parallel.tensor_parallel == 1:
+            raise ValueError(
+                f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
+                f"{NONE}, or parallel=tp2, tp4 or tp8 beside it"
+            )
+        experts = self.experts
+        for name, value, usual in (
+            ("schedule", experts.schedule, SEQUENTIAL),
+            ("dispatch", experts.dispatch, FLAT),
+            ("homes", experts.homes, PLANNED),
+        ):
+            if value != usual and self.parallel.expert_gpus == 1:
+                raise ValueError(
+                    f"experts.{name} is {value}; with parallel.expert_parallel=1 no token is sent to an expert, so it "
+                    f"takes {usual}, or, with experts, parallel.expert_parallel above 1 (or expert_tensor_parallel)"
+                )
+        if self.recompute.granularity == CHUNKED and self.memory.mlp_chunk_tokens == WHOLE:
+            raise ValueError(
+                f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
+                "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
+            )
+        stages = self.parallel.pipeline_parallel
+        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
+        for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
+            tokens = getattr(self.memory, name)
+            if method != NONE and tokens not in (WHOLE, AUTO):
+                raise ValueError(
+                    f"memory.{name} is {tokens} and overlap.method {method}, which cuts tokens its own way; beside it "
+                    f"memory.{name} takes {WHOLE}"
+                )
+
+        for key, degree in self.parallel.degrees.items() if self.sync.in_rounds else ():
+            if degree > 1:
+                raise ValueError(
+                    f"parallel.{key} is {degree}; with sync={self.sync.method} a worker's GPUs share "
+                    "its sequences and shards alone, so it takes 1"
+                )
+        if self.sync.in_rounds and self.experts.routing != DRAWN:
+            raise ValueError(
+                f"experts.routing is {self.experts.routing}; with sync={self.sync.method} workers have steps of their "
+                f"own, in which experts are drawn, so it takes {DRAWN}"
+            )
+        if self.sync.in_rounds and self.sharding.strategy == NESTED:
+            raise ValueError(
+                f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
+                "none, zero1, zero2 or zero3"
+            )
+        if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
+            beside = "job=rlhf" if self.job.has_rollouts else f"sync={self.sync.method}"
+            raise ValueError(
+                f"recompute.granularity is {ADAPTIVE}; with {beside} it takes {', '.join(RECOMPUTE[:-1])} or {FULL}"
+            )
+        if self.sync.in_rounds and self.memory.offload != NOWHERE:
+            raise ValueError(
+                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host "
+                f"memory, so it takes {NOWHERE}"
+            )
+
+    def _check_job(self) -> None:
+        """Refuses rollouts with what their iterations have no stages of.
+
+        Raises:
+            ValueError: the message names the key of the other group.
+        """
+        if not self.job.has_rollouts:
+            return
+        strategy = self.sharding.strategy
+        unnested = strategy if strategy != NESTED else "none, zero1, zero2 or zero3"
+        for name, value, usual in (
+            ("sync", self.sync.method, EVERY.method),
+            ("sharding.strategy", strategy, unnested),
+            ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
+            ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
+            ("parallel.expert_tensor_parallel", self.parallel.expert_tensor_parallel, 1),
+            ("memory.offload", self.memory.offload, NOWHERE),
+            ("overlap.slices", self.overlap.slices, self.overlap.count),
+        ):
+            if value != usual:
+                raise ValueError(f"{name} is {value}; with job=rlhf it takes {usual}")
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """The fields of a model that the groups set."""
+        found = {name: getattr(getattr(self, group), key) for name, (group, key) in MODEL_FIELDS.items()}
+        return found | {"sharding": self.sharding.of_model, "recompute": self.recompute.of_model}
