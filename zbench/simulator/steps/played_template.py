@@ -21,6 +21,7 @@ from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step, Template
+from zbench.step.tensor import NONE
 
 _ATTENTION = QUEUES.index("attention")
 
@@ -82,13 +83,15 @@ class PlayedTemplate:
         """One more than the layers between an instance's and the farthest that is touched."""
         return 1 + int(np.abs(self.touched[:, 1]).max(initial=0))
 
-    def missing(self, before: int, after: int) -> tuple[tuple[int, int], ...]:
+    def missing(self, before: int, after: int, leading: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
-        last of its stage. before, after: how many layers of its stage stand before and after the instance's."""
+        last of its stage. before, after: how many layers of its stage stand before and after the instance's. leading:
+        how many layers of the first kind stand from the instance's on, below 0: behind how many it stands."""
         found = []
         for tensor, offset in self.touched.tolist():
-            kind = self.layout.tensors[tensor].layers
-            if kind != "none" and not -before <= offset <= after + (kind == "border"):
+            one = self.layout.tensors[tensor]
+            first, last = one.layers_of(-before, after, leading)
+            if one.layers != NONE and not first <= offset <= last:
                 found.append((tensor, offset))
         return tuple(found)
 
