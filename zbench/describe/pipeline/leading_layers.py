@@ -14,6 +14,18 @@ class LeadingLayers:
     dense_layers: int
     dense_ffn_hidden: int
 
+    def check_alike(self, why: str) -> None:
+        """Refuses dense layers before others where layers are to be alike. why: what takes alike ones, a clause.
+
+        Raises:
+            ValueError: there are some.
+        """
+        if self.dense_layers:
+            raise ValueError(
+                f"model.dense_layers is {self.dense_layers}, as of {self.name}; {why}, so it takes 0 (and "
+                "model.dense_ffn_hidden 0)"
+            )
+
     def check_dense_layers(self) -> None:
         """Refuses dense layers that a model cannot have.
 

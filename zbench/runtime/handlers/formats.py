@@ -1,8 +1,9 @@
 """Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward that all tokens pass, i those of
-an expert, w those of a dense layer before layers with experts, v words, c hidden, k two (keys and values; gate and up), e and x experts, n those of a token, o one, y what a
-router's cosines are of, r rows of routed tokens, a all tokens of a GPU. A parameter is cut into slices of tensor
+an expert, w those of a dense layer before layers with experts, v words, c hidden, k two (keys and values; gate and
+up), e and x experts, n those of a token, o one, y what a router's cosines are of, r rows of routed tokens, a all
+tokens of a GPU. A parameter is cut into slices of tensor
 parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of which a
 slice is cut along the one that formulas name.
 

@@ -34,8 +34,9 @@ def expert_step(
     """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
 
     routes: the experts of every token of every sequence, int64 [t, experts a token], or [layers, t, experts a token]
-    where layers choose apart, of which those of dense layers are not read. The target of a sequence's last token is token 0. logits: gets those of each sequence's
-    routers, [layers, t, x]. tell: is told of every sequence.
+    where layers choose apart, of which those of dense layers are not read. The target of a sequence's last token is
+    token 0. logits: gets those of each sequence's routers, [layers, t, x], zeros of dense layers. tell: is told of
+    every sequence.
     """
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
     total = 0.0

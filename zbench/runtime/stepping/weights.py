@@ -49,7 +49,8 @@ def layer_names(model: Model) -> Mapping[str, str]:
     """Returns the network's names of a layer's parameters, by those of a step."""
     if model.num_experts == 1:
         return _DENSE
-    every = _EXPERTS | (_SHARED if model.shared_experts else {}) | (_COSINE if model.router == COSINE else {}) | _LEADING
+    every = _EXPERTS | _LEADING | (_SHARED if model.shared_experts else {})
+    every |= _COSINE if model.router == COSINE else {}
     return {name: every[name] for name in weights_of_layers(model)}
 
 

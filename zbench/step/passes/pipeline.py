@@ -129,8 +129,8 @@ def pipeline_order(
 ) -> list[Instance]:
     """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
     EMBEDDING to SEND_DX; fetches: for each the templates that gather a stage's first layers ahead, forward and
-    backward, -1 where none does; buckets: of reductions that are templates of their own; kinds: of layers, where they are
-    not all alike."""
+    backward, -1 where none does; buckets: of reductions that are templates of their own; kinds: of layers, where
+    they are not all alike."""
     kinds = kinds or TwoKinds((0,) * len(stages))
     ends = _ends(stages, num_layers)
     order = []

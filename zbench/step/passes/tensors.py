@@ -101,7 +101,8 @@ def _unit(model: Model, name: str, expert_gpus: int) -> int:
     name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden // expert_gpus if model.num_experts > 1 else 1
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
-        "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element, "zf": 2 * element, "uf": element,
+        "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
+        "zf": 2 * element, "uf": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
         "ra": model.num_experts * element, SEATS: SEAT_BYTES, COUNTS: SEAT_BYTES, "pa": model.lse_bytes,

@@ -221,8 +221,9 @@ def _computed_fault(step: Step) -> str:
     """Returns a formula that is not computed once for every layer of every micro-batch, "" if there is none.
 
     What updates state is left to versions: a step may have several rounds. A formula of one kind of layers is computed
-    for these. Of formulas that are alternatives each layer has one, and of what is made again a layer that is not recomputed has nothing. A sum that is there before the step
-    may have no further contribution in it; the step's end says what there is of it.
+    for these. Of formulas that are alternatives each layer has one, and of what is made again a layer that is not
+    recomputed has nothing. A sum that is there before the step may have no further contribution in it; the step's end
+    says what there is of it.
     """
     begun = {step.layouts[0].tensors[at].name for at in step.begins.tensor[step.begins.count != 0].tolist()}
     done = [np.zeros((len(layout.formulas), max(step.num_layers, 1)), np.int64) for layout in step.layouts]
@@ -248,7 +249,9 @@ def _computed_fault(step: Step) -> str:
             where = f"layer {layers[0]}" if len(layers) else "the step"
             count = done[number][at, layers[0]] if len(layers) else totals[number][at]
             often = "once" if not len(layers) or due[at, layers[0]] else "at all, as it is of another kind"
-            return f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not {often}"
+            return (
+                f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not {often}"
+            )
     return ""
 
 

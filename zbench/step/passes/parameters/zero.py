@@ -15,8 +15,7 @@ Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
 way, in as many parts as there are GPUs that have it, and what layers of one kind alone have of other weights is cut by
-itself. Norms' gains, the router and a head of one value are whole at one
-home.
+itself. Norms' gains, the router and a head of one value are whole at one home.
 """
 
 from collections.abc import Mapping
