@@ -99,6 +99,12 @@ def test_a_step_with_layers_left_out_is_played_as_all_layers_are() -> None:
     assert played.settled
     assert played.seconds == pytest.approx(float(timeline.done.max()), rel=1e-9)
     alike = whole_step(replace(model, dense_layers=0, dense_ffn_hidden=0), plans, 1, "3", 1, "none", how)
+    peak = [step_memory(StepParts(one, plans, cost)).peak.max() for one in (step, alike)]
+    assert peak[0] < peak[1]
     shares = [sum(one["experts"][0] for one in stated_bytes(each)) for each in (step, alike)]
     assert shares[0] * 40 == shares[1] * 37  # dense layers send nothing to experts
-    assert step_memory(StepParts(step, plans, cost)).peak.max() < step_memory(StepParts(alike, plans, cost)).peak.max()
+    # Of messages with parameters of both kinds of layers those that are there are sent: as the byte law has it.
+    for name in ("parameters", "gradients"):
+        stated = [sum(one[name][0] for one in stated_bytes(each)) for each in (step, alike)]
+        sent = [one.nic_tx[name].sum() + one.inside[name] for one in (played, play_step(alike, plans, cost))]
+        assert sent[0] * stated[1] == sent[1] * stated[0]
