@@ -115,6 +115,7 @@ def check_by_layer(study: Study) -> None:
             "system.search is layers; it takes executor=simulated with recompute=none, selective, chunked or full, "
             "sync=every_step and job=training, and with others system.search takes uniform"
         )
+    study.model.check_alike("system.search is layers, whose costs are those of layers of one kind")
     if study.model.offload != NONE:
         raise ValueError(
             f"system.search is layers and memory.offload {study.model.offload}; layers that differ keep all of theirs "

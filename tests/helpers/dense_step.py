@@ -12,6 +12,7 @@ SHAPES = {
 EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
 SHARED_SHAPES = {"wzs": "esk", "wds": "se"}  # of experts that all tokens pass, side by side
 COSINE_SHAPES = {"wp": "ey", "wc": "xy"}
+LEADING_SHAPES = {"wzf": "ewk", "wdf": "we"}  # of dense layers before those with experts
 OUTSIDE = ("we", "gl", "wh", "vh")
 
 
@@ -21,11 +22,12 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     size = {
         "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
         "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts, "s": model.shared_experts * model.ffn_hidden,
-        "y": model.router_dim,
+        "y": model.router_dim, "w": model.dense_ffn_hidden,
     }  # fmt: skip
     found = {}
     of_head = {"words": "wh", "value": "vh"}.get(model.kind_of_head)
     shared = SHARED_SHAPES if model.shared_experts else {}
+    shared |= LEADING_SHAPES if model.dense_layers else {}
     shared |= COSINE_SHAPES if model.router == "cosine" else {}
     for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
         if name == "wr" and model.router == "cosine":
@@ -36,6 +38,13 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
         value = rng.standard_normal((*layers, *(size[one] for one in dims)))
         found[name] = 1 + 0.1 * value if name[0] == "g" else 0.5 * value
     return found
+
+
+def layers_with(model: Model, name: str) -> range:
+    """The layers that have a parameter."""
+    if name in ("g1", "wq", "wkv", "wo", "g2"):
+        return range(model.num_layers)
+    return range(model.dense_layers) if name in LEADING_SHAPES else range(model.dense_layers, model.num_layers)
 
 
 def _norm(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -56,8 +65,9 @@ def _feed_forward(
     """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
     all tokens, and those that a token did not choose, or that have no room for it, have a share of 0."""
     if chosen is None:
-        z = torch.einsum("te,efk->tfk", m, w["wz"])
-        return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
+        up, down = ("wzf", "wdf") if "wzf" in w else ("wz", "wd")
+        z = torch.einsum("te,efk->tfk", m, w[up])
+        return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w[down]
     common = torch.zeros_like(m)
     if "wzs" in w:
         z = torch.einsum("te,esk->tsk", m, w["wzs"])
@@ -101,7 +111,7 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            mine = None if routes is None else routes[number]
+            mine = None if routes is None or layer < model.dense_layers else routes[number]
             mine = mine if mine is None or mine.ndim < 3 else mine[layer]
             x = y + _feed_forward(_norm(y, w["g2"]), w, mine, model.gate, model.router_temperature)
         if model.head == "value":  # half the squares of how far values are from targets, as numbers

@@ -193,7 +193,7 @@ def execute(
         if name == "loss":
             continue
         weight = name.removeprefix("s")
-        layers = range(model.num_layers) if weight not in dense_step.OUTSIDE else (0,)
+        layers = dense_step.layers_with(model, weight) if weight not in dense_step.OUTSIDE else (0,)
         for layer in layers:
             place = int(step.where(ACROSS, layer)[first]) if weight not in dense_step.OUTSIDE else first
             before, gradient = given[weight], gradients[weight]

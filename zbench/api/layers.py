@@ -54,6 +54,7 @@ def layers_words(words: Sequence[str]) -> int:
         cluster = cluster_named(chosen.get("cluster", CLUSTER), keys["cluster"])
         model = model_named(chosen.get("model", MODEL), keys["model"])
         machine = machine_in(chosen.get("world"), cluster, model, keys["world"])
+        model.check_alike("strategies by layer have costs of layers of one kind")
         search = LayerSearch(Cost(cluster=machine.cluster, model=machine.model), lengths, again)
         found = {
             PLAYED: search.alike(search.is_played_even),

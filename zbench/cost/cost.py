@@ -67,13 +67,15 @@ class Cost:
 
     def of_layers(self, count: int) -> "Cost":
         """Returns the cost model of a model with so many layers in place of its own; of those that are recomputed no
-        more than there are."""
+        more than there are, and of dense ones before others at most all but the last."""
         if count == self.model.num_layers:
             return self
         single = None if self.single is None else self.single.of_layers(count)
         again = self.model.recompute_layers
         some = min(again, count) if isinstance(again, int) else ALL_LAYERS
-        model = replace(self.model, num_layers=count, stage_layers=EVEN, recompute_layers=some)
+        dense = min(self.model.dense_layers, count - 1)
+        kinds = {"dense_layers": dense, "dense_ffn_hidden": self.model.dense_ffn_hidden if dense else 0}
+        model = replace(self.model, num_layers=count, stage_layers=EVEN, recompute_layers=some, **kinds)
         return replace(self, model=model, single=single)
 
     @property
@@ -95,6 +97,8 @@ class Cost:
         own = replace(
             model.keeping_all,
             num_layers=model.layers_of_stages[stage],
+            dense_layers=0,  # planners count all layers as those that follow
+            dense_ffn_hidden=0,
             pipeline_parallel=1,
             stage_layers=EVEN,
             recompute=model.recompute if again else "none",

@@ -57,7 +57,9 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> tuple[int
     those of a token as bytes_of_layers has them."""
     model = cost.model
     outer = model.table_params * (stage == 0) + (model.head_params + model.hidden) * (stage == cost.pp - 1)
-    static = _state_bytes(cost, 1, cost.pp, layers * model.layer_params + outer)
+    dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
+    params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
+    static = _state_bytes(cost, 1, cost.pp, params + outer)
     return static, *bytes_of_layers(cost, 1, cost.pp, layers, recomputed)
 
 

@@ -47,6 +47,13 @@ def check_choice(field: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{field} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
 
 
+def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:
+    """Raises ValueError unless `tokens` is a number of tokens that a chunk may have, or one of `words`."""
+    if tokens not in words and not (is_whole(tokens) and 1 <= tokens <= MOST):
+        told = f"it takes a whole number from 1 to {MOST}, or {' or '.join(words)}"
+        raise ValueError(f"memory.{name} is {tokens!r}; {told}")
+
+
 def check_name(field: str, value: object) -> None:
     """Refuses a name of a cluster, device or model that is no text, as the number that a yaml makes of name: 4090.
 

@@ -3,6 +3,7 @@
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,14 +13,15 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import (
     MOST,
     check_boolean,
+    check_chunk,
     check_name,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
-    is_whole,
 )
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.pipeline.leading_layers import LeadingLayers
 from zbench.describe.pipeline.staged_layers import (
     ALL_LAYERS,
     EVEN,
@@ -44,11 +46,14 @@ MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike t
 
 
 @dataclass(frozen=True, slots=True)
-class Model(StagedLayers):
+class Model(StagedLayers, LeadingLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
         with as many columns; together they are one feed-forward. 0: none.
+    dense_layers, dense_ffn_hidden: how many layers, the first ones, are dense where the others have experts, and the
+        columns of their feed-forward (first_k_dense_replace and intermediate_size of DeepSeek's configurations). 0 and
+        0: all layers are alike.
     gate: what makes shares of a token's router logits: "softmax" (of the chosen experts, which add up to 1),
         "softmax_all" (of all experts; the chosen ones' do not) or "sigmoid" (of each, over the chosen ones' sum).
     router: what makes the logits: "linear" (a matmul with a row for each expert) or "cosine" (X-MoE, Chi et al. 2022,
@@ -94,6 +99,8 @@ class Model(StagedLayers):
     num_experts: int = 1
     experts_per_token: int = 1
     shared_experts: int = 0
+    dense_layers: int = 0
+    dense_ffn_hidden: int = 0
     gate: Literal["softmax", "softmax_all", "sigmoid"] = "softmax"
     router: Literal["linear", "cosine"] = "linear"
     router_dim: int = 0
@@ -149,6 +156,7 @@ class Model(StagedLayers):
                 f"{SOFTMAX}"
             )
         self._check_router()
+        self.check_dense_layers()
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -276,6 +284,29 @@ class Model(StagedLayers):
         return self.attention_params + experts + self.router_params + 2 * self.hidden
 
     @property
+    def dense_layer(self) -> "Model":
+        """A dense model whose layers are all as the first ones."""
+        return replace(
+            self,
+            dense_layers=0,
+            dense_ffn_hidden=0,
+            ffn_hidden=self.dense_ffn_hidden,
+            num_experts=1,
+            experts_per_token=1,
+            shared_experts=0,
+            gate=SOFTMAX,
+            router=LINEAR,
+            router_dim=0,
+            router_temperature=0.0,
+        )
+
+    def of_all_layers(self, sizes: "Callable[[Model], int]") -> int:
+        """Returns the sum over all layers of what `sizes` says of one. It is told of a model of that kind of layers."""
+        if not self.dense_layers:
+            return self.num_layers * sizes(self)
+        return self.dense_layers * sizes(self.dense_layer) + (self.num_layers - self.dense_layers) * sizes(self)
+
+    @property
     def kind_of_head(self) -> str:
         """The head: "words", "value", or "tied" where scores of words are by the embedding table."""
         return TIED if self.tied_embeddings else self.head
@@ -298,13 +329,13 @@ class Model(StagedLayers):
     @property
     def active_matmul_params(self) -> int:
         """Parameters a token is multiplied with: all layers and the head; the embedding look-up multiplies nothing."""
-        return self.num_layers * self.layer_matmul_params + self.head_params
+        return self.of_all_layers(lambda model: model.layer_matmul_params) + self.head_params
 
     @property
     def total_params(self) -> int:
         """Parameters of the whole model, embeddings among them."""
         head = 0 if self.tied_embeddings else self.head_params
-        return self.num_layers * self.layer_params + self.table_params + head + self.hidden
+        return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
 
     @property
     def elementwise_bytes(self) -> int:
@@ -343,13 +374,6 @@ class Model(StagedLayers):
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
         return per_head, per_kv_head, self.num_heads // self.num_kv_heads
-
-
-def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:
-    """Raises ValueError unless `tokens` is a number of tokens that a chunk may have, or one of `words`."""
-    if tokens not in words and not (is_whole(tokens) and 1 <= tokens <= MOST):
-        told = f"it takes a whole number from 1 to {MOST}, or {' or '.join(words)}"
-        raise ValueError(f"memory.{name} is {tokens!r}; {told}")
 
 
 def message_size(tensor, lo, hi, per_head, per_kv_head, group):  # type: ignore[no-untyped-def]

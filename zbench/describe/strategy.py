@@ -12,9 +12,16 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zbench.describe.checks import MOST, check_choice, check_recompute_layers, check_stage_layers, check_whole_number
+from zbench.describe.checks import (
+    MOST,
+    check_choice,
+    check_chunk,
+    check_recompute_layers,
+    check_stage_layers,
+    check_whole_number,
+)
 from zbench.describe.degrees import NESTED, ShardDegrees
-from zbench.describe.model import AUTO, BOTH, INPUTS, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE, check_chunk
+from zbench.describe.model import AUTO, BOTH, INPUTS, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import (

@@ -32,6 +32,8 @@ LATER_FIELDS = {
         "stage_layers",
         *_ROUTER,
         "head",
+        "dense_layers",
+        "dense_ffn_hidden",
     ),
 }
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today

@@ -120,7 +120,8 @@ def gpu_bytes(cost: Cost, tokens: int, expert_gpus: int = 1, pipelines: bool = F
     """
     model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
     elements = weight_elements(model)
-    of_experts = model.num_layers * (elements["ez"] + elements["ed"]) if model.num_experts > 1 else 0
+    layers = model.num_layers - model.dense_layers if model.num_experts > 1 else 0  # that have experts
+    of_experts = layers * (elements["ez"] + elements["ed"])
     own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_gpus) / cost.pp
     wide = wide_bytes(model)
     shard, cut = model.total_params / cost.tp / cost.pp / groups, degrees_of(model.sharding)

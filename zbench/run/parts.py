@@ -144,7 +144,7 @@ class Parts:
         """Returns the facts of the cluster and the model that metrics and tables need (zbench.record.flops.Facts
         among them)."""
         cluster, model, device = self.cluster, self.model, self.cluster.device
-        idle_experts = model.num_experts - model.experts_per_token
+        idle_experts, experts = model.num_experts - model.experts_per_token, model.num_layers - model.dense_layers
         changed = {} if self.world == World() else {"world": self.world.told(self.nominal)}
         return {
             "simulated": self.simulated,
@@ -173,7 +173,7 @@ class Parts:
             "cluster": cluster.name,
             "device": device.name,
             "model": model.name,
-            "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
+            "active_params": model.total_params - experts * model.ffn_params * idle_experts,
             "embedding_params": 0 if model.tied_embeddings else model.table_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,

@@ -94,6 +94,7 @@ class Torch:
         model = self.cost.model
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(model, self.workload, {name: getattr(self, name) for name in common})
+        model.check_alike("executor=torch trains layers of one kind (executor=torch_whole_step trains both)")
         if model.sharding == "zero2":
             raise ValueError(
                 "sharding is zero2; executor=torch shards gradients together with parameters or not at all, so it "

@@ -15,7 +15,7 @@ def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[
     if experts.routing == DRAWN:
         return {}
     seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
-    choices = batch.num_tokens * model.experts_per_token * model.num_layers
+    choices = batch.num_tokens * model.experts_per_token * (model.num_layers - model.dense_layers)
     dropped = {"dropped": 1 - (seats - empty) / choices} if experts.routing == TOKEN_CHOICE else {}
     return {**dropped, **({"padded": empty / seats} if experts.padded else {"taken": 1 - empty / seats})}
 

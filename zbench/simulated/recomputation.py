@@ -128,12 +128,13 @@ class _Accounts:
         return _Account(replace(chosen, peak_bytes=peak), count, peak, recomputation_seconds(parts))
 
     def fewest(self, level: str, none: _Account, every: _Account) -> _Account:
-        """Returns the account with the fewest layers with which the step fits, of those that have pipelines all.
+        """Returns the account with the fewest layers with which the step fits; of plans with pipelines, and of models
+        with two kinds of layers, all.
 
         none, every: with no layer, which does not fit, and with all, which do. What a layer saves is about the same, so
         the next to be tried is where that says.
         """
-        if self.plans[0].pipelines is not None:
+        if self.plans[0].pipelines is not None or self.steps.model.dense_layers:
             return every
         low, high = none, every
         while high.count - low.count > 1:

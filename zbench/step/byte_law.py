@@ -85,6 +85,10 @@ def _is_there(step: Step, tensor: Tensor, start: int, layers: tuple[int, int]) -
     stages = [] if start == ACROSS else _pipeline(step, start)
     begin = max([one.layer for one in stages if one.layer <= layer], default=0)
     end = min([one.layer for one in stages if one.layer > layer], default=step.num_layers)
+    if tensor.layers == "leading":
+        end = min(end, step.leading)
+    if tensor.layers == "following":
+        begin = max(begin, step.leading)
     return tensor.layers == "none" or begin <= other < end + (tensor.layers == "border")
 
 

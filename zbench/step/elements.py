@@ -13,6 +13,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.step.layout import StepLayout
 from zbench.step.template import ACROSS, AT_HOME, Items, Step
+from zbench.step.tensor import NONE
 
 # Of a parameter whose slices do not lie together in the whole: in how many pieces each lies, gate and up of columns.
 PIECES = {"wz": 2}
@@ -56,9 +57,10 @@ def elements_held(step: Step, items: Items) -> ElementHolders:
     holders: dict[tuple[str, int], Holders] = {}
     known: dict[tuple[str, bytes], Holders] = {}
     for name, entries in rows.items():
-        of_layer = layout.tensors[layout.number[name]].layers == "layer"
-        for layer in range(step.num_layers) if of_layer else (0,):
-            where = step.where(ACROSS, layer) if of_layer else np.arange(step.num_places)
+        tensor = layout.tensors[layout.number[name]]
+        first, last = tensor.layers_of(0, step.num_layers - 1, step.leading)
+        for layer in range(first, last + 1):
+            where = np.arange(step.num_places) if tensor.layers == NONE else step.where(ACROSS, layer)
             key = name, where.tobytes()
             if key not in known:
                 known[key] = _holders(step, entries, where)

@@ -16,6 +16,10 @@ and b. In two levels ni has those tokens that go to a node n of the experts, i t
 there, and nv is the sum of v over the node's slices. Where each expert is cut over GPUs, e are parts of experts
 (zbench.step.expert_cut), and n groups of GPUs that have the same ones.
 
+The first layers of a model with experts may be dense: mf, zf, uf and bf are m, z, u and b there, w the columns of their
+feed-forward, which are others than experts'. What layers of one kind alone have has names of its own, so that a name
+says which layers there is one of.
+
 Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
 seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without. Where these are
 counted, they are of the seats alone that have a token, and ct has how many these are of each expert.
@@ -46,6 +50,16 @@ z[t,f]  = m[t] wz[f]
 u[t,f]  = act(z[t,f])
 b[t]   += u[t,f] wd[f]
 x'[t]   = y[t] + b[t]
+"""
+)
+# A dense layer before layers with experts: m is of these alone, as it has gradients of other formulas there.
+LEADING_DENSE = (
+    ATTENTION.replace("m[t] ", "mf[t]")
+    + """
+zf[t,w] = mf[t] wzf[w]
+uf[t,w] = act(zf[t,w])
+bf[t]  += uf[t,w] wdf[w]
+x'[t]   = y[t] + bf[t]
 """
 )
 _EXPERTS = (
@@ -204,7 +218,7 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     **{name: Derivative((None,)) for name in ("lose", "regress")},
 })  # fmt: skip
 _TABLES: Mapping[str, str] = MappingProxyType({WORDS: "wh", TIED: "we"})  # that score words
-SLICED = ("h", "g", "f", "v")  # slots of which each GPU of a tensor-parallel group has a slice
+SLICED = ("h", "g", "f", "v", "w")  # slots of which each GPU of a tensor-parallel group has a slice
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
 
 

@@ -11,7 +11,7 @@ from zbench.describe.arrays import Flags, Ints
 from zbench.step.formula import Axis, Formula, Reference
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.lists import PartLists
-from zbench.step.tensor import Tensor
+from zbench.step.tensor import FOLLOWING, LAYER, LEADING, Tensor
 
 READ, WRITE, ADD, UPDATE = range(4)  # in the order in which an operation does them
 WHOLE = -1
@@ -138,10 +138,21 @@ class StepLayout:
 
     @cached_property
     def each_layer(self) -> Flags:
-        """Whether a formula is of every layer: whether it has a tensor that each layer has one of."""
-        own = {at for at, one in enumerate(self.tensors) if one.layers == "layer"}
+        """Whether a formula is of every layer, or of those of its kind: whether it has a tensor that they have one
+        of."""
+        own = {at for at, one in enumerate(self.tensors) if one.layers in (LAYER, LEADING, FOLLOWING)}
         rows, offsets = self.bound.rows[:, 1].tolist(), self.bound.offsets.tolist()
         return np.array([not own.isdisjoint(rows[a:b]) for a, b in pairwise(offsets)], bool)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of layers that a formula is of: LEADING or FOLLOWING where it has a tensor of these alone, "" of
+        others. The first such tensor says it; that there is none of the other kind is a rule of layouts."""
+        own = {one.name: one.layers for one in self.tensors if one.layers in (LEADING, FOLLOWING)}
+        if not own:
+            return ("",) * len(self.formulas)
+        refs = ((*one.results, *one.operands) for one in self.formulas)
+        return tuple(next((own[one.tensor] for one in each if one.tensor in own), "") for each in refs)
 
     @cached_property
     def parts_of_slots(self) -> Ints:
@@ -230,13 +241,14 @@ class StepLayout:
     @cached_property
     def contributions(self) -> tuple[Ints, ...]:
         """The contributions that formulas make to each cell of each tensor, int64 [cells]; 0 of others than sums. Of
-        formulas that differ in what was made again alone, a layer has one, and they count once."""
+        formulas that differ in what was made again alone, a layer has one, and they count once. What all layers have
+        one of has as many in layers of either kind: those of the layers that follow are counted."""
         found = [np.zeros(int(np.prod(self.shape(at))), np.int64) for at in range(len(self.tensors))]
         for at, formula in enumerate(self.formulas):
             if self.alternatives[at] != at:
                 continue
             for row in self.bound.rows[self.bound.offsets[at] : self.bound.offsets[at + 1]]:
-                if row[0] == ADD:
+                if row[0] == ADD and (self.kinds[at] != LEADING or self.tensors[row[1]].layers == LEADING):
                     found[row[1]] += self._counted(at, formula, row)
         return tuple(found)
 

@@ -51,7 +51,7 @@ class _Reader:
     """The parts of a step, collected line by line."""
 
     def __init__(self) -> None:
-        self.sizes: tuple[int, int, int] | None = None
+        self.sizes: tuple[int, int, int, int] | None = None
         self.encodings: list[Encoding] = []
         self.layouts: list[PartialLayout] = []
         self.templates: list[_Body] = []
@@ -90,6 +90,12 @@ class _Reader:
         scanner.take("of")
         layers = scanner.integer("the number of layers")
         scanner.take("layers")
+        leading = 0
+        if scanner.has(","):
+            scanner.take("the first")
+            leading = scanner.integer("a number of layers")
+            scanner.take("of another kind")
+            scanner.take(",")
         scanner.take("on")
         gpus = scanner.integer("the number of GPUs")
         scanner.take("GPUs")
@@ -98,7 +104,7 @@ class _Reader:
         scanner.take("host memories")
         if layers < 0 or gpus < 1 or hosts < 0:
             raise scanner.fault("a step has layers and host memories, or none, and at least one GPU", 0)
-        self.sizes = (layers, gpus, hosts)
+        self.sizes = (layers, gpus, hosts, leading)
 
     def _encoding(self, scanner: Scanner) -> None:
         name = scanner.word("the name of an encoding")
@@ -271,7 +277,7 @@ class _Reader:
                 f"line {line}, column 1: the text ends before there is a {'layout' if self.sizes else 'step'}"
             )
         made = [one.finished() for one in self.layouts]
-        layers, gpus, hosts = self.sizes
+        layers, gpus, hosts, leading = self.sizes
         return Step(
             gpus,
             hosts,
@@ -293,4 +299,5 @@ class _Reader:
             Items.of(self.items["begins"]),
             Items.of(self.items["ends"]),
             tuple(self.stages) or (StageStart(0, 0),),
+            leading,
         )

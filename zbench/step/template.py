@@ -12,7 +12,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.degrees import SCALE_BYTES
 from zbench.step.layout import StepLayout
 from zbench.step.operations import Column32, Operations
-from zbench.step.tensor import Tensor
+from zbench.step.tensor import NONE, Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
@@ -159,6 +159,8 @@ class Step:
     stages: of every pipeline, one after another, by their first layers, ascending; layers of another stage than its own
     are not there for an instance, but for the border to it. Pipelines stand side by side, by their first places: each
     has all layers, and the places up to the next one.
+    leading: how many layers, the first ones, are of another kind than those that follow: some tensors are of one kind's
+    layers alone (zbench.step.tensor.LAYERS).
     """
 
     num_gpus: int
@@ -171,6 +173,7 @@ class Step:
     begins: Items
     ends: Items
     stages: tuple[StageStart, ...] = (StageStart(0, 0),)
+    leading: int = 0
 
     @cached_property
     def pipelines(self) -> tuple[tuple[StageStart, ...], ...]:
@@ -216,11 +219,12 @@ class Step:
 
     def layer_exists(self, tensor: Tensor, layer: int, other: int, place: int = 0) -> bool:
         """Returns whether there is a tensor of layer `other` for an instance that is played for `layer`, from a place
-        on: of layers of another stage there are the borders between both alone."""
-        if tensor.layers == "none":
+        on: of layers of another stage there are the borders between both alone, and some tensors are of one kind of
+        layers."""
+        if tensor.layers == NONE:
             return True
-        first, last = self.span(layer, place)
-        return first <= other <= last + (tensor.layers == "border")
+        first, last = tensor.layers_of(*self.span(layer, place), self.leading)
+        return first <= other <= last
 
     def span(self, layer: int, place: int = 0) -> tuple[int, int]:
         """Returns the first and the last layer of the stage that an instance is of which is played for a layer, from a
@@ -236,8 +240,9 @@ class Step:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The first layers of stages of any pipeline, and of layers that play other templates than those before."""
-        stages = {one.layer for one in self.stages}
+        """The first layers of stages of any pipeline, and of layers that play other templates, or are of another kind,
+        than those before."""
+        stages = {one.layer for one in self.stages} | ({self.leading} if self.leading else set())
         numbers, found = self._runs(sorted(stages)), set(stages)
         layers: dict[int, set[int]] = {}
         for run, one in zip(numbers, self.order, strict=True):

@@ -10,7 +10,9 @@ from zbench.step.index import Index
 NATURES = ("copy", "sum", "state")
 COPY, SUM, STATE = range(3)
 MERGES = ("", "add", "softmax", "max")
-LAYERS = ("layer", "border", "none")  # one a layer; one between layers and at both ends; one of the whole step
+# One a layer; one between layers and at both ends; one of the whole step; one a layer of the first ones, which are of
+# another kind (zbench.step.template.Step.leading), and one a layer of the others.
+LAYERS = LAYER, BORDER, NONE, LEADING, FOLLOWING = ("layer", "border", "none", "leading", "following")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Tensor:
     nature: "copy" is written once a place and may be sent on; "sum" collects contributions, which are taken along
         where it moves, and is complete before anything reads it; "state" is updated in place and has versions.
     merge: how contributions of a sum come together: add, softmax (outputs with their log-sum-exp) or max.
-    layers: whether each layer has one, each border between layers (one more), or the step as a whole.
+    layers: whether each layer has one, each border between layers (one more), the step as a whole, or layers of one
+        kind alone.
     unit: bytes of a cell whose parts have size 1; a cell has that times its parts' sizes, or times `amounts`, int64
         [cells], where these are given: of the tokens of a part, some go to an expert.
     counted_by: the tensor that has, when a step runs, how many of `amounts` there are, cut along the same indices where
@@ -50,7 +53,11 @@ class Tensor:
             size = np.multiply.outer(size, indices[axis].sizes).reshape(-1)
         return size
 
-    def exists(self, layer: int, num_layers: int) -> bool:
-        """Returns whether there is one of a layer, of `num_layers` from 0 on."""
-        most = {"layer": num_layers - 1, "border": num_layers, "none": 0}[self.layers]
-        return 0 <= layer <= most
+    def layers_of(self, first: int, last: int, leading: int) -> tuple[int, int]:
+        """Returns the first and the last of some layers, and the border after them, that there is one of; the last is
+        before the first where there is none. leading: how many layers are of the first kind."""
+        if self.layers == NONE:
+            return 0, 0
+        if self.layers == LEADING:
+            return first, min(last, leading - 1)
+        return max(first, leading) if self.layers == FOLLOWING else first, last + (self.layers == BORDER)

@@ -1,6 +1,6 @@
 """A step as text that people read; zbench.step.reading reads it back.
 
-step of 2 layers on 4 GPUs and 0 host memories
+step of 2 layers on 4 GPUs and 0 host memories     or: of 2 layers, the first 1 of another kind, on 4 GPUs and ...
 pipeline 0:0 1:2                                   of a pipeline's stages: first layer and first place; one a line
 layout                                             one a micro-batch: what operations refer to
   index t of batch: 100 28 100                     parts with their sizes
@@ -37,7 +37,8 @@ def step_text(step: Step) -> str:
 
 
 def _lines(step: Step) -> Iterator[str]:
-    yield f"step of {step.num_layers} layers on {step.num_gpus} GPUs and {step.num_hosts} host memories"
+    of = f"{step.num_layers} layers" + (f", the first {step.leading} of another kind," if step.leading else "")
+    yield f"step of {of} on {step.num_gpus} GPUs and {step.num_hosts} host memories"
     for stages in step.pipelines if len(step.stages) > 1 else ():
         yield f"pipeline {' '.join(f'{one.layer}:{one.place}' for one in stages)}"
     for one in step.encodings:

@@ -38,13 +38,15 @@ from zbench.step.passes.two_levels import in_two_levels
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
 NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
-# How tokens choose experts: alike, all the same two, alike beside two that all of them pass; of experts with less room
-# than is wanted, whose rows are as many as tokens, or all that they have room for; of experts on several nodes; by each
-# layer's router while the step runs, of seats or of as many rows as it chooses.
+# How tokens choose experts: alike, all the same two, alike beside two that all of them pass; unevenly, in all layers
+# but the first, which is dense; of experts with less room than is wanted, whose rows are as many as tokens, or all that
+# they have room for; of experts on several nodes; by each layer's router while the step runs, of seats or of as many
+# rows as it chooses.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
     "shared": (2, ExpertParallel()),
+    "dense_first": (1, ExpertParallel(skew=1.0)),
     "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
     "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
     "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
@@ -53,6 +55,7 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 }
 # Those that are tried where experts are on several GPUs.
 OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
+DENSE_FIRST = "dense_first"
 OF_WHOLE = ("padded", "router", "counted")  # which are tried where experts are whole on a GPU
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
@@ -167,6 +170,7 @@ class StepCombination:
         plans = [self._plan(number) for number in range(self.micro_batches)]
         shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
+        model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
         model = replace(model, tied_embeddings=self.head == "tied")
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
         node = how.node or (cut if groups > 1 and cut > 1 else 0)

@@ -123,7 +123,7 @@ class ComputeOnPlace:
     def _whole(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a slice of a parameter."""
         whole = self.weights[name].shape
-        if self.layout.tensors[self.layout.number[name]].layers == "layer":
+        if self.layout.tensors[self.layout.number[name]].layers != "none":
             whole = whole[1:]
         where = slice_in_whole(self.layout, name, whole, 0)
         return tuple(len(range(*one.indices(size))) for one, size in zip(where, whole, strict=True))

@@ -45,6 +45,8 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
         shapes |= cosine if model.router == COSINE else {"wr": (experts, c)}
         shared = model.shared_experts * f
         shapes |= {"wzs": (2, shared, c), "wds": (shared, c)} if shared else {}
+        dense = model.dense_ffn_hidden
+        shapes |= {"wzf": (2, dense, c), "wdf": (dense, c)} if dense else {}
     else:
         shapes |= {"wz": (2, f, c), "wd": (f, c)}
     found = {}

@@ -30,7 +30,7 @@ def emulated_step(case: StepCase, weights: Mapping[str, Tensor]) -> DenseStep:
         weight = name.removeprefix("s")
         if name[0] == "s" and weight in given:
             own = gradients[weight]
-            _assemble(layout, weight, own[layer] if layout.tensors[layout.number[weight]].layers == "layer" else own, {
+            _assemble(layout, weight, own if layout.tensors[layout.number[weight]].layers == "none" else own[layer], {
                 cell: value for (_, cell), value in cells.items()
             })  # fmt: skip
     summed = {name: torch.from_numpy(_as_formulas(name, value, back=True)) for name, value in gradients.items()}

@@ -20,17 +20,19 @@ DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ve", "g1": "e", "g2": "e",
     "gl": "e", "vh": "e", "val": "t", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
     "wr": "ex", "r": "tx", "wp": "ey", "wc": "xy", "rh": "ty", "wzs": "efk", "wds": "fe", "zs": "tfk", "us": "tf",
+    "wzf": "efk", "wdf": "fe", "zf": "tfk", "uf": "tf",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
 CUT: Mapping[str, tuple[str, int]] = {
     "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 0),
-    "ez": ("e", 0), "ed": ("e", 0), "wzs": ("f", 1), "wds": ("f", 0),
+    "ez": ("e", 0), "ed": ("e", 0), "wzs": ("f", 1), "wds": ("f", 0), "wzf": ("w", 1), "wdf": ("w", 0),
 }  # fmt: skip
 COLUMNS: Mapping[str, int] = {"ez": 2, "ed": 1}  # of experts' parameters: the axis of their columns
 # The order of a parameter's axes in memory, of the same names; shards are pieces of what lies so. x: experts.
 MEMORY: Mapping[str, tuple[str, str]] = {
     "wq": ("ehd", "hde"), "wkv": ("ehkd", "hkde"), "wz": ("efk", "kfe"), "ez": ("xefk", "xkfe"),
     "wr": ("ex", "xe"), "wp": ("ey", "ye"), "wzs": ("efk", "kfe"),
+    "wzf": ("efk", "kfe"),
 }  # fmt: skip
 
 

@@ -66,10 +66,12 @@ class StepInterpreter:
         layout = self.step.layouts[0]
         for name, _, first, cell in self.named(layout, self.step.begins):
             tensor = layout.tensors[layout.number[name]]
-            for layer in range(self.step.num_layers) if tensor.layers == "layer" else (0,):
-                place = int(self.step.where(ACROSS, layer)[first]) if tensor.layers == "layer" else first
+            low, high = self._layers(layout, name, 0, self.step.num_layers - 1)
+            for layer in range(low, high + 1):
+                of_step = tensor.layers == "none"
+                place = first if of_step else int(self.step.where(ACROSS, layer)[first])
                 whole = self.weights[name.removeprefix("s")]
-                shards = self.shards(layout, name, whole[layer] if tensor.layers == "layer" else whole, cell[0])
+                shards = self.shards(layout, name, whole if of_step else whole[layer], cell[0])
                 value = shards[cell[1]] if tensor.axes else shards[0]
                 self.there.setdefault((name, layer, -1), {})[place, cell] = 0 * value if name[0] == "s" else value
 
@@ -102,7 +104,21 @@ class StepInterpreter:
         if place != ACROSS:
             pipeline = self.step.pipeline_of[place]
             first, last = self.step.layers_of_stages[pipeline, min(mine, self.step.num_layers)].tolist()
-        return bool(first <= layer <= last + (kind == "border"))
+        low, high = self._layers(layout, layout.tensors[tensor].name, first, last)
+        return bool(low <= layer <= high)
+
+    def _layers(self, layout: StepLayout, name: str, first: int, last: int) -> tuple[int, int]:
+        """Returns the first and the last of some layers that there is a tensor of."""
+        match layout.tensors[layout.number[name]].layers:
+            case "none":
+                return 0, 0
+            case "border":
+                return first, last + 1
+            case "leading":
+                return first, min(last, self.step.leading - 1)
+            case "following":
+                return max(first, self.step.leading), last
+        return first, last
 
     def _forget(self, layout: StepLayout, one: Instance, layer: int, touched: set[tuple[str, int, int]]) -> None:
         """Drops what a template used and does not leave."""

@@ -126,7 +126,7 @@ class StepRank:
                     loss = float(found)
                     continue
                 name = one.name.removeprefix("s")
-                want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
+                want = wanted.after[name] if one.layers == "none" else wanted.after[name][layer]
                 worst = _larger(worst, difference(parts.slices, name, found, want, (first, second)))
         return worst, loss
 

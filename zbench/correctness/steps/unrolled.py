@@ -51,7 +51,7 @@ def unrolled_fault(step: Step) -> str:
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
         for layer in one.layers:
-            mine = _of_stage(step, tables[template.layout], layer, one.place)
+            mine = _of_stage(step, layout_of(step, one), tables[template.layout], layer, one.place)
             where, rows = step.where(one.place, layer), template.operations.table
             walk_items(
                 _placed(step, layout_of(step, one), mine, where), _moved(rows, where), layer, one.version, 0, state
@@ -70,7 +70,7 @@ def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> list[WalkTables]:
     for layout, total in zip(step.layouts, counts, strict=True):
         highest, base = [], []
         for at, tensor in enumerate(layout.tensors):
-            highest.append({"layer": step.num_layers - 1, "border": step.num_layers, "none": 0}[tensor.layers])
+            highest.append({"border": step.num_layers, "none": 0}.get(tensor.layers, step.num_layers - 1))
             if layout.of_batch(at) or tensor.name not in shared:
                 shared[tensor.name] = begin
                 begin += (highest[-1] + 1) * step.num_places * int(np.prod(layout.shape(at)))
@@ -107,16 +107,15 @@ def _moved(rows: Ints, where: Ints) -> Ints:
     return found
 
 
-def _of_stage(step: Step, tables: WalkTables, layer: int, place: int) -> WalkTables:
-    """Returns tables in which there are the layers of a layer's stage alone; the keys of items are as they were."""
-    first, last = step.span(layer, place)
+def _of_stage(step: Step, layout: StepLayout, tables: WalkTables, layer: int, place: int) -> WalkTables:
+    """Returns tables in which there are the layers of a layer's stage alone, of a tensor of one kind of layers those of
+    this; the keys of items are as they were."""
     tensors = tables.tensors.copy()
-    layered = tensors[:, LAYERED] == 1
+    spans = [one.layers_of(*step.span(layer, place), step.leading) for one in layout.tensors]
+    first, last = np.array(spans, np.int64).reshape(-1, 2).T
     cells = tensors[:, SHAPE0] * tensors[:, SHAPE1] * tables.num_places
-    border = tensors[:, HIGHEST] == step.num_layers
-    tensors[:, BASE] += np.where(layered, first * cells, 0)
-    tensors[:, LOWEST] = np.where(layered, first, 0)
-    tensors[:, HIGHEST] = np.where(layered, last + border, 0)
+    tensors[:, BASE] += first * cells
+    tensors[:, LOWEST], tensors[:, HIGHEST] = first, last
     return tables._replace(tensors=tensors)
 
 
@@ -124,8 +123,10 @@ def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
     """Returns the step's own items for every layer that has them."""
     rows = np.stack(item_rows(items, tables))
     found = []
+    spans = [one.layers_of(0, step.num_layers - 1, step.leading) for one in step.layouts[0].tensors]
+    first, last = np.array(spans, np.int64).reshape(-1, 2).T
     for layer in range(step.num_layers + 1):
-        mine = rows[:, layer <= tables.tensors[rows[0], HIGHEST]].copy()
+        mine = rows[:, (first[rows[0]] <= layer) & (layer <= last[rows[0]])].copy()
         mine[1] = layer
         mine[2] = np.where(tables.tensors[mine[0], LAYERED] == 1, step.where(ACROSS, layer)[mine[2]], mine[2])
         mine[7] = [key_of(tables, *where) for where in mine[:4].T.tolist()]

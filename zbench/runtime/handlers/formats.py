@@ -1,8 +1,9 @@
 """Formats of a layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward that all tokens pass, i those of
-an expert, v words, c hidden, k two (keys and values; gate and up), e and x experts, n those of a token, o one, y what a
-router's cosines are of, r rows of routed tokens, a all tokens of a GPU. A parameter is cut into slices of tensor
+an expert, w those of a dense layer before layers with experts, v words, c hidden, k two (keys and values; gate and
+up), e and x experts, n those of a token, o one, y what a router's cosines are of, r rows of routed tokens, a all
+tokens of a GPU. A parameter is cut into slices of tensor
 parallelism (j) or of the experts (k) and flat shards of these (z); whole, it has the axes that WHOLE says, of which a
 slice is cut along the one that formulas name.
 
@@ -31,12 +32,13 @@ from zbench.step.layout import StepLayout
 WHOLE: Mapping[str, str] = {
     "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
     "gl": "c", "wr": "xc", "wp": "yc", "wc": "xy", "vh": "oc", "ez": "ekic", "ed": "eic", "wzs": "kfc", "wds": "fc",
+    "wzf": "kwc", "wdf": "wc",
 }  # fmt: skip
 # Fields of tensors of tokens; L first: in the dtype of log-sum-exps, I: whole numbers. Others are hidden activations.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
     "u": ("tf",), "zs": ("tkf",), "us": ("tf",), "l": ("Lt", "Lt"), "val": ("Lt",), "loss": ("L",), "r": ("tx",),
-    "share": ("Lr",), "ra": ("ax",), "rh": ("ty",),
+    "share": ("Lr",), "ra": ("ax",), "rh": ("ty",), "zf": ("tkw",), "uf": ("tw",),
 }  # fmt: skip
 # Of tensors of routed tokens; others have hidden activations, too.
 _ROUTED: Mapping[str, tuple[str, ...]] = {
@@ -171,5 +173,5 @@ class Formats:
         of_expert = one.ffn_hidden // ExpertCut.of(self.layout.index, one.num_experts).tensor_parallel
         return {
             "c": one.hidden, "d": one.head_dim, "k": 2, "f": one.common_ffn, "i": of_expert, "x": one.num_experts,
-            "n": one.experts_per_token, "y": one.router_dim,
+            "n": one.experts_per_token, "y": one.router_dim, "w": one.dense_ffn_hidden,
         }  # fmt: skip

@@ -134,7 +134,7 @@ class BatchParts:
         dims = {
             "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
             "f": model.common_ffn, "i": model.ffn_hidden, "v": model.vocab, "e": model.num_experts,
-            "x": model.num_experts, "y": model.router_dim, "o": 1,
+            "x": model.num_experts, "y": model.router_dim, "o": 1, "w": model.dense_ffn_hidden,
         }  # fmt: skip
         return ParameterSlices(self.layout, dims)
 

@@ -50,7 +50,7 @@ class ParameterSlices:
 
     def axis(self, name: str) -> tuple[int, str]:
         """Returns the axis of a whole parameter that parts of the formula's index are cut along, and its letter."""
-        letter = next(one for one in WHOLE[name] if one in "ehgfv")
+        letter = next(one for one in WHOLE[name] if one in "ehgfvw")
         return WHOLE[name].index(letter), letter
 
     def _counts(self, name: str) -> tuple[int, ...]:

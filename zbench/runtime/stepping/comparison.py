@@ -15,6 +15,7 @@ from zbench.runtime.handlers.runner import Lost
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
 from zbench.runtime.steps.resting import items_on
+from zbench.step.tensor import NONE
 
 Piece = tuple[str, int, Parts, Parts, Tensor]  # a parameter's name and layer, its cells, and these on the CPU
 
@@ -32,16 +33,21 @@ def state_pieces(resting: Resting, stores: Mapping[int, Store]) -> list[Piece]:
 
 
 def whole_weights(parts: BatchParts, pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """Returns whole parameters of the pieces of all processes, float64, of all layers in one tensor. parts: of the
-    layout that they are cells of."""
+    """Returns whole parameters of the pieces of all processes, float64, of all layers in one tensor, with zeros for
+    those that have none. parts: of the layout that they are cells of."""
     by_name: dict[str, dict[int, list[tuple[Parts, Parts, Tensor]]]] = {}
     for name, layer, first, second, value in pieces:
         by_name.setdefault(name, {}).setdefault(layer, []).append((first, second, value.double()))
     found = {}
+    of_step = {name for name in by_name if parts.layout.tensors[parts.layout.number[name]].layers == NONE}
+    numbers = sorted({layer for name, layers in by_name.items() if name not in of_step for layer in layers})
     for name, layers in by_name.items():
-        every = [parts.slices.whole(name, layers[layer]) for layer in sorted(layers)]
-        of_layers = parts.layout.tensors[parts.layout.number[name]].layers == "layer"
-        found[name] = torch.stack(every) if of_layers else every[0]
+        every = {layer: parts.slices.whole(name, layers[layer]) for layer in sorted(layers)}
+        if name in of_step:
+            found[name] = every[0]
+            continue
+        lacking = torch.zeros_like(next(iter(every.values())))
+        found[name] = torch.stack([every.get(layer, lacking) for layer in numbers])
     return found
 
 
@@ -61,7 +67,7 @@ def gradient_differences(
     ]
     for (number, one, layer), (name, gradient) in zip(updates, given, strict=True):
         cells: Cells = one.writes[0]
-        of_layer = prepared.batches[number].layout.tensors[cells.tensor].layers == "layer"
+        of_layer = prepared.batches[number].layout.tensors[cells.tensor].layers != NONE
         whole = wanted[name][layer + cells.layer] if of_layer else wanted[name]
         off = difference(prepared.batches[0].slices, name, gradient, whole, (cells.first, cells.second))
         if lost:

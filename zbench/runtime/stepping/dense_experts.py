@@ -34,8 +34,9 @@ def expert_step(
     """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
 
     routes: the experts of every token of every sequence, int64 [t, experts a token], or [layers, t, experts a token]
-    where layers choose apart. The target of a sequence's last token is token 0. logits: gets those of each sequence's
-    routers, [layers, t, x]. tell: is told of every sequence.
+    where layers choose apart, of which those of dense layers are not read. The target of a sequence's last token is
+    token 0. logits: gets those of each sequence's routers, [layers, t, x], zeros of dense layers. tell: is told of
+    every sequence.
     """
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
     total = 0.0
@@ -45,7 +46,7 @@ def expert_step(
         for layer in range(model.num_layers):
             of = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
             mine = chosen if chosen.ndim < 3 else chosen[layer]
-            x = _layer(model, x, of, torch.from_numpy(mine), routers)
+            x = _layer(model, x, of, torch.from_numpy(mine), routers, layer < model.dense_layers)
         if logits is not None:
             logits.append(torch.stack(routers))
         targets = torch.from_numpy(np.append(tokens[1:], 0))
@@ -56,14 +57,21 @@ def expert_step(
     return total, {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()}
 
 
-def _layer(model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor, routers: list[Tensor]) -> Tensor:
-    """Returns the next layer's x. chosen: int64 [t, experts a token]. routers: gets the logits."""
+def _layer(
+    model: Model, x: Tensor, w: Mapping[str, Tensor], chosen: Tensor, routers: list[Tensor], dense: bool
+) -> Tensor:
+    """Returns the next layer's x. chosen: int64 [t, experts a token]. routers: gets the logits. dense: whether it is a
+    dense layer before those with experts."""
     n = _norm(x, w["g1"])
     keys, values = w["wkv"].unbind(1)
     q, k = (_turned(torch.einsum("tc,hdc->thd", n, one)) for one in (w["wq"], keys))
     o = attention(0, q, k, torch.einsum("tc,gdc->tgd", n, values), mask=model.mask)
     y = x + torch.einsum("thd,hdc->tc", o, w["wo"])
     m = _norm(y, w["g2"])
+    if dense:
+        routers.append(torch.zeros(len(m), model.num_experts, dtype=m.dtype))  # as there is no router
+        gate, up = torch.einsum("tc,kfc->ktf", m, w["wzf"]).unbind(0)
+        return y + (F.silu(gate) * up) @ w["wdf"]
     logits = _logits(model, m, w)
     routers.append(logits.detach())
     every = torch.where(chosen < 0, ~chosen, chosen)

@@ -20,6 +20,7 @@ _ATTENTION = {"g1": "attention_norm", "wq": "qkv", "wkv": "qkv", "wo": "out", "g
 _DENSE = _ATTENTION | {"wz": "gate_up", "wd": "down"}
 _EXPERTS = _ATTENTION | {"wr": "router", "ez": "gate_up", "ed": "down"}
 _SHARED = {"wzs": "shared_gate_up", "wds": "shared_down"}
+_LEADING = {"wzf": "gate_up", "wdf": "down"}  # of dense layers before those with experts
 _COSINE = {"wp": "router_projection", "wc": "router"}
 
 
@@ -48,7 +49,8 @@ def layer_names(model: Model) -> Mapping[str, str]:
     """Returns the network's names of a layer's parameters, by those of a step."""
     if model.num_experts == 1:
         return _DENSE
-    every = _EXPERTS | (_SHARED if model.shared_experts else {}) | (_COSINE if model.router == COSINE else {})
+    every = _EXPERTS | _LEADING | (_SHARED if model.shared_experts else {})
+    every |= _COSINE if model.router == COSINE else {}
     return {name: every[name] for name in weights_of_layers(model)}
 
 
@@ -63,9 +65,9 @@ def step_weight(model: Model, name: str, value: Tensor) -> Tensor:
             found = torch.stack([x.unflatten(0, (g, d)) for x in value[h * d :].chunk(2)], 1)
         case "wo":
             found = value.T.unflatten(0, (h, d))
-        case "wz" | "wzs":
+        case "wz" | "wzs" | "wzf":
             found = value.unflatten(0, (2, -1))
-        case "wd" | "wds":
+        case "wd" | "wds" | "wdf":
             found = value.T
         case "ez":
             found = value.unflatten(0, (experts, 2, -1))

@@ -9,6 +9,7 @@ from zbench.runtime.steps.compiler import blocks
 from zbench.runtime.steps.instructions import Parts
 from zbench.runtime.steps.presence import pairs_of
 from zbench.step.template import ACROSS, AT_HOME, Items, Step
+from zbench.step.tensor import NONE
 
 
 def items_on(step: Step, items: Items, places: Collection[int]) -> Iterator[tuple[int, int, list[int], Parts, Parts]]:
@@ -16,11 +17,13 @@ def items_on(step: Step, items: Items, places: Collection[int]) -> Iterator[tupl
     a layer are counted from the stage of their pipeline that has it."""
     layout = step.layouts[0]
     for row in items.rows():
-        if layout.tensors[row[0]].layers == "none":
+        one = layout.tensors[row[0]]
+        if one.layers == NONE:
             yield from ((row[0], 0, *named) for named in _named(step, row, np.arange(step.num_places), places))
             continue
         known: dict[tuple[int, ...], list[tuple[list[int], Parts, Parts]]] = {}  # by the stages that have a layer
-        for layer in range(step.num_layers):
+        first, last = one.layers_of(0, step.num_layers - 1, step.leading)
+        for layer in range(first, last + 1):
             stages = tuple(step.shifts[:, layer].tolist())
             if stages not in known:
                 known[stages] = list(_named(step, row, step.where(ACROSS, layer), places))

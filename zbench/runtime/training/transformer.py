@@ -59,7 +59,9 @@ class Transformer(nn.Module):
             return nn.Parameter(torch.empty(shape, dtype=wide(self.dtype), device=device))
 
         self.embedding = make(model.vocab, model.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(model, make) for _ in range(model.num_layers))
+        kinds = [model.dense_layer for _ in range(model.dense_layers)]
+        kinds += [model] * (model.num_layers - model.dense_layers)
+        self.layers = nn.ModuleList(DecoderLayer(one, make) for one in kinds)
         self.norm = make(model.hidden)
         self.head = None if model.tied_embeddings else make(model.vocab, model.hidden)
         if torch.device(device).type != "meta":

@@ -15,6 +15,7 @@ from zbench.describe.arrays import Ints
 from zbench.simulator.steps.held import LOGITS, HeldTemplate, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.step.template import AT_HOME, Step
+from zbench.step.tensor import NONE
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ def step_memory(parts: StepParts) -> StepMemory:
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     """Returns the bytes of what there is before a step, int64 [names, places]."""
     step, layout = parts.step, parts.step.layouts[0]
-    sizes, counts = layout.sizes_of_lists, {"layer": step.num_layers, "border": step.num_layers + 1}
-    alike = {layers: _alike_shifts(step, count) for layers, count in counts.items()}
+    sizes, alike = layout.sizes_of_lists, dict[tuple[int, int], list[tuple[Ints, int]]]()
     found = np.zeros((len(names), step.num_places), np.int64)
     for tensor, _, places, list0, list1, *_ in step.begins.rows():
         one = layout.tensors[tensor]
@@ -71,16 +71,19 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
                 [int(sizes[which]) for which in (list0, list1) if which >= 0]
             )
         row, there = found[names[one.name]], np.flatnonzero(size)
-        if one.layers == "none":
+        if one.layers == NONE:
             row[there] += size[there]
             continue
-        for shifts, times in alike[one.layers]:
+        layers = one.layers_of(0, step.num_layers - 1, step.leading)
+        if layers not in alike:
+            alike[layers] = _alike_shifts(step, *layers)
+        for shifts, times in alike[layers]:
             np.add.at(row, there + shifts[there], times * size[there])
     return found
 
 
-def _alike_shifts(step: Step, count: int) -> list[tuple[Ints, int]]:
-    """Returns how far from its first stage's places each place's is for some of the first `count` layers, int64
-    [places], and how many layers that is so for."""
-    shifts, times = np.unique(step.shifts[:, :count], axis=1, return_counts=True)
+def _alike_shifts(step: Step, first: int, last: int) -> list[tuple[Ints, int]]:
+    """Returns how far from its first stage's places each place's is for some of the layers from the first to the last,
+    int64 [places], and how many layers that is so for."""
+    shifts, times = np.unique(step.shifts[:, first : last + 1], axis=1, return_counts=True)
     return [(one[step.pipeline_of], each) for one, each in zip(shifts.T, times.tolist(), strict=True)]

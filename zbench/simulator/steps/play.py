@@ -125,7 +125,8 @@ def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]
                 order.append((entry, which[layer]))
                 skipped.append(since[run] - before[run] - 1)
                 before[run] = since[run]
-    return replace(step, num_layers=number, stages=tuple(stages)), order, np.array(skipped, np.int64)
+    leading = firsts[step.leading] if step.leading else 0
+    return replace(step, num_layers=number, stages=tuple(stages), leading=leading), order, np.array(skipped, np.int64)
 
 
 def _left_out(count: int, kept: int, turn: int) -> tuple[int, int]:

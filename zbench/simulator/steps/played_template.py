@@ -1,5 +1,6 @@
 """A template as it is played: its messages, seconds and data flow, whatever layers there are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,20 +22,22 @@ from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step, Template
+from zbench.step.tensor import FOLLOWING, LAYERS, LEADING, NONE
 
 _ATTENTION = QUEUES.index("attention")
 
 
 @dataclass(frozen=True)
 class PlayedTemplate:
-    """A template with what the clock needs of it. ops: int64 [n, columns]. size: bytes of every operation, those of a
-    message at its first one, -1 at the others. seconds: of computes. flow: between the first ones of messages."""
+    """A template with what the clock needs of it. ops: int64 [n, columns]. moved: bytes of every operation; lead: the
+    first one of its message. seconds: of computes. flow: between the first ones of messages."""
 
     step: Step
     template: Template
     layout: StepLayout
     ops: Ints
-    size: Ints
+    moved: Ints
+    lead: Ints
     seconds: Floats
     flow: Flow
 
@@ -45,9 +48,9 @@ class PlayedTemplate:
         layout = step.layouts[template.layout]
         ops, sizes = template.operations.table, Sizes(layout, template)
         flow = template_flow(layout, template, step.num_places, arrays)
-        lead = leaders(ops, flow.producer, flow.consumer)
-        size = np.bincount(lead, weights=sizes.moved(step.encodings), minlength=len(ops)).astype(np.int64)
-        size[lead != np.arange(len(ops))] = -1
+        lead = _of_one_kind(layout, ops, leaders(ops, flow.producer, flow.consumer))
+        moved = sizes.moved(step.encodings)
+        size = _message_bytes(lead, moved)
         producer, consumer = lead[flow.producer], lead[flow.consumer]
         if plan is not None and any(getattr(plan, name) for name in WAITS):
             more = _planned_waits(plan, layout, ops, size, Edges(producer, consumer))
@@ -58,7 +61,22 @@ class PlayedTemplate:
         rows[:, 1] = lead[rows[:, 1]]
         seconds = compute_seconds(sizes, plan, cost)
         flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
-        return PlayedTemplate(step, template, layout, ops, size, seconds, flow)
+        return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
+
+    @cached_property
+    def size(self) -> Ints:
+        """The bytes of every operation, int64 [operations], those of a message at its first one, -1 at the others."""
+        return _message_bytes(self.lead, self.moved)
+
+    def without(self, missing: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+        """Returns `size` and the flow's rows without what is not there: of messages that have parameters of both kinds
+        of layers, those of one are sent."""
+        if not missing or not any(self.layout.kinds):
+            return self.size, self.flow.rows
+        gone = pair_codes(*np.array(missing, np.int64).T)
+        here = (self.ops[:, 0] == COMPUTE) | ~np.isin(pair_codes(self.ops[:, 1], self.ops[:, 7]), gone)
+        rows = self.flow.rows[~np.isin(pair_codes(self.flow.rows[:, 2], self.flow.rows[:, 3]), gone)]
+        return _message_bytes(self.lead, np.where(here, self.moved, 0)), rows
 
     @cached_property
     def nature(self) -> Ints:
@@ -82,15 +100,39 @@ class PlayedTemplate:
         """One more than the layers between an instance's and the farthest that is touched."""
         return 1 + int(np.abs(self.touched[:, 1]).max(initial=0))
 
-    def missing(self, before: int, after: int) -> tuple[tuple[int, int], ...]:
+    def missing(self, before: int, after: int, leading: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
-        last of its stage. before, after: how many layers of its stage stand before and after the instance's."""
+        last of its stage. before, after: how many layers of its stage stand before and after the instance's. leading:
+        how many layers of the first kind stand from the instance's on, below 0: behind how many it stands."""
         found = []
         for tensor, offset in self.touched.tolist():
-            kind = self.layout.tensors[tensor].layers
-            if kind != "none" and not -before <= offset <= after + (kind == "border"):
+            one = self.layout.tensors[tensor]
+            first, last = one.layers_of(-before, after, leading)
+            if one.layers != NONE and not first <= offset <= last:
                 found.append((tensor, offset))
         return tuple(found)
+
+
+def _message_bytes(lead: Ints, moved: Ints) -> Ints:
+    """Returns the bytes of messages at their first operations, -1 at the others."""
+    size = np.bincount(lead, weights=moved, minlength=len(lead)).astype(np.int64)
+    size[lead != np.arange(len(lead))] = -1
+    return size
+
+
+def _of_one_kind(layout: StepLayout, ops: Ints, lead: Ints) -> Ints:
+    """Returns the leaders of messages in which no leader is of one kind of layers alone where another operation is of
+    the other: whatever is there of a message, its leader is."""
+    kinds = np.array([LAYERS.index(one.layers) for one in layout.tensors], np.int64)
+    if not (kinds == LAYERS.index(LEADING)).any():
+        return lead
+    kind = np.where(ops[:, 0] == COMPUTE, -1, kinds[np.where(ops[:, 0] == COMPUTE, 0, ops[:, 1])])
+    of_one = np.isin(kind, [LAYERS.index(LEADING), LAYERS.index(FOLLOWING)])
+    found = lead.copy()
+    for first in np.unique(lead[of_one & of_one[lead]]).tolist():
+        apart = np.flatnonzero((lead == first) & (kind != kind[first]))
+        found[apart] = apart[0] if len(apart) else first
+    return found
 
 
 def pair_codes(tensor: NDArray[Any], offset: NDArray[Any]) -> Ints:

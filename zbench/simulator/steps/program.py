@@ -135,7 +135,7 @@ class StepParts:
     _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
-    _alike: dict[tuple[int, int, int, int], Variant] = field(default_factory=dict)
+    _alike: dict[tuple[int, int, int, int, int], Variant] = field(default_factory=dict)
     _reaches: dict[int, int] = field(default_factory=dict)  # PlayedTemplate.reach
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
@@ -164,9 +164,11 @@ class StepParts:
         reach = self._reaches.get(number)
         if reach is None:
             reach = self._reaches[number] = self.template(number).reach
-        key = (number, min(layer - low, reach), min(high - layer, reach), place)  # what is farther away is not touched
+        # What is farther away is not touched.
+        leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
+        key = (number, min(layer - low, reach), min(high - layer, reach), leading, place)
         if key not in self._alike:
-            missing = self.template(number).missing(*key[1:3])
+            missing = self.template(number).missing(*key[1:4])
             if (number, missing, place) not in self._variants:
                 where = step.where(max(place, ACROSS), layer)
                 made = Variant.of_layers(self.template(number), missing, (place, where), self._ports)

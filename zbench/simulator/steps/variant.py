@@ -45,8 +45,9 @@ class Variant:
         """Returns a template without the transfers of what is not there. start: its place, and where its places are."""
         place, where = start
         gone, of = np.array(missing, np.int64).reshape(-1, 2), template.flow
+        bytes_there, rows_there = template.without(missing)
         ops, size, seconds, producer, consumer, rows = _of_layers(
-            template.ops, (template.size, template.seconds), (of.producer, of.consumer), of.rows, gone, where
+            template.ops, (bytes_there, template.seconds), (of.producer, of.consumer), rows_there, gone, where
         )
         lowered = lower(
             template.step,

@@ -16,6 +16,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.passes.contributions import TABLE
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, ShardedParameters
+from zbench.step.passes.sections import DENSE_BACKWARD
 from zbench.step.template import Instance, StageStart, Template
 
 
@@ -54,9 +55,13 @@ def reductions(batch: BatchTemplates, begun: Mapping[str, Ints], counted: Mappin
     """Returns the templates that reduce the gradients of a layer and of the head, [] where no template of their own
     does. begun, counted: contributions of every GPU to each gradient before the micro-batch and after it."""
     found, rows, of = [], batch.parameters, batch.contributions
-    for name, section in (("reduce", "backward"), ("reduce_head", "head")):
-        weights = of.reduced_later(section)
-        needs = [line for weight in weights for line in rows.unreduced(weight, begun[weight], of.made(section, weight))]
+    for name, sections in (("reduce", ("backward", DENSE_BACKWARD)), ("reduce_head", ("head",))):
+        made_in: dict[str, str] = {}  # of a parameter, the section of the layers that have it
+        for section in sections:
+            made_in = dict.fromkeys(of.reduced_later(section), section) | made_in
+        weights = tuple(made_in)
+        made = {weight: of.made(section, weight) for weight, section in made_in.items()}
+        needs = [line for weight in weights for line in rows.unreduced(weight, begun[weight], made[weight])]
         leaves = [line for weight in weights for line in rows.gradients(weight, counted[weight], of.is_last)]
         if weights:
             found.append(batch.template(name, [rows.reductions(weights, of.is_last)], needs, leaves))

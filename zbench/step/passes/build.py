@@ -32,8 +32,9 @@ from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import (
-    KeptLayers,
+    TwoKinds,
     border_templates,
+    dense_of_stages,
     forward_order,
     moved_entries,
     pipeline_order,
@@ -44,6 +45,7 @@ from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
 from zbench.step.template import Instance, Items, Step, Template
+from zbench.step.tensor import FOLLOWING, LEADING
 
 
 @dataclass
@@ -104,7 +106,8 @@ def whole_step(
     shared, two_level = model.shared_experts > 0, experts.node > 0
     router = RouterFormulas(model.gate, model.router, experts.routing, experts.counted)
     kinds = model.num_experts > 1, model.kind_of_head, shared, two_level, some is not None
-    formulas = sections(level, *kinds, router)
+    dense = model.dense_layers
+    formulas = sections(level, *kinds, router, dense > 0)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
@@ -118,15 +121,18 @@ def whole_step(
         built.templates += made + (border_templates(one) if stages > 1 else [])
         kept.append(len(built.templates))
         built.templates += one.kept_templates(begun) if some is not None else []
+        built.templates += one.dense_templates(begun, built.gradients) if dense else []
         reduced.append(_numbered(built, reductions(one, begun, built.gradients)))
     fetches, first = _fetches(built, stages), _numbered(built, gathers_first(replace(built.batches[0], count=1)))[0]
     order = order_of_gathers(first, starts, model.num_layers) if first >= 0 else []
     buckets = Buckets(parameters.bucket_layers, parameters.reduced_last, reduced)
-    others = None if some is None else KeptLayers(some.of_stages(starts, model.num_layers), kept)
+    others = None if some is None else TwoKinds(some.of_stages(starts, model.num_layers), kept)
+    if dense:
+        others = TwoKinds(dense_of_stages(starts, model.num_layers, dense), kept, first_apart=True)
     order += pipeline_order(starts, model.num_layers, firsts, fetches, buckets, others)
     order += _updates(built, model.num_layers, [one.place for one in starts], [one.layer for one in starts])
-    if some is not None:
-        cuts = {start.layer + count for start, count in zip(starts, some.layers, strict=True)}
+    if others is not None:
+        cuts = {start.layer + count for start, count in zip(starts, others.firsts, strict=True)}
         order = [part for one in order for part in one.parts(sorted(cuts))]
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
@@ -149,6 +155,7 @@ def whole_step(
         Items.of(begins),
         Items.of(ends),
         starts,
+        dense,
     )
     step = with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
     return with_gradients_between(step, parameters, overlap.experts.gradients)
@@ -230,18 +237,23 @@ def _fetches(built: _Built, stages: int, trains: bool = True) -> list[tuple[int,
 
 
 def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:
-    """Adds the templates of the optimizer and returns their instances: of each stage's layers, and of what is before
-    the first and after the last. places, layers: the first ones of each stage."""
+    """Adds the templates of the optimizer and returns their instances: of each stage's layers, kind by kind, and of
+    what is before the first and after the last. places, layers: the first ones of each stage."""
     rows, layout = built.batches[0].parameters, built.batches[0].layout
-    first, order = len(built.templates), []
+    first, order, dense = len(built.templates), [], rows.of.model.dense_layers
+    of_layers = [("optimizer", rows.of.of_kind(FOLLOWING), 0)]
+    of_layers += [("optimizer_dense", rows.of.of_kind(LEADING), 0)] if dense else []
     for place, begin, end in zip(places, layers, [*layers[1:], num_layers], strict=True):
-        order.append(Instance(first, begin, end - begin, place=place))
+        middle = min(max(begin, dense), end)
+        order += [Instance(first + 1, begin, middle - begin, place=place)] if middle > begin else []
+        order += [Instance(first, middle, end - middle, place=place)] if end > middle else []
     ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", rows.of.outside, 0)]
     if len(places) > 1:
         ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", rows.of.of_head, places[-1])]
-    for name, weights, _ in [("optimizer", rows.of.of_layers, 0), *ends]:
+    for name, weights, _ in [*of_layers, *ends]:
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
-    return order + [Instance(first + 1 + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
+    first += len(of_layers)
+    return order + [Instance(first + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
 
 
 def _resting(rows: GradientRows, version: int, last: int) -> Rows:

@@ -10,8 +10,9 @@ from zbench.describe.arrays import Ints
 from zbench.step.layers import of_experts
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.parameters.gradients import GradientRows
-from zbench.step.passes.sections import Sections
+from zbench.step.passes.sections import DENSE_BACKWARD, Sections
 from zbench.step.passes.tensor_parallel import LinearModules
+from zbench.step.tensor import FOLLOWING, LEADING
 
 TABLE = ("we",)
 Rows = list[list[int]]
@@ -55,8 +56,10 @@ class Contributions:
 
     def _contributed(self, section: str) -> tuple[str, ...]:
         """Returns the parameters to whose gradients a section contributes."""
-        of = self.rows.of
-        return {"head": of.of_head, "embedding_backward": TABLE}.get(section, of.of_layers)
+        of, outside = self.rows.of, {"head": self.rows.of.of_head, "embedding_backward": TABLE}
+        if section in outside:
+            return outside[section]
+        return of.of_kind(LEADING if section == DENSE_BACKWARD else FOLLOWING)
 
     def reduced_later(self, section: str) -> tuple[str, ...]:
         """Returns the parameters of the head or of layers ("backward") whose gradients are reduced by a template of

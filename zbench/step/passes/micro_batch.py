@@ -20,10 +20,11 @@ from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import BEFORE
-from zbench.step.passes.sections import KEPT, Sections
+from zbench.step.passes.sections import DENSE_BACKWARD, DENSE_FORWARD, KEPT, Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
+from zbench.step.tensor import LEADING
 
 Tables = list[Ints | Rows]
 
@@ -56,7 +57,7 @@ class BatchTemplates:
             (("s", "t"),),
             parts.maps(),
             parts.relations(),
-            tensors_of(parts.model, formulas.all, parts, parameters, MERGE),
+            tensors_of(parts.model, formulas.all, parts, parameters, MERGE, formulas.kinds),
             formulas.all,
             lists.lists(),
         )
@@ -96,6 +97,15 @@ class BatchTemplates:
         """Returns the templates of a layer that is not recomputed where others are, forward and backward. begun:
         contributions before the micro-batch."""
         return [self._forward(KEPT), self._backward(dict(begun), KEPT)]
+
+    def dense_templates(self, begun: Mapping[str, Ints], gradients: dict[str, Ints]) -> list[Template]:
+        """Returns the templates of a dense layer before layers with experts, forward and backward. begun: contributions
+        before the micro-batch; gradients: as of `templates`, of which those are counted on that such layers alone
+        have."""
+        own, kinds = dict(begun), self.parameters.of.kinds
+        found = [self._forward(DENSE_BACKWARD), self._backward(own, DENSE_BACKWARD)]
+        gradients |= {name: own[name] for name, kind in kinds.items() if kind == LEADING}
+        return found
 
     def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
@@ -248,10 +258,11 @@ class BatchTemplates:
         gathers = self._gathered(rows.of.of_layers, rows.of.forward_window) if self._gathers_layers else []
         needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved(section)
-        ops: Tables = [gathers, *self._computed("forward")]
-        return self.template(
-            "kept_forward" if section == KEPT else "forward", ops, needs + self.tokens("x"), leaves, "forward"
+        name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
+            section, ("forward", "forward")
         )
+        ops: Tables = [gathers, *self._computed(own)]
+        return self.template(name, ops, needs + self.tokens("x"), leaves, own)
 
     def _saved(self, section: str) -> Rows:
         """Returns the entries of what a forward keeps for its backward, of a section."""

@@ -133,7 +133,8 @@ class PlanParts:
         return np.diff(ends, prepend=0)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices t, h, g, f, v and j, the slices of a group."""
+        """Returns the indices t, h, g, f, v and j, the slices of a group, and w of a model whose first layers are
+        dense."""
         slices = np.ones(self.slices, np.int64)
         experts = self.routing.indices() if self.routing else ()
         return (
@@ -143,6 +144,7 @@ class PlanParts:
             Index("f", self.model.common_ffn // self.slices * slices),
             Index("v", self.model.vocab // self.slices * slices),
             Index("j", slices),
+            *([Index("w", self.model.dense_ffn_hidden // self.slices * slices)] if self.model.dense_layers else []),
             *experts,
         )
 
@@ -159,6 +161,7 @@ class PlanParts:
             PartMap("j", "g", (first + of_kv).reshape(-1)),
             PartMap("j", "f", slices),
             PartMap("j", "v", slices),
+            *([PartMap("j", "w", slices)] if self.model.dense_layers else []),
             *(self.routing.maps() if self.routing else ()),
         )
 
@@ -220,7 +223,8 @@ class PlanParts:
 
 def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
     """Raises ValueError if a model cannot be cut for tensor-parallel groups, or plans are not made for them."""
-    for name in ("num_heads", "num_kv_heads", "ffn_hidden", "vocab"):
+    dense = ("dense_ffn_hidden",) if model.dense_layers else ()
+    for name in ("num_heads", "num_kv_heads", "ffn_hidden", *dense, "vocab"):
         size = getattr(model, name)
         if degree < 1 or size % degree:
             raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")

@@ -24,24 +24,28 @@ EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = 
 
 
 @dataclass(frozen=True)
-class KeptLayers:
-    """The layers that are not recomputed where others are. recomputed: how many layers of each stage are, its first
-    ones. templates: by micro-batch, the number of the forward of other layers; their backward is the next one."""
+class TwoKinds:
+    """Layers of two kinds: recomputed and not, or dense and with experts. firsts: how many layers of each stage are of
+    the first kind, its first ones. templates: by micro-batch, the number of the forward of the kind that has templates
+    apart from the usual ones; its backward is the next one. first_apart: whether that is the first kind."""
 
-    recomputed: tuple[int, ...]
+    firsts: tuple[int, ...]
     templates: Sequence[int] = ()
+    first_apart: bool = False
 
     def split(self, one: Instance, stage: int, batch: int, way: int) -> list[Instance]:
         """Returns the instances of a stage's layers in place of one for all of them, in its order."""
-        count = self.recomputed[stage]
-        if count == one.repeats:
+        count, low = self.firsts[stage], min(one.layers)
+        if not self.templates:
             return [one]
-        low = min(one.layers)
-        other = replace(one, template=self.templates[batch] + way, repeats=one.repeats - count)
+        kinds = [one, replace(one, template=self.templates[batch] + way)]
+        first, other = kinds[::-1] if self.first_apart else kinds
+        other = replace(other, repeats=one.repeats - count)
         if way == FORWARD:
-            again, other = replace(one, repeats=count), replace(other, layer=low + count)
-            return [again, other] if count else [other]
-        return [other, replace(one, layer=low + count - 1, repeats=count)] if count else [other]
+            parts = [replace(first, repeats=count), replace(other, layer=low + count)]
+        else:
+            parts = [other, replace(first, layer=low + count - 1, repeats=count)]
+        return [part for part in parts if part.repeats]
 
 
 def _ends(stages: tuple[StageStart, ...], num_layers: int) -> list[int]:
@@ -66,6 +70,12 @@ def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ..
         raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
     first = accumulate(model.with_stages(stages).layers_of_stages[:-1], initial=0)
     return tuple(StageStart(layer, at * places) for at, layer in enumerate(first))
+
+
+def dense_of_stages(stages: Sequence[StageStart], num_layers: int, dense: int) -> tuple[int, ...]:
+    """Returns how many layers of each stage are among the first `dense` ones."""
+    ends = _ends(tuple(stages), num_layers)
+    return tuple(min(max(dense - one.layer, 0), end - one.layer) for one, end in zip(stages, ends, strict=True))
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Iterator[tuple[int, int, int]]:
@@ -115,15 +125,13 @@ def pipeline_order(
     batches: Sequence[int],
     fetches: Sequence[tuple[int, int]],
     buckets: Buckets,
-    kept: KeptLayers | None = None,
+    kinds: TwoKinds | None = None,
 ) -> list[Instance]:
     """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
     EMBEDDING to SEND_DX; fetches: for each the templates that gather a stage's first layers ahead, forward and
-    backward, -1 where none does; buckets: of reductions that are templates of their own; kept: layers that are not
-    recomputed where others are."""
-    kept = kept or KeptLayers(
-        tuple(end - one.layer for one, end in zip(stages, _ends(stages, num_layers), strict=True))
-    )
+    backward, -1 where none does; buckets: of reductions that are templates of their own; kinds: of layers, where
+    they are not all alike."""
+    kinds = kinds or TwoKinds((0,) * len(stages))
     ends = _ends(stages, num_layers)
     order = []
     for at, way, batch in one_forward_one_backward(len(stages), len(batches)):
@@ -133,7 +141,7 @@ def pipeline_order(
                 order.append(Instance(first + EMBEDDING, 0, place=place))
             elif fetches[batch][0] >= 0:
                 order.append(Instance(fetches[batch][0], begin, place=place))
-            order += kept.split(Instance(first + LAYERS, begin, end - begin, place=place), at, batch, FORWARD)
+            order += kinds.split(Instance(first + LAYERS, begin, end - begin, place=place), at, batch, FORWARD)
             last = at + 1 == len(stages)
             order.append(
                 Instance(first + HEAD, end, place=place) if last else Instance(first + SEND_X, end - 1, place=place)
@@ -145,7 +153,7 @@ def pipeline_order(
                 order.append(Instance(fetches[batch][1], end - 1, place=place))
         backward = Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place)
         after = [Instance(first + EMBEDDING_BACKWARD, 0, place=place)] if at == 0 else []
-        parts = kept.split(backward, at, batch, BACKWARD)
+        parts = kinds.split(backward, at, batch, BACKWARD)
         order += buckets.backward(batch, parts, after, at + 1 == len(stages))
     return order
 

@@ -74,6 +74,13 @@ class ProvenSteps:
             raise ValueError(
                 f"experts.capacity is {experts.capacity}; {model.name} has no experts, so it takes {DROPLESS}"
             )
+        if model.dense_layers and model.recompute_layers != ALL_LAYERS:
+            raise ValueError(
+                f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
+                f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
+            )
+        if model.offload != NONE:
+            model.check_alike(f"memory.offload is {model.offload}, which moves what layers of one kind have")
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         laid = model.with_stages(self.stages)

@@ -12,12 +12,13 @@ from zbench.step.formula import Formula, Reference
 from zbench.step.layers import COUNTS
 from zbench.step.template import StageStart
 
-_GATED = ("z", "u", "zs", "us")  # gate and up, and their product, of shared experts as well
+# Gate and up, and their product, of shared experts and of a dense layer before layers with experts as well.
+_GATED = ("z", "u", "zs", "us", "zf", "uf")
 # What is made again: nothing; what elementwise work alone makes; the feed-forward's, all of it before its gradients or
 # a chunk of tokens where its gradients are made; all of a layer but its input.
 LEVELS: Mapping[str, tuple[str, ...] | None] = MappingProxyType({
-    "none": (), "elementwise": ("n", "m", "u", "us"), "selective": ("m", *_GATED), "chunked": ("m", *_GATED),
-    "full": None,
+    "none": (), "elementwise": ("n", "m", "mf", "u", "us", "uf"), "selective": ("m", "mf", *_GATED),
+    "chunked": ("m", "mf", *_GATED), "full": None,
 })  # fmt: skip
 BEFORE = ("selective",)  # levels that make again what they do for all tokens before any gradient, as frameworks do
 

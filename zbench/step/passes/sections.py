@@ -10,6 +10,7 @@ from zbench.step.layers import (
     DERIVATIVES,
     EMBEDDING,
     EMBEDDING_BACKWARD,
+    LEADING_DENSE,
     USUAL_ROUTER,
     RouterFormulas,
     expert_layer,
@@ -17,17 +18,20 @@ from zbench.step.layers import (
     head_forward,
     update,
 )
-from zbench.step.passes.parameters.zero import axes_of, layer_weights, outer_weights
+from zbench.step.passes.parameters.zero import DENSE_WEIGHTS, axes_of, layer_weights, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
+from zbench.step.tensor import FOLLOWING, LEADING
 from zbench.step.transpose import transpose
 
 KEPT = "kept_backward"  # the section of layers that are not recomputed, where others are
+DENSE_FORWARD, DENSE_BACKWARD = "dense_forward", "dense_backward"  # of the first layers, dense where others are not
 
 
 @dataclass(frozen=True)
 class Sections:
     """Formulas by the template that computes them, in the order in which a layout has them. level: of recomputation.
-    kept_backward: of layers that are not recomputed, where others are, else none."""
+    kept_backward: of layers that are not recomputed, where others are, else none. dense_forward, dense_backward: of the
+    first layers, where these are dense and others have experts, else none."""
 
     embedding: tuple[Formula, ...]
     forward: tuple[Formula, ...]
@@ -38,13 +42,17 @@ class Sections:
     level: str
     layer_weights: tuple[str, ...]
     kept_backward: tuple[Formula, ...] = ()
+    dense_forward: tuple[Formula, ...] = ()
+    dense_backward: tuple[Formula, ...] = ()
 
     @cached_property
     def all(self) -> tuple[Formula, ...]:
         """All formulas."""
-        own = tuple(one for one in self.kept_backward if one not in self.backward)
         before = self.embedding + self.forward + self.head + self.backward
-        return before + self.embedding_backward + self.updates + own
+        found = before + self.embedding_backward + self.updates
+        for others in (self.kept_backward, self.dense_forward, self.dense_backward):
+            found += tuple(one for one in others if one not in found)
+        return found
 
     @cached_property
     def numbers(self) -> Mapping[str, Sequence[int]]:
@@ -54,12 +62,24 @@ class Sections:
         for name in ("embedding", "forward", "head", "backward", "embedding_backward", "updates"):
             found[name] = range(first, first + len(getattr(self, name)))
             first += len(getattr(self, name))
-        found[KEPT] = [self.all.index(one) for one in self.kept_backward]
+        for name in (KEPT, DENSE_FORWARD, DENSE_BACKWARD):
+            found[name] = [self.all.index(one) for one in getattr(self, name)]
         return found
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """The tensors that formulas of one kind of layers alone make, with the kind; none where all are alike."""
+        if not self.dense_forward:
+            return {}
+        first, others = (
+            {ref.tensor for one in formulas for ref in one.results}
+            for formulas in (self.dense_forward + self.dense_backward, self.forward + self.backward)
+        )
+        return dict.fromkeys(first - others, LEADING) | dict.fromkeys(others - first, FOLLOWING)
 
     def saved(self, section: str) -> tuple[str, ...]:
         """Returns the tensors that a layer's backward, of a section, reads of its forward, its input among them."""
-        backward = self.kept_backward if section == KEPT else self.backward
+        backward = {KEPT: self.kept_backward, DENSE_BACKWARD: self.dense_backward}.get(section, self.backward)
         made = {ref.tensor for one in backward for ref in one.results}
         reads = dict.fromkeys(ref.tensor for one in backward for ref in one.operands)
         return tuple(name for name in reads if name not in made and name not in (*self.layer_weights, "dx"))
@@ -84,17 +104,21 @@ def sections(
     two_level: bool = False,
     some: bool = False,
     router: RouterFormulas = USUAL_ROUTER,
+    dense_first: bool = False,
 ) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
     or dense ones. head_kind: of zbench.describe.model.Model.kind_of_head; two_level: tokens go to experts in two
-    levels. some: whether some layers alone are recomputed. router: of experts.
+    levels. some: whether some layers alone are recomputed. router: of experts. dense_first: whether the first layers
+    are dense where others have experts.
 
     Raises:
         ValueError: there is no such level.
     """
     forward = parse_formulas(expert_layer(shared, two_level, router) if experts else DENSE)
     again = made_again(recompute, forward, "x")
-    weights = layer_weights(experts, shared, router.scores)
+    weights = (*layer_weights(experts, shared, router.scores), *(DENSE_WEIGHTS if dense_first else ()))
+    dense = parse_formulas(LEADING_DENSE) if dense_first else ()
+    dense_again = made_again(recompute, dense, "x")
     return Sections(
         parse_formulas(EMBEDDING),
         forward,
@@ -107,6 +131,8 @@ def sections(
         recompute,
         weights,
         transpose(forward, DERIVATIVES) if some else (),
+        dense,
+        with_recomputation(dense, transpose(dense, DERIVATIVES), dense_again) if dense else (),
     )
 
 

@@ -1,6 +1,7 @@
 """The tensors that a step's formulas name: their axes, natures, sizes and homes."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,8 +30,10 @@ def tensors_of(
     parts: PlanParts,
     parameters: ShardedParameters,
     merges: Mapping[str, str],
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Tensor, ...]:
-    """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added."""
+    """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added. kinds: of layers,
+    of what layers of one kind alone make."""
     weights = (*parameters.of_layers, *parameters.outside)
     found = {name: one for weight in weights for name, one in parameter_tensors(model, weight, parameters).items()}
     tokens = parts.home
@@ -47,7 +50,8 @@ def tensors_of(
             if amounts is not None and parts.experts.counted:
                 amounts, counted_by = _counted(name, amounts, parts)
             size = _unit(model, name, parts.experts.tensor_parallel)
-            found[name] = Tensor(name, axes, nature, merge, _layers(result), size, home, 0, amounts, counted_by)
+            layers = kinds.get(name) or _layers(result)
+            found[name] = Tensor(name, axes, nature, merge, layers, size, home, 0, amounts, counted_by)
     return tuple(found.values())
 
 
@@ -79,7 +83,7 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
 def parameter_tensors(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
     """Returns a parameter, its gradient and its optimizer state."""
     axes, home = parameters.axes(weight), parameters.home(weight)
-    layers = "none" if weight in parameters.outside else "layer"
+    layers = "none" if weight in parameters.outside else parameters.kinds[weight]
     elements = weight_elements(model)[weight] if weight in WHOLE else 1
     gradient, state = max(GRADIENT_BYTES, model.element_bytes), max(MOMENT_BYTES, 3 * model.element_bytes)
     size, moments, summed = (each * elements for each in (model.element_bytes, state, gradient))
@@ -98,6 +102,7 @@ def _unit(model: Model, name: str, expert_gpus: int) -> int:
     own = {
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
+        "zf": 2 * element, "uf": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
         "ra": model.num_experts * element, SEATS: SEAT_BYTES, COUNTS: SEAT_BYTES, "pa": model.lse_bytes,

@@ -12,7 +12,7 @@ from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE
 from zbench.step.template import Step
-from zbench.step.tensor import LAYERS, NATURES
+from zbench.step.tensor import FOLLOWING, LAYERS, LEADING, NATURES
 
 
 def layout_fault(step: Step, layout: StepLayout) -> str:
@@ -39,6 +39,10 @@ def layout_fault(step: Step, layout: StepLayout) -> str:
         for one in (*formula.results, *formula.operands):
             if one.after and layout.tensors[layout.number[one.tensor]].layers != "border":
                 return f"formula {formula} names {one}, and {one.tensor} is not of the borders between layers"
+        refs = (*formula.results, *formula.operands)
+        kinds = {layout.tensors[layout.number[one.tensor]].layers: one for one in refs}
+        if LEADING in kinds and FOLLOWING in kinds:
+            return f"formula {formula} names {kinds[LEADING]} of the first layers and {kinds[FOLLOWING]} of the others"
     return _shared_fault(step.layouts[0], layout)
 
 

@@ -20,12 +20,13 @@ from zbench.step.proof.ranges import MOST_OFFSET
 from zbench.step.proof.tables import item_rows, with_layers
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Items, Step
-from zbench.step.tensor import LAYERS
+from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE
 
 _OK, _NO_LAYER, _DIFFERS = range(3)
 # Columns of a contract's rows: the tensor's slot, what it is one of (LAYERS), the offset, whether formulas touch it and
 # whether it is state; the group that is needed (-1: none) with its first version and place, and that which is left;
 # the pipeline that it says this of (-1: the instance's), and whether each pipeline has a slot of its own.
+_OF_BORDER, _OF_STEP, _OF_LEADING, _OF_FOLLOWING = map(LAYERS.index, (BORDER, NONE, LEADING, FOLLOWING))
 _SLOT, _KIND, _OFFSET, _COMPUTED, _STATE, _NEEDS, _LEAVES, _PIPELINE, _EACH = 0, 1, 2, 3, 4, 5, 8, 11, 12
 
 
@@ -56,7 +57,7 @@ def order_fault(step: Step, tables: list[WalkTables], looked: list[Looked]) -> s
     ends = np.cumsum([0, *map(len, contracts)])
     rows = np.concatenate([*contracts, np.zeros((0, 13), np.int64)])
     pipelines = step.layers_of_stages, step.shifts, step.pipeline_of
-    code, at, layer, row = _played(rows, ends, instances, pipelines, there)
+    code, at, layer, row = _played(rows, ends, instances, pipelines, step.leading, there)
     if code != _OK:
         return _told(step, (int(code), int(at), int(layer)), rows[row], (slots, groups), there)
     return _end_fault(step, (slots, groups), there, wanted)
@@ -104,10 +105,10 @@ def _enter(step: Step, items: Items, tables: WalkTables, known: tuple[Slots, Gro
     for pipeline, tensor, _, *group in groups_of_pipelines(step, groups, rows, True).tolist():
         kind, slot = layout.tensors[tensor].layers, slots.numbers[0][tensor]
         slot += pipeline * slots.each[slot]
-        count = {"layer": step.num_layers, "border": step.num_layers + 1, "none": 1}[kind]
-        into[slot, :count] = group
-        if kind != "none":
-            into[slot, :count, 2] += step.shifts[pipeline, :count]
+        first, last = layout.tensors[tensor].layers_of(0, step.num_layers - 1, step.leading)
+        into[slot, first : last + 1] = group
+        if kind != NONE:
+            into[slot, first : last + 1, 2] += step.shifts[pipeline, first : last + 1]
 
 
 def _contract(step: Step, number: int, across: bool, looked: Looked, known: tuple[list[Ints], Groups]) -> Ints:
@@ -170,11 +171,12 @@ def _rows(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-un
 
 
 @nb.njit(cache=True)
-def _played(rows, ends, instances, pipelines, there):  # type: ignore[no-untyped-def]
+def _played(rows, ends, instances, pipelines, leading, there):  # type: ignore[no-untyped-def]
     """Plays all instances on what is there: returns (fault, instance, layer, row).
 
     pipelines: for every layer, and what is after the last, the first and the last layer of its stage, and by how many
-    places this stands after the first, by pipeline; the pipeline of every place.
+    places this stands after the first, by pipeline; the pipeline of every place. leading: how many layers are of the
+    first kind.
     """
     spans, shifts, pipeline_of = pipelines
     last = spans.shape[1] - 1
@@ -190,8 +192,14 @@ def _played(rows, ends, instances, pipelines, there):  # type: ignore[no-untyped
                     pipeline = row[_PIPELINE] if across else pipeline_of[start]
                     low, high = (0, last - 1) if across else (spans[pipeline, near, 0], spans[pipeline, near, 1])
                     place = shifts[pipeline, near] if across else start
-                    where = layer + row[_OFFSET] if row[_KIND] < 2 else 0
-                    if row[_KIND] < 2 and not low <= where <= high + row[_KIND]:
+                    where = layer + row[_OFFSET] if row[_KIND] != _OF_STEP else 0
+                    if row[_KIND] == _OF_BORDER:
+                        high += 1
+                    elif row[_KIND] == _OF_LEADING:
+                        high = min(high, leading - 1)
+                    elif row[_KIND] == _OF_FOLLOWING:
+                        low = max(low, leading)
+                    if row[_KIND] != _OF_STEP and not low <= where <= high:
                         if row[_COMPUTED] and leaves == 0:
                             return _NO_LAYER, number, layer, at
                         continue
@@ -212,9 +220,10 @@ def _played(rows, ends, instances, pipelines, there):  # type: ignore[no-untyped
 def _computed_fault(step: Step) -> str:
     """Returns a formula that is not computed once for every layer of every micro-batch, "" if there is none.
 
-    What updates state is left to versions: a step may have several rounds. Of formulas that are alternatives each layer
-    has one, and of what is made again a layer that is not recomputed has nothing. A sum that is there before the step
-    may have no further contribution in it; the step's end says what there is of it.
+    What updates state is left to versions: a step may have several rounds. A formula of one kind of layers is computed
+    for these. Of formulas that are alternatives each layer has one, and of what is made again a layer that is not
+    recomputed has nothing. A sum that is there before the step may have no further contribution in it; the step's end
+    says what there is of it.
     """
     begun = {step.layouts[0].tensors[at].name for at in step.begins.tensor[step.begins.count != 0].tolist()}
     done = [np.zeros((len(layout.formulas), max(step.num_layers, 1)), np.int64) for layout in step.layouts]
@@ -228,15 +237,31 @@ def _computed_fault(step: Step) -> str:
     for number, layout in enumerate(step.layouts):
         optional, first = layout.is_optional.copy(), layout.alternatives == np.arange(len(layout.formulas))
         optional |= np.array([one.results[0].tensor in begun for one in layout.formulas], np.bool_)
-        wrong = layout.each_layer & (done[number] != 1).any(axis=1)
-        once = np.where(layout.each_layer, step.num_layers, 1)
+        due = _layers_due(step, layout)
+        wrong = layout.each_layer & (done[number] != due).any(axis=1)
+        once = np.where(layout.each_layer, due.sum(axis=1), 1)
         wrong |= totals[number] != once
-        wrong[optional] = ((done[number] > 1).any(axis=1) | (totals[number] > once))[optional]
+        wrong[optional] = ((done[number] > due).any(axis=1) | (totals[number] > once))[optional]
         wrong &= ~layout.updates & first
         if wrong.any():
             at = int(np.argmax(wrong))
-            layers = np.flatnonzero(done[number][at] != 1) if layout.each_layer[at] else np.zeros(0, np.int64)
+            layers = np.flatnonzero(done[number][at] != due[at]) if layout.each_layer[at] else np.zeros(0, np.int64)
             where = f"layer {layers[0]}" if len(layers) else "the step"
             count = done[number][at, layers[0]] if len(layers) else totals[number][at]
-            return f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not once"
+            often = "once" if not len(layers) or due[at, layers[0]] else "at all, as it is of another kind"
+            return (
+                f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not {often}"
+            )
     return ""
+
+
+def _layers_due(step: Step, layout: StepLayout) -> Ints:
+    """Returns how often each formula is computed for each layer, 1 or 0, int64 [formulas, layers]: for those of its
+    kind."""
+    due = np.ones((len(layout.formulas), max(step.num_layers, 1)), np.int64)
+    for at, kind in enumerate(layout.kinds):
+        if kind == LEADING:
+            due[at, step.leading :] = 0
+        elif kind == FOLLOWING:
+            due[at, : step.leading] = 0
+    return due

@@ -67,7 +67,10 @@ def groups_of_pipelines(step: Step, groups: Groups, items: ItemRows, across: boo
 
 
 def stages_fault(step: Step) -> str:
-    """Returns what is wrong with the layers and places that stages begin with, "" if nothing."""
+    """Returns what is wrong with the layers and places that stages begin with, and with how many layers are of the
+    first kind, "" if nothing."""
+    if not 0 <= step.leading <= step.num_layers:
+        return f"a step of {step.num_layers} layers has {step.leading} first ones of another kind"
     firsts, places = [one.layer for one in step.stages], [one.place for one in step.stages]
     if any(not 0 <= place < step.num_places for place in places):
         return f"the stages of a step begin with places below {step.num_places}; they are {places}"

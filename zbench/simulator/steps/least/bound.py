@@ -4,17 +4,23 @@ It is the same whatever the degrees of tensor parallelism and stages, which divi
 systems of a job are measured by one number, also those that choose such degrees themselves.
 """
 
+from dataclasses import replace
+
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.steps.least.work import StepWork, step_work
-from zbench.step.passes.parameters.zero import outer_weights, weight_elements, weights_of_layers
+from zbench.step.passes.parameters.zero import outer_weights, weight_elements, weights_of_kinds
+from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 
 
 def step_bound_seconds(batch: Batch, cost: Cost) -> float:
     """Returns the seconds of a whole step that no plan of `batch` can beat, of whatever degrees."""
     gpus = cost.gpus
-    work, gpu_count = step_work(gpus, 1), gpus.cluster.num_ranks
-    linear = batch.num_tokens * token_seconds(work, gpus.model.num_layers)
+    work, gpu_count, dense = step_work(gpus, 1), gpus.cluster.num_ranks, gpus.model.dense_layers
+    linear = batch.num_tokens * token_seconds(work, gpus.model.num_layers - dense)
+    if dense:
+        first = step_work(replace(gpus, model=gpus.model.dense_layer), 1)
+        linear += batch.num_tokens * dense * (first.forward.token + first.backward.token)
     attention = gpus.model.num_layers * sum(work.attention(batch))
     return (linear + attention) / gpu_count + update_seconds(gpus)
 
@@ -30,6 +36,8 @@ def update_seconds(cost: Cost) -> float:
     model, elements = cost.model, weight_elements(cost.model)
     if model.optimizer_on_hosts:  # beside what GPUs compute
         return 0.0
-    total = model.num_layers * sum(elements[name] for name in weights_of_layers(model))
+    total, kinds, dense = 0, weights_of_kinds(model), model.dense_layers
+    for kind, layers in ((LAYER, model.num_layers), (LEADING, dense), (FOLLOWING, model.num_layers - dense)):
+        total += layers * sum(elements[name] for name, of in kinds.items() if of == kind)
     total += sum(elements[name] for name in outer_weights(model.kind_of_head))
     return OPTIMIZER_BYTES * total / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth

@@ -24,11 +24,12 @@ _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are fou
 
 def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> float | None:
     """Returns the seconds of a whole step that no plan of `batch` without pipelines of its own can beat; None for
-    models with experts on several GPUs or with tensor parallelism.
+    models with experts on several GPUs or with tensor parallelism, or whose first layers are dense.
 
     of: the parameters of a stage, with their sharding and overlap.
     """
-    if cost.gpus.model.num_experts > 1 and (of.experts > 1 or of.degree > 1):
+    model = cost.gpus.model
+    if model.dense_layers or (model.num_experts > 1 and (of.experts > 1 or of.degree > 1)):
         return None
     return float(max(step_bound_seconds(batch, cost), *(one.seconds(batch) for one in _stages(cost, of))))
 

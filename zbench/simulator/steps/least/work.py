@@ -111,7 +111,8 @@ class _Reading:
     @cached_property
     def step(self) -> Step:
         """The step."""
-        model = replace(self.cost.model, num_layers=1, mlp_chunk_tokens=WHOLE, loss_chunk_tokens=WHOLE)
+        whole = {"mlp_chunk_tokens": WHOLE, "loss_chunk_tokens": WHOLE}
+        model = replace(self.cost.model, num_layers=1, dense_layers=0, dense_ffn_hidden=0, **whole)
         return whole_step(model, [self.plan], self.degree, "none", recompute=model.recompute)
 
     def exchange(self, token_bytes: int) -> WorkSeconds:

@@ -14,8 +14,8 @@ Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param
 
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
-way, in as many parts as there are GPUs that have it. Norms' gains, the router and a head of one value are whole at one
-home.
+way, in as many parts as there are GPUs that have it, and what layers of one kind alone have of other weights is cut by
+itself. Norms' gains, the router and a head of one value are whole at one home.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,19 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
 from zbench.describe.model import LINEAR, TIED, VALUE, WORDS, Model
-from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
+from zbench.describe.overlap import ALL, END, StepOverlap
+from zbench.describe.overlap import LAYER as EACH_LAYER
 from zbench.step.index import Index
+from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 
 STAGES = ("none", "1", "2", "3")
 _DEGREES = dict(zip(STAGES, BY_STRATEGY.values(), strict=True))
-LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd")
-EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
+ATTENTION_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2")
+LAYER_WEIGHTS = (*ATTENTION_WEIGHTS, "wz", "wd")
+EXPERT_LAYER_WEIGHTS = (*ATTENTION_WEIGHTS, "wr", "ez", "ed")
 SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
 COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
+DENSE_WEIGHTS = ("wzf", "wdf")  # of the first layers, which are dense, of a model with experts
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS, "vh"), ("ez", "ed")
 HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
@@ -54,8 +58,18 @@ def layer_weights(experts: bool, shared: bool = False, router: str = LINEAR) -> 
 
 
 def weights_of_layers(model: Model) -> tuple[str, ...]:
-    """Returns the names of the parameters of a model's layer."""
-    return layer_weights(model.num_experts > 1, model.shared_experts > 0, model.router)
+    """Returns the names of the parameters of a model's layers, of whatever kind."""
+    own = layer_weights(model.num_experts > 1, model.shared_experts > 0, model.router)
+    return (*own, *DENSE_WEIGHTS) if model.dense_layers else own
+
+
+def weights_of_kinds(model: Model) -> Mapping[str, str]:
+    """Returns the kind of layers (zbench.step.tensor.LAYERS) that have each parameter of a model's layers."""
+    every = weights_of_layers(model)
+    if not model.dense_layers:
+        return dict.fromkeys(every, LAYER)
+    of_both = set(ATTENTION_WEIGHTS)
+    return {name: LAYER if name in of_both else LEADING if name in DENSE_WEIGHTS else FOLLOWING for name in every}
 
 
 def outer_weights(head: str) -> tuple[str, ...]:
@@ -77,6 +91,7 @@ def weight_elements(model: Model) -> Mapping[str, int]:
         "wr": h * experts, "wp": h * model.router_dim, "wc": experts * model.router_dim,
         "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
         "wzs": 2 * h * model.common_ffn, "wds": h * model.common_ffn,
+        "wzf": 2 * h * model.dense_ffn_hidden, "wdf": h * model.dense_ffn_hidden,
         "we": h * model.vocab, "gl": h, "wh": h * model.vocab, "vh": h,
     }  # fmt: skip
 
@@ -122,11 +137,11 @@ class ShardedParameters:
                 f"sharding.window is {ALL}; with {how} a layer's parameters are gathered for each layer anew, so it "
                 f"takes 0 to {most} layers"
             )
-        if self.overlap.gradient_bucket not in (LAYER, END) and self.bucket_layers < 1:
+        if self.overlap.gradient_bucket not in (EACH_LAYER, END) and self.bucket_layers < 1:
             raise ValueError(
                 f"sharding.gradient_bucket is {self.overlap.gradient_bucket:.0f}; a layer of {self.model.name} has "
                 f"{self.layer_elements} parameters on a GPU, and whole steps reduce no part of a layer: it takes "
-                f"{LAYER}, {END}, or at least that"
+                f"{EACH_LAYER}, {END}, or at least that"
             )
         for degree in (*degrees.cut, degrees.node, degrees.hop):
             size = degree * self.degree
@@ -180,16 +195,20 @@ class ShardedParameters:
 
     @property
     def layer_elements(self) -> int:
-        """The parameters of a layer on a GPU, all of its slices."""
-        elements = weight_elements(self.model)
-        return sum(elements[name] // self.slices(name)[1] for name in self.of_layers)
+        """The parameters of a layer on a GPU, all of its slices; of two kinds of layers, those of the larger."""
+        elements, kinds = weight_elements(self.model), weights_of_kinds(self.model)
+        first, other = (
+            sum(elements[name] // self.slices(name)[1] for name in self.of_layers if kinds[name] != without)
+            for without in (FOLLOWING, LEADING)
+        )
+        return max(first, other)
 
     @property
     def bucket_layers(self) -> int:
         """The layers whose gradients are reduced together; all of the model's where they are reduced in the end."""
         size = self.overlap.gradient_bucket
         if isinstance(size, str):
-            return 1 if size == LAYER else self.model.num_layers
+            return 1 if size == EACH_LAYER else self.model.num_layers
         return min(int(size // self.layer_elements), self.model.num_layers)
 
     @property
@@ -224,8 +243,18 @@ class ShardedParameters:
 
     @property
     def of_layers(self) -> tuple[str, ...]:
-        """The parameters of a layer."""
+        """The parameters of layers, of whatever kind."""
         return weights_of_layers(self.model)
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """The kind of layers that have each parameter of layers."""
+        return weights_of_kinds(self.model)
+
+    def of_kind(self, kind: str) -> tuple[str, ...]:
+        """Returns the parameters of a layer of a kind, LEADING or FOLLOWING; where all layers are alike they are of the
+        latter."""
+        return tuple(name for name in self.of_layers if self.kinds[name] in (kind, LAYER))
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -247,14 +276,17 @@ class ShardedParameters:
     def _numbered(self) -> Mapping[str, tuple[Ints, Ints]]:
         """The elements and the numbers, among all cells, of the shards of a slice of every parameter that is cut."""
         elements, found = weight_elements(self.model), {}
+        cut = [name for name in self.of_layers if name not in (*WHOLE, *OF_EXPERTS)]
+        # What layers of one kind alone have is cut by itself, so that every layer is even over the GPUs.
+        of_kinds = [[name for name in cut if self.kinds[name] == kind] for kind in (LAYER, LEADING, FOLLOWING)]
         for names in (
-            [name for name in self.of_layers if name not in (*WHOLE, *OF_EXPERTS)],
+            *of_kinds,
             [name for name in self.of_layers if name in OF_EXPERTS],
             [name for name in self.outside if name not in WHOLE],
         ):
             sizes = [elements[name] // self.slices(name)[1] for name in names]
-            cut = self.num_gpus * self._cells
-            each = max(-(-sum(sizes) * self.slices(name)[1] // cut) for name in names) if names else 1
+            cells = self.num_gpus * self._cells
+            each = max(-(-sum(sizes) * self.slices(name)[1] // cells) for name in names) if names else 1
             begin = 0
             for name, size in zip(names, sizes, strict=True):
                 edges = np.arange(begin // each, -(-(begin + size) // each) + 1) * each

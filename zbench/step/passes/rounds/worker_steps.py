@@ -59,6 +59,7 @@ class WorkerSteps:
                 f"sync.worker is {self.sync.worker}, and the cluster has one; sync={self.sync.method} takes several, "
                 "as with sync.worker=rank or more cluster.num_nodes"
             )
+        self.model.check_alike(f"sync is {self.sync.method}, whose rounds add up parameters of layers of one kind")
         _ = self.own.parameters  # refuses what a worker cannot be
         layers = self.model.num_layers
         if self.sync.fragments > layers:
