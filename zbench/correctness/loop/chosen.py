@@ -1,5 +1,5 @@
 """Chooses loops: of all layouts, algorithms, schedules and systems every one, each layout once, or few with every pair
-of an engine, an algorithm, a schedule and a system. Pure: no torch."""
+of an engine, an algorithm, a schedule and a system."""
 
 from collections.abc import Sequence
 from itertools import combinations, product

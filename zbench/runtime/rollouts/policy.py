@@ -39,7 +39,7 @@ class KeptKeys:
 
 
 class PassWatch(Protocol):
-    """What follows a group's sequences from pass to pass while they are generated."""
+    """A watch of a group's sequences from pass to pass, while they are generated."""
 
     def after_pass(self, ended: Mapping[int, Rollout], live: Sequence[int]) -> Sequence[int]:
         """Is told what has ended in a pass, by number, and what is live; returns what of it goes on."""
