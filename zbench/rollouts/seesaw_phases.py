@@ -60,6 +60,21 @@ class SeesawCost:
         """The tokens whose keys and values host memory has room for."""
         return int(self.host_bytes * self.gpus // self.token_bytes)
 
+    def check_prompts(self, prompts: Ints) -> None:
+        """Refuses prompts that host memory never has room for.
+
+        Raises:
+            ValueError: the message names what a user sets host memory by.
+        """
+        longest = int(prompts.max())
+        if longest > self.host_tokens:
+            wanted = longest * self.token_bytes / self.gpus / 2**20
+            raise ValueError(
+                f"{self.host_key} is {self.host_bytes / 2**20:.4g} MiB a GPU, room for keys and values of "
+                f"{self.host_tokens} tokens of a replica; a prompt has {longest} tokens, so it takes at least "
+                f"{wanted:.4g} MiB"
+            )
+
     @property
     def token_bytes(self) -> int:
         """The bytes of a token's keys and values in all layers."""
@@ -120,15 +135,10 @@ def read_fill(prompts: Ints, responses: Ints, of: SeesawCost) -> tuple[float, Fl
 
 def buffer_fills(prompts: Ints, host_tokens: int) -> Iterator[tuple[int, int]]:
     """Yields the sequences, [first, end), whose prompts are read before a layout changes: in order, as many as host
-    memory has room for. prompts: int64 [sequences], tokens of each.
-
-    Raises:
-        ValueError: there is no room for one.
-    """
+    memory has room for; it has room for each. prompts: int64 [sequences], tokens of each."""
     first, total = 0, 0
     for number, prompt in enumerate(prompts.tolist()):
-        if prompt > host_tokens:
-            raise ValueError(f"a prompt has {prompt} tokens; host memory has room for keys and values of {host_tokens}")
+        assert prompt <= host_tokens, "there is room for each prompt"
         if total + prompt > host_tokens:
             yield first, number
             first, total = number, 0

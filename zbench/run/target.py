@@ -24,6 +24,7 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.checks.contract import guarded
+from zbench.simulated.rollout_job import no_iterations
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
@@ -178,10 +179,7 @@ def check_steps_alone(strategy: TrainingStrategy) -> None:
             f"have that, all else takes {EVERY.method}"
         )
     if strategy.job.has_rollouts:
-        raise ValueError(
-            f"job.algorithm is {strategy.job.algorithm}; only runs with executor=simulated play iterations of "
-            f"rollouts, all else takes {TRAINING.algorithm}, as in job=training"
-        )
+        raise no_iterations(strategy.job)
 
 
 def _check_moved(node: Any, group: str) -> None:

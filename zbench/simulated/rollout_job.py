@@ -21,10 +21,7 @@ def in_iterations(
         ValueError: it plays no whole steps, the workload has no rollouts, or the job does not fit.
     """
     if not isinstance(executor, Simulated):
-        raise ValueError(
-            f"job.algorithm is {job.algorithm}; only runs with executor=simulated play iterations of rollouts, all "
-            f"else takes {TRAINING.algorithm}, as in job=training"
-        )
+        raise no_iterations(job)
     if workload.batch(0).rollouts is None:
         raise ValueError(
             f"workload: {type(workload).__name__} has no prompts and responses; with job=rlhf it takes one that has, "
@@ -45,3 +42,12 @@ def in_iterations(
             f"job.memory_share={job.memory_share}, so it takes at most that, or more memory"
         )
     return made
+
+
+def no_iterations(job: RolloutJob) -> ValueError:
+    """Returns what is told where a job has rollouts and what is run has none."""
+    return ValueError(
+        f"job.algorithm is {job.algorithm}; executor=simulated alone plays iterations of rollouts, parts of them are "
+        "played by zbench generate, reshard and placement, and python -m zbench.correctness loop goes through them on "
+        f"processes; all else takes {TRAINING.algorithm}, as in job=training"
+    )

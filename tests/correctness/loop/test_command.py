@@ -5,19 +5,23 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from zbench.correctness import __main__
 from zbench.correctness.loop.cases import AloneReport, Loop
-from zbench.correctness.loop.command import LAYOUTS, SYSTEMS, compared_loop, judged_again, judged_loop, loops
+from zbench.correctness.loop.chosen import LAYOUTS, SYSTEMS, each_layout, every_loop, paired_loops
+from zbench.correctness.loop.command import compared_loop, judged_again, judged_loop
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
+from zbench.describe.job import ONE_STEP_OFF, STREAMED
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
 from zbench.rollouts.experience import CRITICS, GRPO, LEARNT_BY, PPO, REMAX, SAFE_RLHF
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.rollouts.policy_job import LOOP_SCHEDULES, TAIL
 
 SHARED = Loop(HYBRIDFLOW, TrainDegrees(2, 2, 1), GenerateDegrees(1, 2), 1, "verl_balance")
 
@@ -33,18 +37,20 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         SHARED,
         Loop(DS_CHAT, TrainDegrees(1, 2, 1), GenerateDegrees(1, 2), 1, "nodewise", SAFE_RLHF),
-        Loop(STANDALONE, TrainDegrees(1, 1, 2), GenerateDegrees(1, 1), 1, "zeppelin", PPO),
-        Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "flexsp", REMAX),
+        Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "zeppelin", PPO, ONE_STEP_OFF),
+        Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "flexsp", REMAX, TAIL),
+        Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "zeppelin", GRPO, STREAMED),
     ],
     ids=str,
 )
 def test_a_loop_comes_to_one_process(loop: Loop) -> None:
-    found = compared_loop(loop, loop.job(3), 3, resumed=loop.engine == DS_CHAT)
+    found = compared_loop(loop, loop.job(3), 3, resumed=loop.schedule == ONE_STEP_OFF)
     assert found.fault == ""
     assert found.tokens > 200
     assert found.clipped > 10
     assert len(loop.job(0).critics) == {PPO: 1, SAFE_RLHF: len(CRITICS)}.get(loop.algorithm, 0)
     assert (abs(found.multiplier - 1) > 1e-3) == (loop.algorithm == SAFE_RLHF)
+    assert (found.age > 0, found.given_up > 0) == (loop.schedule == ONE_STEP_OFF, loop.schedule == TAIL)
     inside, every = found.shared
     assert inside == (0 if loop.engine == STANDALONE else every) < every + 1
 
@@ -88,6 +94,7 @@ def test_what_differs_is_told() -> None:
         (replace(right, losses=((0.5,), ())), "the losses differ by nan"),
         (replace(right, multiplier=1 + 1e-11), "the multiplier is 1.00000000001, and in one process 1.0"),
         (replace(right, weights=float("nan")), "the weights differ by nan"),
+        (replace(right, age=2), "iteration 0 .* of 2 updates before generated, and gave 0 tokens up; .* it is 0 and 0"),
         (replace(right, moved=((0, 8), (0, 0))), "ranks have .* bytes of weights; the step says"),
         (replace(right, shared=(False,)), "1 shards of training lay apart"),
     ):
@@ -107,16 +114,23 @@ def test_what_is_another_one_after_a_checkpoint_is_told() -> None:
         assert judged_again([one, one], [changed]) == "iteration 1 is another one after a checkpoint"
 
 
-def test_every_layout_and_every_system_is_there() -> None:
-    chosen = loops(SYSTEMS, LEARNT_BY)
-    assert {(one.engine, one.algorithm) for one in chosen} == {(a, b) for a in EVERY_ENGINE for b in LEARNT_BY}
-    assert {(one.algorithm, one.system) for one in chosen} == {(a, b) for a in LEARNT_BY for b in SYSTEMS}
-    assert len(loops(SYSTEMS, [GRPO, PPO], every=True)) == 2 * len(LAYOUTS) * len(SYSTEMS)
-    assert len(loops(["ring"] * 20)) == 20
-    assert max(one.num_ranks for one in chosen) == 4
+def test_every_pair_is_there() -> None:
+    given = SYSTEMS, LEARNT_BY, LOOP_SCHEDULES
+    every, few = every_loop(*given), paired_loops(*given)
+    for of in combinations(("engine", "algorithm", "schedule", "system"), 2):
+        pairs, wanted = ({tuple(getattr(one, name) for name in of) for one in some} for some in (few, every))
+        assert pairs == wanted
+    assert len(few) < 30 < len(every) == (3 * len(LAYOUTS) + 3) * len(SYSTEMS) * len(LEARNT_BY)
+    once = each_layout(*given)
+    assert [(one.engine, str(one.train), str(one.generate), one.replicas) for one in once] == list(LAYOUTS)
+    for name, values in (("algorithm", LEARNT_BY), ("schedule", LOOP_SCHEDULES), ("system", SYSTEMS)):
+        assert {getattr(one, name) for one in once} == set(values)
+    assert max(one.num_ranks for one in every) == 4
 
 
-@pytest.mark.parametrize(("word", "value"), [("--systems", "nodewize"), ("--algorithms", "dpo")])
+@pytest.mark.parametrize(
+    ("word", "value"), [("--systems", "nodewize"), ("--algorithms", "dpo"), ("--schedules", "late")]
+)
 def test_bad_words_are_told(
     word: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

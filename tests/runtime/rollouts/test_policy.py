@@ -42,3 +42,8 @@ def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
     logits, rng = torch.tensor([0.5, 0.2, 0.3]).log().double(), generator_of(0, 0, 0)
     counts = np.bincount([sampled(logits, rng)[0] for _ in range(4000)], minlength=3) / 4000
     assert np.abs(counts - [0.5, 0.2, 0.3]).max() < 0.03  # four standard deviations
+
+
+def test_likelihoods_of_a_response_are_those_it_was_drawn_with() -> None:
+    for one in WHOLE.responses(PROMPTS, 12, (0, 3), lambda _: None).values():
+        np.testing.assert_allclose(WHOLE.likelihoods(one), one.before, rtol=1e-12)

@@ -17,11 +17,12 @@ from zbench.correctness.loop.cases import (
     AloneReport,
     Loop,
     cost_seed,
-    prompts_of,
     rewards_of,
 )
-from zbench.correctness.loop.reference import generated_alone, last_states, policy_logits
+from zbench.correctness.loop.reference import generated_alone, generated_batch, last_states, policy_logits
 from zbench.correctness.steps.dense import drawn_weights
+from zbench.describe.arrays import Ints
+from zbench.describe.job import ONE_STEP_OFF
 from zbench.rollouts.advantages.grpo import LEAST_DEVIATION
 from zbench.rollouts.advantages.ppo import LEAST_VARIANCE
 from zbench.rollouts.advantages.safe_rlhf import MARGIN, WINDOW
@@ -43,7 +44,7 @@ from zbench.rollouts.experience import (
 from zbench.rollouts.experience import CRITIC as CRITIC_NAME
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.rollouts.policy_job import POLICY as POLICY_NAME
-from zbench.runtime.rollouts.sampling import generator_of
+from zbench.runtime.rollouts.policy_job import TAIL
 
 Weights = Mapping[str, Tensor]
 
@@ -52,7 +53,7 @@ Weights = Mapping[str, Tensor]
 class AloneIteration(AloneReport):
     """An iteration in one process. weights: of every model after it."""
 
-    weights: Mapping[str, Weights]
+    weights: Mapping[str, Weights] = field(default_factory=dict)
 
 
 def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
@@ -64,17 +65,18 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
     if learning.algorithm == SAFE_RLHF:
         now[COST_CRITIC] = {name: value.clone() for name, value in costs.model.items()}
     optimizers, found = {name: _Optimizer(weights) for name, weights in now.items()}, list[AloneIteration]()
+    behind, left, updates = [now[POLICY_NAME]], list[Ints](), [0]
     for iteration in range(loop.iterations):
-        prompts = prompts_of(seed, iteration)
-        rollouts = [
-            generated_alone(now[POLICY_NAME], prompt, generator_of(seed, iteration, number), LIMIT)
-            for number, prompt in enumerate(prompts)
-        ]
-        asked = prompts[::GROUP] if learning.algorithm == REMAX else []
-        greedy = [generated_alone(now[POLICY_NAME], prompt, None, LIMIT) for prompt in asked]
+        late = int(loop.schedule == ONE_STEP_OFF and iteration > 0)
+        by = behind[-1 - late]  # the policy that generates
+        rollouts, left, given_up = generated_batch(loop.schedule == TAIL, by, (seed, iteration), left)
+        asked = [one.tokens[: one.prompt] for one in rollouts[::GROUP]] if learning.algorithm == REMAX else []
+        greedy = [generated_alone(by, prompt, None, LIMIT) for prompt in asked]
+        age, done = updates[-1] - updates[-1 - late], updates[-1]
         known = _Known(learning, rollouts, greedy, policy, now, costs)
         losses, scales, clipped = list[float](), list[float](), 0
         for which in learning.updates(len(rollouts), seed, iteration):
+            done += 1
             for name in now:
                 leaves = {one: value.clone().requires_grad_() for one, value in now[name].items()}
                 terms, outside = known.losses(name, leaves, which)
@@ -88,7 +90,8 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
         if learning.algorithm == SAFE_RLHF:
             costs.follow(rollouts)
         sequences, multiplier = [one.tokens for one in rollouts], float(costs.log.exp())
-        found.append(AloneIteration(sequences, losses, scales, clipped, multiplier, dict(now)))
+        found.append(AloneIteration(sequences, losses, scales, clipped, multiplier, age, given_up, dict(now)))
+        behind, updates = [*behind, now[POLICY_NAME]], [*updates, done]
     return found
 
 

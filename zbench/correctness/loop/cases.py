@@ -11,6 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
+from zbench.describe.job import STREAMED, SYNCHRONOUS
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
 from zbench.rollouts.advantages.grpo import grpo_experience
@@ -31,7 +32,7 @@ from zbench.rollouts.experience import (
 from zbench.rollouts.experience import CRITIC as CRITIC_NAME
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
-from zbench.runtime.rollouts.policy_job import COST, REFERENCE, ModelJob, PolicyJob
+from zbench.runtime.rollouts.policy_job import COST, REFERENCE, TAIL, ModelJob, PolicyJob
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.template import Step
@@ -41,6 +42,8 @@ from zbench.workloads.fixed import Fixed
 POLICY = Model("policy", 2, 8, 8, 4, 4, 12, 16, element_bytes=8, lse_bytes=8)
 CRITIC = replace(POLICY, name="critic", hidden=12, num_heads=4, ffn_hidden=8, head="value")  # a model of its own size
 PROMPTS, GROUP = 4, 4  # prompts of an iteration, and responses to each
+SHORT_ROUNDS = 2  # of tail batching, before each long one
+MORE = PROMPTS // SHORT_ROUNDS  # prompts that a short round begins beside those that it trains on
 LIMIT = 24  # tokens of a response
 # By algorithm, how models learn, and iterations. kl: DeepSeekMath's, and TRL's PPOConfig.kl_coef.
 LEARNINGS = {
@@ -55,7 +58,7 @@ RATE = 1e-2  # of learning, so that updates change what is drawn, and ratios are
 @dataclass(frozen=True)
 class Loop:
     """A loop. engine: by which weights go to generation. replicas: of generation, where it has GPUs of its own. system:
-    that divides the rollouts to train with them. algorithm: of LEARNINGS."""
+    that divides the rollouts to train with them. algorithm: of LEARNINGS. schedule: of LOOP_SCHEDULES."""
 
     engine: str
     train: TrainDegrees
@@ -63,10 +66,11 @@ class Loop:
     replicas: int
     system: str
     algorithm: str = GRPO
+    schedule: str = SYNCHRONOUS
 
     def __str__(self) -> str:
         own = f" x {self.replicas}" if self.engine == STANDALONE else ""
-        return f"{self.engine} {self.train} to {self.generate}{own}, {self.algorithm}, {self.system}"
+        return f"{self.engine} {self.train} to {self.generate}{own}, {self.algorithm}, {self.schedule}, {self.system}"
 
     @property
     def learning(self) -> Learning:
@@ -75,8 +79,8 @@ class Loop:
 
     @property
     def iterations(self) -> int:
-        """The number of times that it generates."""
-        return LEARNINGS[self.algorithm][1]
+        """The number of its iterations; with tail batching a long round is the last one."""
+        return SHORT_ROUNDS + 1 if self.schedule == TAIL else LEARNINGS[self.algorithm][1]
 
     @property
     def num_ranks(self) -> int:
@@ -102,14 +106,16 @@ class Loop:
         def steps(cost: Cost, drawn: int = seed) -> StepJob:
             return StepJob(cost, Fixed(seed, 1, 1), drawn, "auto", AdamW(lr=RATE), False, "cpu")
 
-        others = {REFERENCE: ModelJob(steps(self.cost))} if self.learning.kl else {}
+        apart = self.learning.kl and self.schedule != STREAMED  # if streamed, it lies where the policy generates
+        others = {REFERENCE: ModelJob(steps(self.cost))} if apart else {}
         first = self.train.num_gpus if self.engine == STANDALONE else 0
         if self.algorithm in (PPO, SAFE_RLHF):
             others[CRITIC_NAME] = ModelJob(steps(self.critic_cost), first)
         if self.algorithm == SAFE_RLHF:
             for name in (COST_CRITIC, COST):
                 others[name] = ModelJob(steps(self.critic_cost, cost_seed(seed)), first)
-        return PolicyJob(steps(self.cost), self.engine, self.train, self.generate, self.replicas, LIMIT, others)
+        layout = self.engine, self.train, self.generate, self.replicas
+        return PolicyJob(steps(self.cost), *layout, LIMIT, others, self.schedule)
 
 
 def cost_seed(seed: int) -> int:
@@ -166,19 +172,22 @@ class LoopSteps:
 class AloneReport:
     """The outcome of an iteration in one process, without its weights. losses: of every update of every model, each the
     mean over responses' tokens; scales: those of its terms' sizes, which have both signs; clipped: tokens whose ratio
-    was, or whose value; multiplier: of the cost after it, 1 without one."""
+    was, or whose value; multiplier: of the cost after it, 1 without one; age: updates of the policy since it generated
+    these; given_up: tokens of responses that were given up."""
 
     sequences: list[Ints]
     losses: list[float]
     scales: list[float]
     clipped: int
     multiplier: float
+    age: int = 0
+    given_up: int = 0
 
 
-def prompts_of(seed: int, iteration: int) -> list[Ints]:
+def prompts_of(seed: int, iteration: int, count: int = PROMPTS) -> list[Ints]:
     """Draws the prompts of an iteration, each as often as responses follow it."""
     rng = np.random.default_rng([seed, iteration, len("prompts")])
-    some = [rng.integers(1, POLICY.vocab, int(size)) for size in rng.integers(1, 7, PROMPTS)]
+    some = [rng.integers(1, POLICY.vocab, int(size)) for size in rng.integers(1, 7, count)]
     return [one for one in some for _ in range(GROUP)]
 
 

@@ -2,8 +2,9 @@
 processes. An edge.
 
 Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and updates by whole
-steps, with weights brought from one layout to the other by an engine; beside it one process does the same. Responses
-have to be the same tokens, losses and weights the same to 1e-12 in float64, and bytes of weights those of the step.
+steps, with weights brought from one layout to the other by an engine, by a schedule; beside it one process does the
+same. Responses have to be the same tokens, losses and weights the same to 1e-12 in float64, bytes of weights those of
+the step, and what was given up, and how old the policy was that generated, the same as in one process.
 Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
 """
 
@@ -18,36 +19,33 @@ from zbench.console.command import Parser
 from zbench.console.console import show
 from zbench.console.meter import Meter
 from zbench.correctness.loop.cases import GROUP, AloneReport, Loop, LoopSteps
+from zbench.correctness.loop.chosen import SYSTEMS, each_layout, every_loop, paired_loops
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
-from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
-from zbench.rollouts.experience import GRPO, LEARNT_BY, SAFE_RLHF
+from zbench.rollouts.engines import HYBRIDFLOW
+from zbench.rollouts.experience import LEARNT_BY, SAFE_RLHF
 from zbench.runtime.job.step_job import Sizes
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.rollouts.policy_job import PolicyJob
+from zbench.runtime.rollouts.policy_job import LOOP_SCHEDULES, PolicyJob
 
 LIMIT = 1e-12  # of differences, in float64
 NAN = float("nan")
 RANK = "zbench.correctness.loop.rank:LoopRank"
-SYSTEMS = ("verl_balance", "dynamic_cp", "flexsp", "zeppelin", "nodewise")
-# engine, training's degrees, generation's, replicas of it: on up to four processes
-LAYOUTS = (
-    (DS_CHAT, "1-2-2", "1-2", 1),
-    (DS_CHAT, "1-4-1", "1-1", 1),
-    (HYBRIDFLOW_V, "1-2-2", "1-2", 1),
-    (HYBRIDFLOW_V, "1-4-1", "1-2", 1),
-    (HYBRIDFLOW_V, "2-2-1", "1-1", 1),
-    (HYBRIDFLOW, "1-2-2", "1-1", 1),
-    (HYBRIDFLOW, "1-4-1", "1-2", 1),
-    (HYBRIDFLOW, "2-2-1", "1-2", 1),
-    (HYBRIDFLOW, "2-1-2", "1-1", 1),
-    (STANDALONE, "1-2-1", "1-1", 2),
-    (STANDALONE, "1-2-1", "1-2", 1),
-    (STANDALONE, "1-1-3", "1-1", 1),
+TITLES = (
+    "loop",
+    "tokens",
+    "clipped",
+    "loss",
+    "weights",
+    "bytes to generation",
+    "multiplier",
+    "shards shared",
+    "age",
+    "given up",
+    "scored meanwhile",
+    "",
 )
-TITLES = ("loop", "tokens", "clipped", "loss", "weights", "bytes to generation", "multiplier", "shards shared", "")
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,9 @@ class LoopVerdict:
     """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio, or value, was, of all updates;
     loss, weights: the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that
     generate; shared: of shards of weights in training, how many lay in the memory of what was generated with, and all;
-    multiplier: of the cost at the end, 1 without one; fault: what is wrong, "" if nothing."""
+    multiplier: of the cost at the end, 1 without one; age: most updates of the policy between generating a batch and
+    training on it; given_up: tokens of responses; early: responses that were scored while others were generated;
+    fault: what is wrong, "" if nothing."""
 
     loop: Loop
     tokens: int
@@ -66,29 +66,39 @@ class LoopVerdict:
     shared: tuple[int, int]
     fault: str
     multiplier: float = 1.0
+    age: int = 0
+    given_up: int = 0
+    early: int = 0
 
     def row(self) -> list[str]:
         """Returns the row of a table."""
         numbers = f"{self.tokens:,}", f"{self.clipped:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
         multiplier = f"{self.multiplier:.4f}" if self.loop.algorithm == SAFE_RLHF else "-"
-        return [str(self.loop), *numbers, multiplier, "{} of {}".format(*self.shared), "FAILED" if self.fault else ""]
+        schedule = str(self.age), f"{self.given_up:,}", str(self.early)
+        shared = "{} of {}".format(*self.shared)
+        return [str(self.loop), *numbers, multiplier, shared, *schedule, "FAILED" if self.fault else ""]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command with the words that follow its name; returns the exit code."""
     parser = Parser(prog="python -m zbench.correctness loop", description="Generation and training, on processes.")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"that train (default {','.join(SYSTEMS)})")
-    parser.add_argument("--algorithms", default=",".join(LEARNT_BY), help=f"of {', '.join(LEARNT_BY)} (default all)")
-    parser.add_argument("--all", action="store_true", help="every system with every layout, not each once")
+    choices = {"systems": SYSTEMS, "algorithms": LEARNT_BY, "schedules": LOOP_SCHEDULES}
+    for name, some in choices.items():
+        parser.add_argument(f"--{name}", default=",".join(some), help="by commas (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="each layout once, not every pair of these once")
+    parser.add_argument("--all", action="store_true", help="every layout with all of these: hundreds of loops")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and what is drawn (default 0)")
     parser.add_argument("--resumed", action="store_true", help="each goes on from a checkpoint on fresh processes, too")
     asked = parser.parse_args(list(arguments))
     check_whole_number("--seed", asked.seed, 0)
-    algorithms = asked.algorithms.split(",")
-    for one in algorithms:
-        if one not in LEARNT_BY:
-            raise ValueError(f"--algorithms has {one!r}; it takes {', '.join(LEARNT_BY)}, by commas")
-    chosen = loops(asked.systems.split(","), algorithms, asked.all)
+    given = [getattr(asked, name).split(",") for name in choices]
+    for name, some in zip(choices, given, strict=True):
+        for one in some if name != "systems" else ():  # those are refused by the room that has them
+            if one not in choices[name]:
+                raise ValueError(f"--{name} has {one!r}; it takes {', '.join(choices[name])}, by commas")
+    if asked.quick and asked.all:
+        raise ValueError("--quick and --all are given; it takes one of them")
+    chosen = (each_layout if asked.quick else every_loop if asked.all else paired_loops)(*given)
     _ = [LoopSteps.of(one.system, one.cost) for one in chosen]  # refuses systems that there are not
     found: list[LoopVerdict] = []
     try:
@@ -99,21 +109,6 @@ def main(arguments: Sequence[str]) -> int:
     finally:  # Ctrl-C, too, leaves the table of what was finished
         _print(found)
     return 1 if any(one.fault for one in found) or not found else 0
-
-
-def loops(systems: Sequence[str], algorithms: Sequence[str] = (GRPO,), every: bool = False) -> list[Loop]:
-    """Lists loops: every layout with every algorithm and one system, these in turns, or with all; and every system at
-    least once."""
-    layouts = [
-        (engine, TrainDegrees.of(train), GenerateDegrees.of(generate), replicas)
-        for engine, train, generate, replicas in LAYOUTS
-    ]
-    pairs = [(layout, algorithm) for algorithm in algorithms for layout in layouts]
-    if every:
-        return [Loop(*layout, system, algorithm) for layout, algorithm in pairs for system in systems]
-    turns = range(max(len(pairs), len(systems)))
-    found = [(*pairs[at % len(pairs)], systems[at % len(systems)]) for at in turns]
-    return [Loop(*layout, system, algorithm) for layout, algorithm, system in found]
 
 
 def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) -> LoopVerdict:
@@ -171,6 +166,11 @@ def judged_loop(
             faults.append(f"ranks have (sent, received) {one.moved} bytes of weights; the step says {stated}")
         if not abs(one.multiplier - wanted.multiplier) < LIMIT:
             faults.append(f"the multiplier is {one.multiplier}, and in one process {wanted.multiplier}")
+        if (one.age, one.given_up) != (wanted.age, wanted.given_up):
+            faults.append(
+                f"iteration {number} trains on what a policy of {one.age} updates before generated, and gave "
+                f"{one.given_up} tokens up; in one process it is {wanted.age} and {wanted.given_up}"
+            )
         for mine, other, scale in zip(one.losses, wanted.losses, wanted.scales, strict=True):
             losses += [abs(loss - other) / scale for loss in mine] or [NAN]
     off = float(np.max(losses)), float(np.max([0.0, *(one.weights for one in found)]))
@@ -184,7 +184,12 @@ def judged_loop(
     moved = sum(received for one in found for _, received in one.moved)
     clipped = sum(one.clipped for one in alone[: len(found)])
     inside, multiplier = (sum(shared), len(shared)), found[-1].multiplier
-    return LoopVerdict(loop, tokens, clipped, *off, moved, inside, "; ".join(faults), multiplier)
+    age, given_up, early = (
+        max(one.age for one in found),
+        sum(one.given_up for one in found),
+        sum(one.early for one in found),
+    )
+    return LoopVerdict(loop, tokens, clipped, *off, moved, inside, "; ".join(faults), multiplier, age, given_up, early)
 
 
 def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
@@ -197,7 +202,7 @@ def _print(found: Sequence[LoopVerdict]) -> None:
     """Prints the table, then failures and a last line that counts them."""
     table = Table(title=f"{GROUP} responses a prompt; differences to one process")
     for name in TITLES:
-        table.add_column(name, justify="right" if name in TITLES[1:8] else "left")
+        table.add_column(name, justify="right" if name in TITLES[1:-1] else "left")
     for one in found:
         table.add_row(*one.row())
     show(table)

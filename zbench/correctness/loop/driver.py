@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from zbench.correctness.loop.cases import GROUP, Loop, LoopSteps, learned_from, prompts_of
+from zbench.correctness.loop.batches import LoopBatches
+from zbench.correctness.loop.cases import Loop, LoopSteps, learned_from, prompts_of
 from zbench.describe.arrays import Floats, Ints
 from zbench.rollouts.advantages.safe_rlhf import Multiplier
-from zbench.rollouts.experience import GRPO, REMAX, SAFE_RLHF, Rollout, scored_tokens
+from zbench.rollouts.experience import GRPO, SAFE_RLHF, Rollout, scored_tokens
 from zbench.runtime.checkpoints.folder import check_files, checkpoint_description
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.rollouts.policy_job import COST, POLICY, UNTRAINED, GenerationReport, PolicyJob
+from zbench.runtime.rollouts.policy_job import COST, POLICY, REFERENCE, UNTRAINED, PolicyJob
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import prove_step
 
@@ -25,7 +26,8 @@ class LoopIteration:
     update of every model, by the ranks that have it. moved: bytes of weights (sent, received) before generation, by
     rank; shared: of each weight that a rank trains, whether it lay in the memory of what was generated with. weights:
     the largest difference after it to one process; digests: of parameters and optimizer state then, by rank.
-    multiplier: of the cost after it, 1 without one."""
+    multiplier: of the cost after it, 1 without one. age: updates of the policy since it generated these; given_up:
+    tokens of responses that were given up; early: responses that were scored while others were generated."""
 
     sequences: list[Ints]
     counted: int
@@ -35,22 +37,27 @@ class LoopIteration:
     weights: float
     digests: tuple[str, ...]
     multiplier: float = 1.0
+    age: int = 0
+    given_up: int = 0
+    early: int = 0
 
 
 @dataclass
 class LoopDriver:
     """The driver of a loop's ranks. stated: the bytes of weights (sent, received) by rank that their step says.
-    multiplier: of the cost, in the iteration that comes."""
+    multiplier: of the cost, in the iteration that comes; batches: of its rollouts."""
 
     loop: Loop
     job: PolicyJob
     fleet: Fleet
     seed: int
     multiplier: Multiplier = field(default_factory=Multiplier)
+    batches: LoopBatches = field(init=False)
     stated: tuple[Sizes, ...] = field(init=False)
     _steps: dict[str, LoopSteps] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.batches = LoopBatches(self.loop, self.fleet, self.seed)
         costs = {POLICY: self.loop.cost} | {name: one.steps.cost for name, one in self.job.others.items()}
         self._steps = {name: LoopSteps.of(self.loop.system, cost) for name, cost in costs.items()}
         prompts = [Rollout(one, len(one), np.zeros(0)) for one in prompts_of(self.seed, 0)]
@@ -65,14 +72,13 @@ class LoopDriver:
 
     def iterate(self, iteration: int, compared: bool = True) -> LoopIteration:
         """Generates and rewards once, and trains with that. compared: whether weights are, to one process; 0 if not."""
-        prompts, learning = prompts_of(self.seed, iteration), self.loop.learning
-        generated: list[GenerationReport] = self.fleet.call("generate", iteration, prompts)
-        rollouts = _in_order(generated)
-        greedy = list[Rollout]()
-        if learning.algorithm == REMAX:
-            greedy = _in_order(self.fleet.call("generate", iteration, prompts[::GROUP], True))
+        learning, batch = self.loop.learning, self.batches.of(iteration)
+        rollouts = batch.rollouts
         known = {name: self._scores(name, rollouts, iteration) for name in self.job.others}
-        given = learned_from(learning, rollouts, greedy, known, self.multiplier.value)
+        if batch.scores:
+            known[REFERENCE] = batch.scores
+        age = self.batches.updates - batch.updates
+        given = learned_from(learning, rollouts, batch.greedy, known, self.multiplier.value)
         kl, losses = learning.kl if learning.algorithm == GRPO else 0.0, list[tuple[float, ...]]()
         for which in learning.updates(len(rollouts), self.seed, iteration):
             some = [rollouts[number] for number in which]
@@ -85,15 +91,19 @@ class LoopDriver:
                 losses.append(tuple(loss for loss in every if loss is not None))
         if learning.algorithm == SAFE_RLHF:
             self.multiplier = self.multiplier.after(np.concatenate(known[COST]))
+        self.batches.updates += learning.epochs * learning.mini_batches
         return LoopIteration(
             [one.tokens for one in rollouts],
             sum(len(one.response) for one in rollouts),
             tuple(losses),
-            tuple(report.moved for report in generated),
-            tuple(flag for report in generated for flag in report.shared),
+            batch.moved,
+            batch.shared,
             self.fleet.call("difference", iteration)[0] if compared else 0.0,
             tuple(self.fleet.call("digest")),
             self.multiplier.value,
+            age,
+            batch.given_up,
+            batch.early,
         )
 
     def _scores(self, model: str, rollouts: Sequence[Rollout], iteration: int) -> list[Floats]:
@@ -111,7 +121,7 @@ class LoopDriver:
 
     def save(self, path: str, iteration: int) -> None:
         """Has ranks write a checkpoint that goes on with an iteration."""
-        self.fleet.call("save", path, iteration, asdict(self.multiplier))
+        self.fleet.call("save", path, iteration, {"multiplier": asdict(self.multiplier)} | self.batches.told())
 
     def load(self, path: str) -> int:
         """Has ranks take over a checkpoint; returns the iteration that it goes on with.
@@ -126,12 +136,7 @@ class LoopDriver:
                 other = found["run"].get(name)
                 raise ValueError(f"resume is {path!r}; its loop has {name} {other!r}, this one {told[name]!r}")
         self.fleet.call("load", path)
-        multiplier = found["multiplier"]
-        self.multiplier = Multiplier(multiplier["log"], tuple(multiplier["costs"]))
+        driver = found["driver"]
+        self.multiplier = Multiplier(driver["multiplier"]["log"], tuple(driver["multiplier"]["costs"]))
+        self.batches.take_over(driver)
         return int(found["next_step"])
-
-
-def _in_order(reports: Sequence[GenerationReport]) -> list[Rollout]:
-    """Returns the rollouts of all ranks in the order of their prompts."""
-    found = {number: one for report in reports for number, one in report.rollouts.items()}
-    return [found[number] for number in range(len(found))]

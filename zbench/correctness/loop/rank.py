@@ -39,7 +39,10 @@ class LoopRank(PolicyRank):
         if self.rank == 0:
             self.board.say("the loop in one process")
             self.found = alone(loop, drawn_weights(self.model, self.job.seed), self.job.seed)
-        return [AloneReport(one.sequences, one.losses, one.scales, one.clipped, one.multiplier) for one in self.found]
+        return [
+            AloneReport(one.sequences, one.losses, one.scales, one.clipped, one.multiplier, one.age, one.given_up)
+            for one in self.found
+        ]
 
     def difference(self, iteration: int) -> float:
         """Returns the largest difference of models' weights to those of one process after an iteration, over the

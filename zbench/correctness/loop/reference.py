@@ -1,17 +1,17 @@
 """A policy and a critic in one process: whole weights, every token by a forward of the whole sequence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.correctness.loop.cases import POLICY
+from zbench.correctness.loop.cases import GROUP, LIMIT, MORE, POLICY, PROMPTS, SHORT_ROUNDS, prompts_of
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.rollouts.experience import Rollout
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
-from zbench.runtime.rollouts.sampling import END, likeliest, sampled
+from zbench.runtime.rollouts.sampling import END, generator_of, likeliest, sampled
 from zbench.runtime.stepping.weights import OF_NO_LAYER
 from zbench.runtime.training.transformer import ROPE_BASE
 
@@ -64,3 +64,21 @@ def generated_alone(
         token, likelihood = likeliest(logits) if rng is None else sampled(logits, rng)
         tokens, before = torch.cat([tokens, torch.tensor([token])]), [*before, likelihood]
     return Rollout(tokens.numpy(), len(prompt), np.array(before))
+
+
+def generated_batch(
+    tail: bool, weights: Mapping[str, Tensor], drawn: tuple[int, int], left: Sequence[Ints]
+) -> tuple[list[Rollout], list[Ints], int]:
+    """Returns the rollouts of an iteration, the prompts that are left to a long round, and tokens of responses that
+    were given up. tail: whether batches are tail batches; drawn: seed and iteration; left: the prompts left so far."""
+    is_short = tail and drawn[1] % (SHORT_ROUNDS + 1) < SHORT_ROUNDS
+    prompts = list(left) if tail and not is_short else prompts_of(*drawn, PROMPTS + MORE * is_short)
+    every = [generated_alone(weights, one, generator_of(*drawn, at), LIMIT) for at, one in enumerate(prompts)]
+    if not is_short:
+        return every, [], 0
+    lengths = np.array([len(one.response) for one in every]).reshape(-1, GROUP)
+    order = np.argsort(lengths.max(1), kind="stable")  # by the pass in which the last response to a prompt ends
+    kept, others = np.sort(order[:PROMPTS]), np.sort(order[PROMPTS:])
+    given_up = np.minimum(lengths[others], lengths[kept].max()).sum()
+    rollouts, more = ([at * GROUP + one for at in some for one in range(GROUP)] for some in (kept, others))
+    return [every[at] for at in rollouts], [*left, *(prompts[at] for at in more)], int(given_up)

@@ -7,14 +7,14 @@ the same tokens. A prompt is read at once; after it each sequence goes on by a t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.rollouts.experience import Rollout
@@ -39,6 +39,13 @@ class KeptKeys:
         return self.layers[layer]
 
 
+class PassWatch(Protocol):
+    """A watch of a group's sequences from pass to pass, while they are generated."""
+
+    def after_pass(self, ended: Mapping[int, Rollout], live: Sequence[int]) -> Sequence[int]:
+        """Is told what has ended in a pass, by number, and what is live; returns what of it goes on."""
+
+
 @dataclass(frozen=True)
 class PolicySlice:
     """A GPU's slice of a policy. weight: by its name in a step and its layer, the GPU's slice. part: which one it is.
@@ -51,10 +58,19 @@ class PolicySlice:
     stage: range | None = None
 
     def responses(
-        self, prompts: Mapping[int, Ints], limit: int, drawn: tuple[int, int] | None, tell: Callable[[str], None]
+        self,
+        prompts: Mapping[int, Ints],
+        limit: int,
+        drawn: tuple[int, int] | None,
+        tell: Callable[[str], None],
+        watch: PassWatch | None = None,
     ) -> dict[int, Rollout]:
         """Returns responses to prompts, by number. limit: of tokens of a response. drawn: the seed and the iteration
-        that tokens are drawn with; None: each is the likeliest."""
+        that tokens are drawn with; None: each is the likeliest. watch: that may end some before their time."""
+
+        def rollout(number: int) -> Rollout:
+            return Rollout(np.array(found[number], np.int64), len(prompts[number]), np.array(likelihoods[number]))
+
         found = {number: prompt.tolist() for number, prompt in prompts.items()}
         likelihoods: dict[int, list[float]] = {number: [] for number in prompts}
         kept = {number: KeptKeys() for number in prompts}
@@ -69,11 +85,19 @@ class PolicySlice:
                 found[number].append(token)
                 likelihoods[number].append(likelihood)
             length += 1
-            live = [number for number in live if found[number][-1] != END and length < limit]
-        return {
-            number: Rollout(np.array(found[number], np.int64), len(prompt), np.array(likelihoods[number]))
-            for number, prompt in prompts.items()
-        }
+            ended = [number for number in live if found[number][-1] == END or length == limit]
+            live = [number for number in live if number not in ended]
+            if watch is not None:
+                live = list(watch.after_pass({number: rollout(number) for number in ended}, live))
+        return {number: rollout(number) for number in prompts}
+
+    def likelihoods(self, of: Rollout) -> Floats:
+        """Returns the negative log-likelihood of each token of a response, by a pass of the whole sequence."""
+        read = of.tokens[:-1].tolist()
+        hidden = self.through(self.embedded([read]), [len(read)], [KeptKeys()])
+        logs = self._head(hidden[of.prompt - 1 :]).double().log_softmax(1)
+        found: Floats = -logs.gather(1, torch.from_numpy(of.response)[:, None])[:, 0].numpy()
+        return found
 
     def logits(self, new: Sequence[Sequence[int]], kept: Sequence[KeptKeys]) -> Tensor:
         """Returns the logits after the last of the new tokens of each sequence, [sequences, words]."""
@@ -98,8 +122,11 @@ class PolicySlice:
 
     def words(self, x: Tensor, counts: list[int]) -> Tensor:
         """Returns the logits after the last new token of each sequence, [sequences, words]. x: behind all layers."""
-        last = torch.tensor(counts).cumsum(0) - 1
-        mine = normed(x[last], self.weight("gl", 0)) @ self.weight("wh", 0).T
+        return self._head(x[torch.tensor(counts).cumsum(0) - 1])
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Returns the logits of all words after tokens x [tokens, hidden]."""
+        mine = normed(x, self.weight("gl", 0)) @ self.weight("wh", 0).T
         if self.group is None:
             return mine
         every = [torch.empty_like(mine) for _ in range(self.group.size())]

@@ -1,11 +1,13 @@
 """The job of ranks that generate with a policy and train it, and what they answer with. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.job import ONE_STEP_OFF, STREAMED, SYNCHRONOUS
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, resharding_of
+from zbench.rollouts.engines import DS_CHAT, STANDALONE, resharding_of
 from zbench.rollouts.experience import CRITICS, Rollout
 from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.sharded import ShardedWeights
@@ -16,6 +18,8 @@ from zbench.step.template import Step
 
 POLICY, REFERENCE, COST = "policy", "reference", "cost"  # models of a loop, beside critics
 UNTRAINED = (REFERENCE, COST)  # models that score alone
+TAIL = "tail"  # tail batching, synchronous but for which sequences a batch has
+LOOP_SCHEDULES = (SYNCHRONOUS, STREAMED, TAIL, ONE_STEP_OFF)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class PolicyJob:
     replicas: int
     limit: int
     others: Mapping[str, ModelJob] = field(default_factory=dict)
+    schedule: str = SYNCHRONOUS
 
     def __post_init__(self) -> None:
         told, slices = f"generate is {self.generate}", self.generate.tensor
@@ -62,6 +67,11 @@ class PolicyJob:
             raise ValueError(f"{told}; processes generate without stages, so it takes 1-{slices}")
         if self.train.tensor % slices:
             raise ValueError(f"{told}; its tensor degree has to divide that of train={self.train}, {self.train.tensor}")
+        if self.schedule == ONE_STEP_OFF and self.engine != STANDALONE:
+            raise ValueError(
+                f"schedule is {self.schedule} and engine {self.engine}; the next batch is generated while this one is "
+                f"trained on, so generation takes GPUs of its own: engine {STANDALONE}"
+            )
 
     @property
     def critics(self) -> list[str]:
@@ -73,7 +83,8 @@ class PolicyJob:
         it."""
         layout = {"engine": self.engine, "train": str(self.train), "generate": str(self.generate)}
         others = {f"{name} at rank {one.first}": one.steps.told() for name, one in self.others.items()}
-        return self.steps.told() | layout | {"replicas": self.replicas, "limit": self.limit} | others
+        numbers = {"replicas": self.replicas, "limit": self.limit, "schedule": self.schedule}
+        return self.steps.told() | layout | numbers | others
 
     def resharded(self, step: Step) -> ReshardedWeights:
         """Returns the change of the policy's weights from training to generation. step: of those that train."""
@@ -86,11 +97,37 @@ class PolicyJob:
 
 
 @dataclass(frozen=True)
+class GenerationRound:
+    """The sequences that are generated together. prompts: of each one. greedy: the likeliest tokens, none is drawn.
+    responses: to a prompt, which follow each other; kept: of how many prompts, the first ones whose responses have all
+    ended, 0: of all. scored: whether what has ended is scored meanwhile."""
+
+    iteration: int
+    prompts: Sequence[Ints]
+    greedy: bool = False
+    responses: int = 1
+    kept: int = 0
+    scored: bool = False
+
+    @property
+    def every(self) -> list[int]:
+        """The numbers of all prompts, responses to one counted once."""
+        return list(range(len(self.prompts) // self.responses))
+
+
+@dataclass(frozen=True)
 class GenerationReport:
     """The responses that a rank generated. rollouts: by number, of the first GPU of a group, nothing of others. moved:
     bytes of weights (sent, received) before. shared: of each weight that it trains, whether training had it in the
-    memory of what was generated with."""
+    memory of what was generated with. updates: of the policy until then. kept: the prompts that are trained on, by
+    number, the same of all GPUs that generate. scores: of what the group scored meanwhile, by number, as rollouts;
+    early: how many of these before all had been generated, others: how many that another group had generated."""
 
     rollouts: dict[int, Rollout]
     moved: tuple[int, int]
     shared: tuple[bool, ...]
+    updates: int = 0
+    kept: Sequence[int] = ()
+    scores: Mapping[int, Floats] = field(default_factory=dict)
+    early: int = 0
+    others: int = 0

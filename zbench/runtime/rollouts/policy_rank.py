@@ -4,25 +4,20 @@ Training is by whole steps, as of any run of them (zbench.runtime.stepping.rank)
 token with its own loss. Other models of the loop, a critic and a reference model, lie on ranks of it beside the policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
-import torch.distributed as dist
-
-from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
-from zbench.rollouts.engines import resharding_of
-from zbench.rollouts.experience import Rollout, TrainingTokens
+from zbench.rollouts.experience import TrainingTokens
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.handlers.token_loss import Scored
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.rollouts.generating import Generating
 from zbench.runtime.rollouts.model_rank import ModelRank
-from zbench.runtime.rollouts.policy import PolicySlice
-from zbench.runtime.rollouts.policy_job import POLICY, GenerationReport, PolicyJob
+from zbench.runtime.rollouts.policy_job import POLICY, GenerationReport, GenerationRound, PolicyJob
 from zbench.runtime.rollouts.policy_weights import PolicyWeights
 from zbench.runtime.stepping.rank_state import RankState
 from zbench.runtime.steps.tokens import TokenParts
@@ -41,11 +36,7 @@ class PolicyRank(ModelRank):
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: PolicyJob) -> None:
         super().__init__(rank, num_ranks, rendezvous, job.steps)
         self.loop = job
-        self.weights: PolicyWeights | None = None
-        change = resharding_of(job.engine, job.train, job.generate, job.replicas)
-        self.groups = change.generation_groups
-        opened = [dist.new_group(members) for members in self.groups]  # every rank makes every group, as torch asks
-        self.own = next(((at, group) for at, group in enumerate(opened) if rank in self.groups[at]), None)
+        self.generating = Generating(rank, rendezvous, job)
         self.models: dict[str, ModelRank] = {POLICY: self}
         for name, one in job.others.items():
             self.models[name] = self.kind(rank, num_ranks, rendezvous, one.steps, one.first)
@@ -55,29 +46,26 @@ class PolicyRank(ModelRank):
         for name, one in steps.items():
             self.models[name].begin(*one)
         changing = StepRunner(self.runner.machine, self.board, where="to generation, ")
-        self.weights = PolicyWeights(
-            self.loop.resharded(steps[POLICY][1]), self.loop.generate.tensor, self.rank, changing
-        )
-
-    def generate(self, iteration: int, prompts: Sequence[Ints], greedy: bool = False) -> GenerationReport:
-        """Brings weights to generation, generates a response to each prompt, and goes back to training. Collective:
-        groups have even shares of the prompts in their order. greedy: the likeliest tokens, none is drawn."""
-        weights = self.weights
+        made = self.loop.resharded(steps[POLICY][1])
         assert self.resting is not None, "parameters are drawn before generation"
-        assert weights is not None, "parameters are drawn before generation"
-        moved = weights.to_generation(self.resting, self.runner.stores)
-        shared = tuple(weights.is_shared(self.runner.stores))
-        found: dict[int, Rollout] = {}
-        if self.own is not None:
-            at, group = self.own
-            policy = PolicySlice(self.model, weights.weight, weights.part, group if len(self.groups[at]) > 1 else None)
-            numbers = np.array_split(np.arange(len(prompts)), len(self.groups))[at].tolist()
-            mine = {number: prompts[number] for number in numbers}
-            draws = None if greedy else (self.job.seed, iteration)
-            found = policy.responses(mine, self.loop.limit, draws, self.board.say)
-            found = found if self.rank == self.groups[at][0] else {}
-        weights.to_training(self.runner.stores)
-        return GenerationReport(found, moved, shared)
+        weights = PolicyWeights(made, self.loop.generate.tensor, self.rank, changing)
+        self.generating.begin(weights, self.resting, self.runner.stores)
+
+    def generate(self, *rounds: GenerationRound) -> list[GenerationReport]:
+        """Brings weights to generation, generates a response to each prompt of each round, and goes back to training.
+        Collective: groups have even shares of the prompts in their order."""
+        self.generate_beside(*rounds)
+        return self.generated()
+
+    def generate_beside(self, *rounds: GenerationRound) -> None:
+        """Brings weights to generation, which begins; where it has GPUs of its own, training may go on beside it.
+        Collective."""
+        assert self.resting is not None, "parameters are drawn before generation"
+        self.generating.start(self.resting, self.runner.stores, self.updates, rounds)
+
+    def generated(self) -> list[GenerationReport]:
+        """Returns what was generated, once it is, by round."""
+        return self.generating.ended(self.runner.stores)
 
     def score_by(self, model: str, *step: Any) -> list[Scored]:
         """Returns what a model makes of rollouts, as of ModelRank.score. Collective."""
@@ -87,11 +75,10 @@ class PolicyRank(ModelRank):
         """Trains models with rollouts for a step each. Collective."""
         return {name: self.models[name].learn(*one) for name, one in steps.items()}
 
-    def save(self, path: str, iteration: int, multiplier: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that goes on with an iteration. multiplier: of the cost, as its driver has it.
+    def save(self, path: str, iteration: int, driver: Mapping[str, Any]) -> None:
+        """Writes a checkpoint that goes on with an iteration. driver: what its driver has of the iterations before.
         Collective."""
-        meta = {"next_step": iteration, "run": self.loop.told(), "multiplier": multiplier}
-        save_checkpoint(path, self._all_kept(), meta)
+        save_checkpoint(path, self._all_kept(), {"next_step": iteration, "run": self.loop.told(), "driver": driver})
 
     def load(self, path: str) -> None:
         """Takes over a checkpoint, after parameters were drawn. Collective."""

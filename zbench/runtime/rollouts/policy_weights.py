@@ -4,7 +4,7 @@ Between a step and generation the training shard moves into the memory of what t
 part of it, and the store of steps has a view of it there: one copy for both. After generation it has memory of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.handlers.store import Key, Slab, Store
 from zbench.runtime.rollouts.memory import WeightStore
+from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.steps.instructions import Parts
 from zbench.runtime.steps.resting import items_on
 from zbench.runtime.transport.transport import Traffic
@@ -133,6 +134,13 @@ class PolicyWeights:
         shape[axis] //= len(one.sizes)
         pieces = self.store.generated[key].memory.view(-1, *shape).unbind()
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+
+    def copied(self) -> Callable[[str, int], Tensor]:
+        """Returns a copy of all that the GPU generates with, as `weight` gives it."""
+        names = [one.rpartition(".") for one in self._mine]
+        asked = [(name, int(layer)) if name else (layer, 0) for name, _, layer in names]
+        held = {one: self.weight(*one).clone() for one in asked}
+        return lambda name, layer: held[name, 0 if name in OUTSIDE else layer]
 
     def _rests(self, resting: Resting, stores: Mapping[int, Store]) -> Iterator[tuple[str, _Rest]]:
         """Yields the weights that steps have on this GPU, by name."""
