@@ -64,8 +64,8 @@ class Partition:
 
 
 def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: bool) -> list[Partition]:
-    """Lists, with and without remapping, the best estimate and the partition that cuts least, of cuts in the zones and of
-    those that balance needs below them; the likely best first."""
+    """Lists, with and without remapping, the best estimate and the partition that cuts least, of cuts in the zones and
+    of those below them that balance needs; the likely best first."""
     cluster = cost.cluster
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
