@@ -4,7 +4,9 @@ Two levels of the same move. Across nodes, the longest sequences are cut over ju
 the others go whole to the least loaded node; inside each node, the longest of its sequences are cut
 over just enough GPUs and the others go whole to the least loaded GPU. Where the cut lies is the
 threshold. `zones` says from which length a cut can be free because attention hides the traffic;
-of the thresholds that the batch offers above it, the one with the least estimated time is taken. A
+of the thresholds that the batch offers above it, the one with the least estimated time is taken. Where
+links inside a node are narrow, sequences below that length can be more than a GPU's share of the work:
+uncut they are waited for, so thresholds down to these are tried as well. A
 bucket (node or GPU) never takes more tokens than its memory holds: where whole sequences do not
 fit, the threshold falls. zeppelin.nodes deals to nodes, zeppelin.gpus inside one; here are the thresholds
 and what is made of them. docs/systems/zeppelin.md tells which of this is the paper's.
@@ -62,7 +64,8 @@ class Partition:
 
 
 def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: bool) -> list[Partition]:
-    """Lists, with and without remapping, the best estimate and the partition that cuts least; the likely best first."""
+    """Lists, with and without remapping, the best estimate and the partition that cuts least, of cuts in the zones and
+    of those below them that balance needs; the likely best first."""
     cluster = cost.cluster
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
@@ -72,33 +75,39 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     capacity = max(capacity_tokens(cost), -(-int(lengths.sum()) // cluster.num_ranks))
     least = int((sizes > capacity * cluster.gpus_per_node).sum())
     most = max(least, min(int((sizes >= across_border).sum()), least + TRIES)) if cluster.num_nodes > 1 else 0
-    long = int(max((sizes >= inside_border).sum(), (sizes > capacity).sum()))
-    inner = ring_seconds(sizes[:long], np.arange(1, cluster.gpus_per_node + 1), cost)
+    inner_zone = int(max((sizes >= inside_border).sum(), (sizes > capacity).sum()))
+    work = c.attention + c.linear
+    heavy = int((work > work.sum() / cluster.num_ranks).sum())
     outer = ring_seconds(sizes[:most], cluster.gpus_per_node * np.arange(1, cluster.num_nodes + 1), cost)
     room = PartitionLimits(capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves)
-    found = []
-    # Every number of sequences cut across nodes; inside each node `deal` tries numbers, too.
-    for remap in (True, False) if may_remap else (False,):
-        # With remapping every rank has the mean of linear time, so it decides nothing and is added in the end.
-        mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
-        linear = c.linear * (0.0 if remap else 1.0)
-        sequences = SortedSequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)
-        for cut, slack in product(range(least, most + 1), SLACKS):
-            if cut == 0 and slack != SLACKS[0]:
-                continue  # nothing is cut across nodes
-            first, size, members, seconds, lower = deal(sequences, room, cut, slack)
-            if seconds < np.inf:
-                back = np.argsort(order, kind="stable")
-                found.append(Partition(first[back], size[back], members, seconds + mean, lower + mean, remap))
-    return _compared(found)
+    back = np.argsort(order, kind="stable")
+    proposed: list[Partition] = []
+    # A cut that its own attention does not hide may cost more than the imbalance: the best of either kind is proposed.
+    for long in [inner_zone, heavy] if heavy > inner_zone else [inner_zone]:
+        inner = ring_seconds(sizes[:long], np.arange(1, cluster.gpus_per_node + 1), cost)
+        found = []
+        # Every number of sequences cut across nodes; inside each node `deal` tries numbers, too.
+        for remap in (True, False) if may_remap else (False,):
+            # With remapping every rank has the mean of linear time, so it decides nothing and is added in the end.
+            mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
+            linear = c.linear * (0.0 if remap else 1.0)
+            sequences = SortedSequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)
+            for cut, slack in product(range(least, most + 1), SLACKS):
+                if cut == 0 and slack != SLACKS[0]:
+                    continue  # nothing is cut across nodes
+                first, size, members, seconds, lower = deal(sequences, room, cut, slack)
+                if seconds < np.inf:
+                    found.append(Partition(first[back], size[back], members, seconds + mean, lower + mean, remap))
+        known = {(one.remap, one.seconds) for one in proposed}
+        proposed += [one for one in _compared(found) if (one.remap, one.seconds) not in known]
+    return sorted(proposed, key=lambda one: one.likely)
 
 
 def _compared(found: list[Partition]) -> list[Partition]:
-    """Picks, of the partitions with and of those without remapping, the one that cuts least, which comes first, and the
-    best estimate."""
+    """Picks, of the partitions with and of those without remapping, the one that cuts least and the best estimate."""
     out: list[Partition] = []
     for remap in (True, False):
         same = [one for one in found if one.remap == remap]
         best = sorted(same, key=lambda one: one.seconds)[:1]
         out += [replace(one, simple=not remap) for one in same[:1]] + [one for one in best if one is not same[0]]
-    return sorted(out, key=lambda one: one.likely)
+    return out

@@ -9,11 +9,12 @@ import pytest
 from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory import activation_bytes, peak_bytes
 from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
 from zbench.systems.hydraulis.planner import Hydraulis
+from zbench.systems.local_packing import LocalPacking
 
 
 def pipelines_of(**model: Any) -> Cost:
@@ -33,6 +34,18 @@ def test_what_a_planner_reckons_is_what_is_there_at_the_fullest_moment(pair: tup
     found, reckoned = np.array(Simulated(cost).step(batch, plans).peak_bytes), peak_bytes(plans, cost)
     assert (found <= reckoned).all()
     assert found.max() >= 0.99 * reckoned.max()
+
+
+@pytest.mark.parametrize("model", ["mha", "gqa"])
+def test_a_token_without_pipelines_is_what_it_is_in_the_account(model: str) -> None:
+    """What layers keep, whole logits, and three hidden states at the loss: per token, of two sizes of a batch."""
+    one = small(2, 4, model=model, memory=400e9)
+    cost = replace(one, model=replace(one.model, sharding="zero1"))
+    peaks = []
+    for length in (4096, 8192):
+        batch = Batch(np.full(8, length), 0, 0)
+        peaks.append(max(Simulated(cost).step(batch, LocalPacking(cost).plan(batch)).peak_bytes))
+    assert (peaks[1] - peaks[0]) / 4096 == pytest.approx(activation_bytes(cost.model), rel=1e-4)
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:

@@ -149,6 +149,21 @@ def test_zones_begin_where_attention_hides_a_link(device: object) -> None:
         assert (one.size == 1).all()
 
 
+@pytest.mark.parametrize("channels", [3, 7])
+def test_what_is_more_than_a_gpu_s_share_is_cut_on_narrow_links_too(channels: int) -> None:
+    """Four sequences of three shares each, below the zone in which a cut is free: uncut they are waited for."""
+    wide = Cost(cluster("a800_4x8", num_nodes=1), MODELS["mha"])
+    narrow = replace(wide, cluster=replace(wide.cluster, nvlink_channels=channels))
+    lengths = np.repeat([7000, 1000, 100], [4, 6, 30])
+    assert lengths.max() < zones(narrow, 3, 1)[0]
+    cuts = [(one.size > 1).any() for one in partitions(lengths, narrow, 3, 1, True)]
+    assert True in cuts
+    assert False in cuts
+    batch = Batch(lengths, 0, 0)
+    informed, nominal = (Timed.of(Zeppelin(known).plan(batch)[0], narrow).seconds for known in (narrow, wide))
+    assert informed <= 1.001 * nominal
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_gpu_takes_more_tokens_than_its_memory_holds(seed: int) -> None:
     """Three long sequences and a tail, on GPUs that hold little more than the mean."""

@@ -2,9 +2,11 @@
 
 import difflib
 import errno
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
+from typing import Any
 
 from hydra.errors import (
     CompactHydraException,
@@ -13,6 +15,7 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -129,6 +132,17 @@ def no_key(
     return f"{given} is not {kind}; " + (f"did you mean {close[0]}?" if close else others)
 
 
+def unexpected_key(error: object, where: str, made: Any, given: Collection[str] = ()) -> str | None:
+    """Returns what to tell where a class does not take a key of its yaml, by the error that it raised; None where that
+    is another one. where: the yaml's place in the configuration. given: arguments that are no keys."""
+    name = getattr(made, "__qualname__", "")
+    named = re.match(rf"{re.escape(name)}\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if not isinstance(made, type) or not named:
+        return None
+    names = [one for one in inspect.signature(made).parameters if one not in given]
+    return no_key(f"{where}.{named[1]}", f"a key of {made.__module__}.{name}", names, "it has none")
+
+
 def _line(text: str) -> str:
     """Puts all of a message on one line."""
     return " ".join(text.split())
@@ -140,6 +154,8 @@ def _target(error: InstantiationException) -> str:
     key = re.search(r"full_key: (\S+)", str(error))
     reason = error.__cause__.__cause__ or error.__cause__ if error.__cause__ else error
     where, what = key[1] if key else "a yaml", named[1] if named else "its _target_"
+    if named and isinstance(reason, TypeError) and (told := unexpected_key(reason, where, get_object(what))):
+        return told
     return f"{where}: {what} cannot be made: {_line(str(reason))} (its folder has to be on PYTHONPATH)"
 
 
@@ -169,7 +185,13 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     if having := _choices_with(parent, named[1].rpartition(".")[2]):
         return f"{named[1]} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
+    unset = sorted(_optional(parent) - set(names))
+    close = difflib.get_close_matches(named[1].rpartition(".")[2], [*names, *unset], n=1)
+    if close and close[0] not in names:
+        return f"{named[1]} is not a key of {parent}; did you mean +{parent}.{close[0]}?"
     adding = f"its yaml has none, and +{named[1]}=... adds it"
+    if unset:
+        adding = f"+{parent}.KEY=... adds one of {', '.join(unset)}"
     return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding, target)
 
 

@@ -33,10 +33,15 @@ def chunked_bytes(model: Model, tokens: int) -> int:
 def held_bytes(model: Model) -> int:
     """Returns the bytes that the loss holds for each token that it is computed for at a time: whole logits with their
     float32 gradient, or as chunked_bytes of more than a few thousand."""
-    e, whole = model.element_bytes, model.head_outputs * (model.element_bytes + 4)
+    e, whole = model.element_bytes, _whole_logits_bytes(model)
     if model.loss_chunk_tokens != AUTO:
         return whole
     return min(whole, 2 * e * model.hidden + CHUNK_SHARE * model.hidden * (2 * e + wide_bytes(model)))
+
+
+def _whole_logits_bytes(model: Model) -> int:
+    """Returns the bytes of a token's logits with their float32 gradient."""
+    return model.head_outputs * (model.element_bytes + 4)
 
 
 def logits_bytes(model: Model, tokens: int, share: float) -> int:
@@ -54,6 +59,18 @@ def token_and_chunk_bytes(model: Model) -> tuple[int, int]:
     if model.loss_chunk_tokens in (WHOLE, AUTO):
         return held_bytes(model), 0
     return 2 * model.element_bytes * model.hidden, int(model.loss_chunk_tokens) * held_bytes(model)
+
+
+def states_held(model: Model) -> int:
+    """Returns how many hidden states are in held_bytes: by chunks the norm's output and its gradient, else none."""
+    return 0 if held_bytes(model) == _whole_logits_bytes(model) and model.loss_chunk_tokens in (WHOLE, AUTO) else 2
+
+
+def loss_moment_bytes(model: Model) -> int:
+    """Returns the bytes that a GPU has of a token while its loss is computed, beside what layers keep: what the loss
+    holds, the norm's output and its gradient, the last layer's output, and two sums."""
+    states = 3 - states_held(model)
+    return token_and_chunk_bytes(model)[0] + states * model.element_bytes * model.hidden + 2 * model.lse_bytes
 
 
 def moved_bytes(model: Model, tokens: Floats) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.loss import token_and_chunk_bytes
+from zbench.cost.loss import loss_moment_bytes, token_and_chunk_bytes
 from zbench.cost.moment_memory import kept_bytes, moment_bytes
 from zbench.cost.recompute import (
     again_activation_bytes,
@@ -119,7 +119,7 @@ def input_layers(model: Model) -> int:
 
 
 def activation_bytes(model: Model) -> int:
-    """Returns the bytes per token at home: every layer's, and the loss's."""
+    """Returns the bytes per token at home: every layer's, and the loss's, at whose moment a GPU is fullest."""
     layer, rest = layer_activation_bytes(model), model.num_layers - model.recomputed_layers
     if model.recompute == "full":
         inputs = input_layers(model) if rest == 0 else model.recomputed_layers
@@ -128,7 +128,7 @@ def activation_bytes(model: Model) -> int:
         again = again_activation_bytes(model) if is_selective(model) else 0
         kept = rest * layer + model.recomputed_layers * (layer - again) + (again if rest == 0 else 0)
     by_chunk = chunk_activation_bytes(model) if rest == 0 or model.recompute == "none" else 0
-    return kept - by_chunk + token_and_chunk_bytes(model)[0]
+    return kept - by_chunk + loss_moment_bytes(model)
 
 
 def keeping_layers(model: Model) -> int:

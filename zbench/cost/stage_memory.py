@@ -6,7 +6,7 @@ state of all tokens is then whole on every rank, which on 16 ranks is as much as
 """
 
 from zbench.cost.cost import Cost
-from zbench.cost.loss import token_and_chunk_bytes
+from zbench.cost.loss import states_held, token_and_chunk_bytes
 from zbench.cost.recompute import (
     again_activation_bytes,
     chunk_activation_bytes,
@@ -66,7 +66,5 @@ def _loss_bytes(cost: Cost, tp: int) -> float:
     """Returns the bytes of a token while its loss is computed: logits, the norm's output and its gradient, both whole
     on every rank, the last layer's output and two sums a token."""
     whole, own = _hidden_bytes(cost, tp)
-    held = token_and_chunk_bytes(cost.model)[0] / tp
-    if cost.model.loss_chunk_tokens != WHOLE:  # by chunks, the norm's output and gradient are in it
-        held -= 2 * own
+    held = token_and_chunk_bytes(cost.model)[0] / tp - states_held(cost.model) * own
     return held + 2 * whole + own + 2 * cost.model.lse_bytes * cost.tp

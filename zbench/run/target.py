@@ -10,7 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from zbench import CONF
-from zbench.console.sentence import not_among
+from zbench.console.sentence import not_among, unexpected_key
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.job import OTHER_MODELS, TRAINING, RolloutJob
@@ -95,6 +95,8 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
     try:
         return guarded(getattr(factory, "func", factory), "", keys, lambda: factory(**arguments))
     except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
+        if told := unexpected_key(error, group, getattr(factory, "func", factory), arguments):
+            raise ValueError(told) from error
         raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
 
 
