@@ -108,6 +108,7 @@ def samples() -> dict[str, Records]:
         **planner_samples(),
         **desk_samples(),
         **rollout_samples(),
+        **strategy_samples(),
     }
     return {name: Records(found, TRACES) for name, found in runs.items()}
 
@@ -272,6 +273,47 @@ def rollout_samples() -> dict[str, list[Run]]:
         ],
         "resharding": resharded,
         "placement": placed,
+    }
+
+
+def strategy_samples() -> dict[str, list[Run]]:
+    """Figures of strategies on whole steps."""
+
+    def of(name: str, seconds: float, gpus: int, group: str, choice: str, config: dict[str, Any]) -> Run:
+        run = run_of(
+            name,
+            "zeppelin",
+            seconds=seconds,
+            gpus=gpus,
+            config={"cluster": {"gpus": gpus}, "system": {group: choice}, **config},
+        )
+        run.start["config"]["choices"][group] = choice
+        return run
+
+    def rounds(gpus: int, steps: int, seconds: float, rate: str = "20 Gbit/s") -> Run:
+        choice, name = ("co2", "sync_scaling") if steps else ("every_step", "sync_scaling_every")
+        config = {"sync": {"steps": steps}, "cluster": {"gpus": gpus, "nic_bandwidth": rate}}
+        return of(name, seconds, gpus, "sync", choice, config)
+
+    return {
+        "overlap": [
+            of("overlap", seconds / degree, 32, "overlap", method, {"parallel": {"tensor_parallel": degree}})
+            for degree in (4, 8)
+            for method, seconds in (("none", 12.0), ("sliced", 8.0), ("async_tp", 7.5), ("commfuse", 6.0))
+        ],
+        "sharding": [
+            *(
+                of("sharding", seconds, 384, "sharding", name, {"workload": {"length": length}})
+                for length in (8, 2)
+                for name, seconds in (("zero3", 4.0), ("three_level", 2.0))
+            ),
+            *(of("sharding_scaling", gpus / 32, gpus, "sharding", "hpz", {}) for gpus in (32, 64)),
+        ],
+        "sync": [
+            *(rounds(gpus, steps, 8.0 / steps) for gpus in (16, 128) for steps in (1, 2)),
+            *(rounds(gpus, 0, 16.0) for gpus in (16, 128)),
+            *(rounds(gpus, 0, 4.0, "200 Gbit/s") for gpus in (16, 128)),
+        ],
     }
 
 

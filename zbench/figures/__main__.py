@@ -34,8 +34,14 @@ NAMES = (
     "rlhf",
     "resharding",
     "placement",
+    "overlap",
+    "sharding",
+    "sync",
 )
-ROLLOUTS = ("seesaw", "rlhf", "resharding", "placement")  # that are in zbench.figures.rollouts
+ROOMS = {  # of zbench.figures, and what is in them
+    "rollouts": ("seesaw", "rlhf", "resharding", "placement"),
+    "strategies": ("overlap", "sharding", "sync"),
+}
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")
 ASKED = ("desk_systems", "desk_parts")  # made for those only who name them: they take a right and 20 minutes
@@ -79,7 +85,8 @@ def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
 
 def module_name(name: str) -> str:
     """Returns the name of a figure's module."""
-    return f"zbench.figures.{'rollouts.' if name in ROLLOUTS else ''}{name}"
+    room = next((f"{room}." for room, names in ROOMS.items() if name in names), "")
+    return f"zbench.figures.{room}{name}"
 
 
 def _make(experiments: Mapping[str, Sequence[str]]) -> None:

@@ -1,9 +1,10 @@
 """Makes one process's instructions of a step's templates. Pure.
 
 Every process goes through a template's operations in their one order and takes of each what the places it holds have a
-part in. As an operation uses only what earlier ones made, the earliest message that is not there can always go on, and
-nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction those from the members
-that have contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
+part in; exchanges go ahead of computes that have nothing to do with them (zbench.runtime.steps.early). As an operation
+uses only what earlier ones made, the earliest message that is not there can always go on, and nothing deadlocks. A
+gather is its transfers from the homes of cells to the members, a reduction those from the members that have
+contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
 
 Places are counted from an instance's first one, or from the stages of all pipelines that have its layer: a template is
 compiled once for every start that it is played from, and instructions have the places that are meant. A process takes
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.runtime.steps.early import with_early_exchanges
 from zbench.runtime.steps.instructions import (
     Cell,
     Cells,
@@ -54,7 +56,7 @@ def compile_template(
     table = template.operations.table
     each = [0.0] * len(table) if seconds is None else seconds.tolist()
     found = [one for row, took in zip(table.tolist(), each, strict=True) for one in made.instructions(row, took)]
-    return TemplateProgram(template.name, template.layout, with_last_uses(found, needs, leaves))
+    return TemplateProgram(template.name, template.layout, with_last_uses(with_early_exchanges(found), needs, leaves))
 
 
 @dataclass

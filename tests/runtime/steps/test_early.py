@@ -1,0 +1,76 @@
+"""Exchanges of a process go ahead of computes, and of nothing that they have to do with."""
+
+import pytest
+
+from tests.runtime.steps.test_compiler import CASES, step_of
+from zbench.runtime.steps import compiler
+from zbench.runtime.steps.compiler import compile_step
+from zbench.runtime.steps.early import with_early_exchanges
+from zbench.runtime.steps.instructions import (
+    Cells,
+    Compute,
+    Exchange,
+    Forget,
+    Instruction,
+    Parcel,
+    TemplateProgram,
+    holders,
+)
+
+A, B, C = (Cells(tensor, 0, (0,), (0,)) for tensor in range(3))
+
+
+def compute(*reads: Cells, makes: Cells) -> Compute:
+    return Compute(0, 0, (), reads, (makes,))
+
+
+def sent(cells: Cells) -> Exchange:
+    return Exchange(0, None, False, (Parcel(cells, 0, 1, 1),), (), ())
+
+
+def received(cells: Cells) -> Exchange:
+    return Exchange(0, None, False, (), (Parcel(cells, 1, 0, 1),), ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([compute(A, makes=B), sent(C)], [1, 0]),  # has nothing to do with it
+        ([compute(A, makes=B), sent(B)], [0, 1]),  # carries what it makes
+        ([compute(A, makes=B), received(B)], [0, 1]),  # is added to what it makes
+        ([Forget(0, 2, 0, ((0, 0),)), received(C)], [0, 1]),  # comes where other cells were
+        ([sent(A), compute(A, makes=B), sent(C)], [0, 2, 1]),  # after the exchange before it
+        ([received(C), compute(A, makes=B), sent(C)], [0, 1, 2]),  # would wait for what it passes on
+        ([received(C), compute(C, makes=B), compute(A, makes=A), sent(C)], [0, 1, 3, 2]),  # which is there by now
+    ],
+)
+def test_an_exchange_goes_ahead_of_what_it_does_not_touch(before: list[Instruction], after: list[int]) -> None:
+    assert with_early_exchanges(before) == [before[number] for number in after]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exchanges_and_computes_keep_their_order(
+    case: tuple[int, int, str, str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real steps: what names messages, and what every cell goes through, is as the step says; and some are ahead."""
+    step, ahead = step_of(*case), 0
+    for process in range(step.num_gpus):
+        early = compile_step(step, process, holders(step))
+        with monkeypatch.context() as there:
+            there.setattr(compiler, "with_early_exchanges", list)
+            plain = compile_step(step, process, holders(step))
+        for key, program in early.items():
+            for kind in (Exchange, Compute):
+                assert of(program, kind) == of(plain[key], kind)
+            ahead += computes_before(plain[key]) - computes_before(program)
+    assert ahead > 0
+
+
+def of(program: TemplateProgram, kind: type[Instruction]) -> list[Instruction]:
+    return [one for one in program.instructions if isinstance(one, kind)]
+
+
+def computes_before(program: TemplateProgram) -> int:
+    """Counts the computes before exchanges, of each by itself."""
+    kinds = [type(one) for one in program.instructions]
+    return sum(kinds[:at].count(Compute) for at, kind in enumerate(kinds) if kind is Exchange)

@@ -1,0 +1,69 @@
+"""Moves exchanges of a process ahead of computes that have nothing to do with them. Pure.
+
+A process goes through its instructions one by one, and begins a message where it stands. A GPU's links, and those of
+the clock, begin it once what it carries is there. So each exchange goes as far ahead as its cells allow: a gather
+stands beside matmuls before the one that it is for, a reduction directly behind what it sums. Exchanges stay in the
+order of the step among each other, which is what names their messages, and so do all that touch a cell.
+"""
+
+from collections.abc import Sequence
+
+from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Instruction, Parcel
+
+Where = tuple[int, int, int]  # (place, tensor, offset of its layer)
+Touched = dict[Where, set[Cell]]
+
+
+def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Returns a template's instructions with exchanges as early as they can be.
+
+    An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it.
+    """
+    found: list[Instruction] = []
+    coming: Touched = {}  # cells that messages bring, until something reads them
+    for one in instructions:
+        at = len(found)
+        if isinstance(one, Exchange):
+            if not any(_of(_cells(parcel.src, parcel.cells), coming) for parcel in one.sends):
+                touched = _touched(one)
+                while at and not isinstance(found[at - 1], Exchange) and not _of(_touched(found[at - 1]), touched):
+                    at -= 1
+            for parcel in one.receives:
+                _add(coming, parcel.dst, parcel.cells)
+        else:
+            for where, cells in _touched(one).items():
+                coming.get(where, set()).difference_update(cells)
+        found.insert(at, one)
+    return found
+
+
+def _touched(one: Instruction) -> Touched:
+    """Returns the cells that an instruction reads, makes or takes away."""
+    found: Touched = {}
+    if isinstance(one, Compute):
+        for cells in (*one.reads, *one.writes):
+            _add(found, one.place, cells)
+    elif isinstance(one, Exchange):
+        parcels: tuple[Parcel, ...] = (*one.sends, *one.copies)
+        for parcel in parcels:
+            _add(found, parcel.src, parcel.cells)
+        for parcel in (*one.receives, *one.copies):
+            _add(found, parcel.dst, parcel.cells)
+    else:
+        found[one.place, one.tensor, one.layer] = set(one.cells)
+    return found
+
+
+def _cells(place: int, cells: Cells) -> Touched:
+    found: Touched = {}
+    _add(found, place, cells)
+    return found
+
+
+def _add(touched: Touched, place: int, cells: Cells) -> None:
+    touched.setdefault((place, cells.tensor, cells.layer), set()).update(cells.pairs())
+
+
+def _of(one: Touched, other: Touched) -> bool:
+    """Returns whether two have a cell in common."""
+    return any(not cells.isdisjoint(other.get(where, ())) for where, cells in one.items())
