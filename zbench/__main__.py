@@ -29,6 +29,7 @@ with loading(__name__):
     from zbench.console.garbage import collect_from_now_on, without_collection
     from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
     from zbench.console.overrides import added, as_typed, check_choices
+    from zbench.console.run_mode import told_mode
     from zbench.console.signals import stop_in
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _main(outcome: JobsOutcome) -> int:
         sys.argv[1:] = [added(word) for word in _settings_last(sys.argv[1:])]
         check_choices(sys.argv[1:], (path.name for path in CONF.iterdir() if path.is_dir()))
         check_few(sys.argv[1:])
-        with contextlib.ExitStack() as stack:
+        with told_mode(sys.argv[1:]), contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
                 # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
                 given = sys.argv[1:]
