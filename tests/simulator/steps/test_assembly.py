@@ -8,8 +8,8 @@ import pytest
 
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
+from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
 from zbench.simulator.steps.lower import all_queues
-from zbench.simulator.steps.play import with_fewer_layers
 from zbench.simulator.steps.program import StepParts, program
 from zbench.step.passes.build import whole_step
 

@@ -2,7 +2,7 @@
 
 Layers are alike, so a step is played with fewer of them, as one program from the embedding to the optimizer in which
 every instance waits for what it needs and for nothing else. Those in the middle of each stage are left out, and
-what waits for them is later by what they would have added (zbench.simulator.steps.left_out).
+what waits for them is later by what they would have added (zbench.simulator.steps.fewer_layers.left_out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,17 @@ from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
-from zbench.simulator.steps.left_out import LeftOut
+from zbench.simulator.steps.fewer_layers.left_out import LeftOut
+from zbench.simulator.steps.fewer_layers.repeating import RepeatingLayers
+from zbench.simulator.steps.fewer_layers.shortened import longest_stage, with_fewer_layers
 from zbench.simulator.steps.occupancy import LinkedHops, LinkUse
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.trains.clock import Unless, run_unless
 from zbench.step.operations import QUEUES
-from zbench.step.template import StageStart, Step
+from zbench.step.template import Step
 
 LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
 _ROUNDING = 1e-9  # relative: of sums of the same numbers in another order
-TURNS = 4  # of several layers that are played at least, two before and two after those that are left out
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def step_seconds(parts: StepParts, least: float = 0.0) -> float:
 
 def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
-    longest = _longest_stage(parts.step)
-    for most in sorted({min(most, longest) for most in LAYERS} - {longest}):
-        played = _Played.settling(parts, most)
+    longest = longest_stage(parts.step)
+    left = sorted({min(most, longest) for most in LAYERS} - {longest})
+    while left:
+        played, left = _Played.settling(parts, left)
         if played is not None and played.settled and played.seconds >= least * (1 - _ROUNDING):
             return played
     return _Played.of(parts, longest)
@@ -95,59 +97,31 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
     return played.program, played.left_out.timeline
 
 
-def _longest_stage(step: Step) -> int:
-    """Returns the most layers that are on the same stages of all pipelines and play the same templates."""
-    return max(end - begin for begin, end in pairwise([*step.cuts, step.num_layers]))
+@dataclass
+class _Layers:
+    """Numbers of layers to play a step with. kept: that are played first; others: of which the run that was found not
+    to have settled may, ascending. repeating: whether a run has not, nor would it with these, so that this program
+    will do only where all runs repeat."""
 
+    kept: int
+    others: list[int]
+    repeating: bool = False
 
-def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:
-    """Returns a step with at most `kept` layers in each stage, the instances of it, (entry, layer), and for each how
-    many layers before it in its run were left out: those in the middle of a stage are, or of what stages of several
-    pipelines have in common.
+    def reasons(self, made: StepProgram, skipped: Ints, turn: int) -> list[Unless]:
+        """Returns when to stop playing a program, as a run of layers has not settled."""
+        nothing = np.zeros(0)
+        of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
+        return [Unless(of.looked_at(cut), partial(self._stops, of, cut)) for cut in of.cuts]
 
-    Where gradients are reduced several layers together these are left out together, and a few more may be kept.
-    """
-    number, firsts, which = 0, {}, {}
-    for first, end in pairwise([*step.cuts, step.num_layers]):
-        firsts[first] = number
-        begin, less = _left_out(end - first, kept, step.turn_layers)
-        for layer in (*range(first, first + begin), *range(first + begin + less, end)):
-            which[layer] = number
-            number += 1
-    which[step.num_layers] = number
-    stages = [StageStart(firsts[one.layer], one.place) for one in step.stages]
-    order, skipped = [], []
-    before, since = dict.fromkeys(step.runs, -1), dict.fromkeys(step.runs, -1)  # by run: the last one kept, and of all
-    for entry, (of, run) in enumerate(zip(step.order, step.runs, strict=True)):
-        for layer in of.layers:
-            since[run] += 1
-            if layer in which:
-                order.append((entry, which[layer]))
-                skipped.append(since[run] - before[run] - 1)
-                before[run] = since[run]
-    leading = firsts[step.leading] if step.leading else 0
-    return replace(step, num_layers=number, stages=tuple(stages), leading=leading), order, np.array(skipped, np.int64)
-
-
-def _left_out(count: int, kept: int, turn: int) -> tuple[int, int]:
-    """Returns how many of a stage's layers stand before those that are left out, and how many these are. turn: the
-    layers that are left out together, counted from the last."""
-    kept = max(kept, TURNS * turn + count % turn) if turn > 1 else kept
-    begin, less = min(kept, count) // 2, max(count - kept, 0)
-    begin += (count - begin) % turn
-    return begin, less // turn * turn
-
-
-def _reasons(made: StepProgram, skipped: Ints, turn: int) -> list[Unless]:
-    """Returns when to stop playing a program, as a run of layers has not settled."""
-    nothing = np.zeros(0)
-    of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
-    return [Unless(of.looked_at(cut), partial(_differs, of, cut)) for cut in of.cuts]
-
-
-def _differs(of: LeftOut, cut: int, timeline: Timeline) -> bool:
-    """Returns whether the run of a cut has not settled."""
-    return not replace(of, timeline=timeline).agrees(cut)
+    def _stops(self, of: LeftOut, cut: int, timeline: Timeline) -> bool:
+        """Returns whether the run of a cut has not settled, unless all would be played next and layers repeat."""
+        of, known = replace(of, timeline=timeline), [cut]
+        if not self.repeating:
+            if of.agrees(cut):
+                return False
+            self.others = [one for one in self.others if RepeatingLayers(of).may_agree(cut, one - self.kept)]
+            self.repeating, known = not self.others, of.cuts[: of.cuts.index(cut) + 1]
+        return not (self.repeating and all(RepeatingLayers(of).found(one) for one in known))
 
 
 @dataclass(frozen=True)
@@ -160,25 +134,34 @@ class _Played:
     @staticmethod
     def of(parts: StepParts, kept: int) -> "_Played":
         """Plays a step with at most `kept` layers of each stage."""
-        found = _Played.settling(parts, kept, False)
+        found = _Played._playing(parts, kept, None)
         assert found is not None
         return found
 
     @staticmethod
-    def settling(parts: StepParts, kept: int, only: bool = True) -> "_Played | None":
-        """Plays a step with at most `kept` layers of each stage; None where a run of layers has not settled. only:
-        whether to stop there."""
+    def settling(parts: StepParts, kept: list[int]) -> "tuple[_Played | None, list[int]]":
+        """Plays a step with at most the first of some numbers of layers of each stage; None where a run of layers has
+        not settled. Returns those of the other numbers as well with which it may."""
+        layers = _Layers(kept[0], kept[1:])
+        return _Played._playing(parts, kept[0], layers), layers.others
+
+    @staticmethod
+    def _playing(parts: StepParts, kept: int, layers: _Layers | None) -> "_Played | None":
+        """Plays a step with at most `kept` layers of each stage. layers: None where it is not stopped."""
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
         free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
-        reasons = _reasons(made, skipped, turn) if only else []
+        reasons = layers.reasons(made, skipped, turn) if layers else []
         timeline = run_unless(made, cluster.num_ranks, free, reasons)
         if timeline is None:
             return None
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
-        return _Played(parts, LeftOut(made, timeline, skipped, turn))
+        left_out: LeftOut | None = LeftOut(made, timeline, skipped, turn)
+        if left_out and layers and layers.repeating:
+            left_out = RepeatingLayers(left_out).left_out()
+        return _Played(parts, left_out) if left_out else None
 
     @property
     def program(self) -> StepProgram:
@@ -217,7 +200,7 @@ class _Played:
     def _occupied(self) -> list[Floats]:
         """Returns the seconds in which transfers are under way and exposed, in all layers: of each stage's GPUs, from
         the end of an instance on them to that of the next."""
-        step, timeline, times = self.parts.step, self.left_out.timeline, self.left_out.times
+        step, timeline, times = self.parts.step, self.left_out.beside, self.left_out.times
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
         edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program

@@ -76,6 +76,10 @@ class StepProgram:
         """Returns where the rows of an instance's hops are."""
         return slice(*self.stacked.begin[self.which[number] : self.which[number] + 2].tolist())
 
+    def is_linkless(self, number: int) -> bool:
+        """Returns whether no hop of an instance takes a link, as of an optimizer's."""
+        return not (self.hops.rows.link_a[self.rows_of(number)] >= 0).any()
+
     @property
     def trains(self) -> Ints:
         """The trains of its collectives."""

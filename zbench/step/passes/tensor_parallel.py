@@ -56,8 +56,10 @@ class LinearModules:
         """Returns the list of an index that each GPU computes with, -1 where it has no tokens."""
         key = (index, sliced and index == "t")
         if key not in self.columns:
-            found = [self._list(index, gpu, sliced) for gpu in range(self.parts.num_gpus)]
-            self.columns[key] = np.array(found, np.int64)
+            alike = index not in ("t", TOGETHER)  # in all groups
+            gpus = self.parts.degree if alike else self.parts.num_gpus
+            found = np.array([self._list(index, gpu, sliced) for gpu in range(gpus)], np.int64)
+            self.columns[key] = np.tile(found, self.parts.num_gpus // self.parts.degree) if alike else found
         return self.columns[key]
 
     def _list(self, index: str, gpu: int, sliced: bool) -> int:

@@ -46,10 +46,11 @@ def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable)
     index, count = of.slices(weight)
     table = home.reshape(count, -1)
     for share, members in of.members(weight):
-        slices = lists.number(index, [share])
+        slices, groups = lists.number(index, [share]), table[share] if degree == WORLD else table[share] % every
+        order, ends = np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=of.num_gpus)).tolist()
         for place in members.tolist():
-            here = table[share] == place if degree == WORLD else table[share] % every == place % every
-            shards = np.flatnonzero(here | (degree == 1))
+            group = place if degree == WORLD else place % every
+            shards = order[ends[group - 1] if group else 0 : ends[group]]
             if len(shards):
                 cells = [slices, lists.number(f"z{weight}", shards)]
                 found.append(operation_row(COMPUTE, formula, (place, -1), cells, "compute"))

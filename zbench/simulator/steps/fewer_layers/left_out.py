@@ -6,6 +6,7 @@ so much longer. A hop that waits for several begins when the last of them has en
 what was left out of one stage of a pipeline may be hidden behind another. A hop waits for links as long as it did.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -33,19 +34,22 @@ class Added(NamedTuple):
 class LeftOut:
     """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
     how many layers stood between it and the one before it in its run. turn: the layers after which what is played
-    repeats, of which the steady half of a run has whole turns."""
+    repeats, of which the steady half of a run has whole turns. repeating: whether layers are left out where they repeat
+    (zbench.simulator.steps.fewer_layers.repeating), so that the one before the last before a cut is all of the steady
+    half."""
 
     program: StepProgram
     timeline: Timeline
     skipped: Ints
     turn: int = 1
+    repeating: bool = False
 
     @cached_property
     def cuts(self) -> list[int]:
         """The instances that layers stood before."""
         return [int(at) for at in np.flatnonzero(self.skipped)]
 
-    def _ends(self, number: int) -> Floats:
+    def ends_of(self, number: int) -> Floats:
         """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
         mine, rows = slice(*self.program.begin[number : number + 2].tolist()), self.program.hops.rows
         of, release = self.program.rows_of(number), self.timeline.release[mine]
@@ -57,33 +61,39 @@ class LeftOut:
         """For each cut what a layer adds to each queue, seconds [queues], and whether quarters of its run agree."""
         return [self._steady(number) for number in self.cuts]
 
-    def _alike(self, number: int) -> list[int]:
+    def alike(self, number: int) -> list[int]:
         """Returns the instances of a cut's run that are alike, as those that were left out are."""
         instances = self.program.instances
         mine = self.program.of_runs[instances[number].run]
         variant = instances[mine[len(mine) // 2]].variant
         return [at for at in mine if instances[at].variant is variant]
 
-    def _half(self, same: list[int]) -> int:
-        """Returns where the steady half of instances that are alike begins."""
-        half, quarter = len(same) // 2, 2 * self.turn
-        return half if self.turn == 1 else len(same) - max((len(same) - half) // quarter, 1) * quarter
+    def _half(self, count: int) -> int:
+        """Returns where the steady half of so many instances that are alike begins."""
+        half, quarter = count // 2, 2 * self.turn
+        return half if self.turn == 1 else count - max((count - half) // quarter, 1) * quarter
 
     def _steady(self, number: int) -> tuple[Floats, bool]:
-        same = self._alike(number)
-        half, last = self._half(same), len(same) - 1
+        if self.repeating:
+            return self.ends_of(number - 1) - self.ends_of(number - 2), True
+        same = self.alike(number)
+        return self.steady_of(len(same), lambda at: self.ends_of(same[at]))
+
+    def steady_of(self, count: int, ends: Callable[[int], Floats]) -> tuple[Floats, bool]:
+        """Returns what `_adds` has of so many instances that are alike. ends: of each, by queue."""
+        half, last = self._half(count), count - 1
         if half < 1 or last - half < 1:
             return np.zeros(self.program.queues), False
         middle = (half + last) // 2
-        begin, center, end = (self._ends(same[at]) for at in (half - 1, middle, last))
+        begin, center, end = ends(half - 1), ends(middle), ends(last)
         mean = (end - begin) / (last - half + 1)
         first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
         return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
 
     def looked_at(self, number: int) -> Ints:
         """Returns the hops of the instances by which the run of a cut is found to have settled."""
-        same, begin = self._alike(number), self.program.begin
-        half, last = self._half(same), len(same) - 1
+        same, begin = self.alike(number), self.program.begin
+        half, last = self._half(len(same)), len(same) - 1
         three = sorted({same[at] for at in (half - 1, (half + last) // 2, last) if at >= 0})
         return np.concatenate([np.arange(begin[at], begin[at + 1]) for at in three])
 
@@ -97,17 +107,18 @@ class LeftOut:
         stands for."""
         found = []
         for number in self.cuts:
-            same = self._alike(number)
-            half = same[max(self._half(same), 0) :]
+            same = self.alike(number)
+            half = [number - 2] if self.repeating else same[max(self._half(len(same)), 0) :]
             found.append((half, self.skipped[number] / len(half)))
         return found
 
     @cached_property
     def times(self) -> Floats:
-        """The number of layers that each instance stands for, with those that were left out, float64 [instances]."""
+        """The number of layers that each instance stands for, with those that were left out and are not in `beside`,
+        float64 [instances]."""
         found = np.ones(len(self.program.instances))
-        for half, more in self.steady:
-            found[half] += more
+        for number, (half, more) in zip(self.cuts, self.steady, strict=True):
+            found[half] += 0 if self.repeating and self.program.is_linkless(number) else more
         return found
 
     @property
@@ -129,13 +140,40 @@ class LeftOut:
                 of[number] = of_run[one.run], number >= self.cuts[of_run[one.run]]
         return Added(of, late)
 
+    def _later_by(self, late: Floats) -> Floats:
+        """Returns the seconds by which each hop is later where cuts add `late` (Added.late), [hops]."""
+        program, times = self.program, self.timeline
+        if not self.cuts:
+            return np.zeros(len(times.start))
+        moments = times.start, times.release, times.done
+        hops, following = (program.hops, program.owner), program.assembled.following
+        found: Floats = _later(hops, following, moments, self.added.cut, late)
+        return found
+
     @cached_property
     def later(self) -> Floats:
         """The seconds by which each hop is later with all layers, [hops]."""
-        program, times = self.program, self.timeline
-        moments = times.start, times.release, times.done
-        hops, following = (program.hops, program.owner), program.assembled.following
-        found: Floats = _later(hops, following, moments, self.added.cut, self.added.late)
+        return self._later_by(self.added.late)
+
+    @cached_property
+    def later_computes(self) -> Floats:
+        """Those by which it is later with all layers of the runs whose hops take no links, and of no others."""
+        linkless = [self.program.is_linkless(number) for number in self.cuts]
+        return self._later_by(self.added.late * np.array([*linkless, False])[:, None])
+
+    @cached_property
+    def beside(self) -> Timeline:
+        """The timeline in which what is under way beside computes is counted. Where layers repeat, those of runs whose
+        hops take no links are in it, as what others send meanwhile goes on at its own time."""
+        played, program = self.timeline, self.program
+        if not self.repeating:
+            return played
+        more = self.later_computes
+        found = Timeline(played.start + more, played.release + more, played.done + more)
+        for cut, late in zip(self.cuts, self.added.late, strict=False):
+            if program.is_linkless(cut):
+                hops = slice(*program.begin[cut - 1 : cut + 1].tolist())
+                found.release[hops] += late[program.hops.rows.queue_a[program.rows_of(cut - 1)]]
         return found
 
     @cached_property

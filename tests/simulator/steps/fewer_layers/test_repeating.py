@@ -1,0 +1,91 @@
+"""Layers that repeat: what a program of twelve tells is what all layers show."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.simulator.steps.test_play import planned
+from zbench.cost.job import make_cost
+from zbench.simulator.clock import Free, Timeline
+from zbench.simulator.steps import play
+from zbench.simulator.steps.fewer_layers.left_out import LeftOut
+from zbench.simulator.steps.fewer_layers.repeating import RepeatingLayers
+from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
+from zbench.simulator.steps.play import PlayedStep
+from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.trains.clock import run_trains
+from zbench.step.passes.build import whole_step
+
+
+@cache
+def parts_of(system: str, layers: int = 32) -> StepParts:
+    found, cost = planned(system)
+    model = replace(found.model, num_layers=layers)
+    return StepParts(whole_step(model, found.plans, 1, "3"), found.plans, make_cost(cost.cluster, model))
+
+
+@cache
+def left_out(system: str, kept: int) -> LeftOut:
+    """The layers that are left out of a program of so many, played to its end."""
+    parts = parts_of(system)
+    short, order, skipped = with_fewer_layers(parts.step, kept)
+    made = program(parts, order, short)
+    cluster = parts.cost.cluster
+    return LeftOut(made, run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues)), skipped)
+
+
+def sums(played: PlayedStep) -> list[np.ndarray]:
+    return [
+        np.array([played.seconds, *(end for _, end in played.ends)]),
+        played.moving,
+        played.exposed,
+        played.exposed_nic,
+        *played.spent.values(),
+    ]
+
+
+@pytest.mark.parametrize("system", ["zeppelin", "ulysses"])
+def test_a_step_whose_layers_repeat_is_told_by_twelve(system: str) -> None:
+    """To rounding: sums of the same numbers, of which some are multiplied in place of added again and again."""
+    parts = parts_of(system)
+    assert play._settled(parts, 0.0).left_out.repeating
+    some = play.play_step(parts.step, parts.plans, parts.cost)
+    every = play.play_some_layers(parts.step, parts.plans, parts.cost, 32)
+    for one, other in zip(sums(some), sums(every), strict=True):
+        assert abs(one - other).max() <= 1e-12 * every.seconds
+
+
+@pytest.mark.parametrize("system", ["zeppelin", "ulysses", "ring"])
+def test_what_is_known_of_more_layers_is_what_they_show(system: str) -> None:
+    of, longer = left_out(system, 12), left_out(system, 24)
+    told = [RepeatingLayers(of).may_agree(cut, 12) for cut in of.cuts]
+    shown = [longer.agrees(cut) for cut in longer.cuts]
+    repeats = [RepeatingLayers(of).found(cut) for cut in of.cuts]
+    assert any(repeats)
+    assert [one for one, known in zip(told, repeats, strict=True) if known] == [
+        one for one, known in zip(shown, repeats, strict=True) if known
+    ]
+
+
+def test_layers_that_nearly_repeat_do_not() -> None:
+    of = left_out("zeppelin", 12)
+    cut, done = of.cuts[0], of.timeline.done.copy()
+    for number in of.alike(cut):  # one hop is later by a millionth of a millisecond, layer by layer
+        done[of.program.begin[number]] += 1e-9 * number
+    nearly = replace(of, timeline=Timeline(of.timeline.start, of.timeline.release, done))
+    assert RepeatingLayers(of).found(cut)
+    assert not RepeatingLayers(nearly).found(cut)
+
+
+def test_messages_of_what_comes_after_are_not_counted_once_a_layer() -> None:
+    """Where a message of a later run is under way while layers repeat, all layers are played."""
+    of = left_out("zeppelin", 12)
+    assert RepeatingLayers(of).left_out() is not None
+    program, start = of.program, of.timeline.start.copy()
+    last = program.of_runs[program.instances[of.cuts[0]].run][-1]
+    after = np.flatnonzero(program.hops.rows.link_a[program.hops.row] >= 0)
+    start[after[after >= program.begin[last + 1]][0]] = 0.0
+    early = replace(of, timeline=Timeline(start, of.timeline.release, of.timeline.done))
+    assert RepeatingLayers(early).left_out() is None

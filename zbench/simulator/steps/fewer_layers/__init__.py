@@ -1,0 +1,1 @@
+"""A step that is played with fewer layers than it has. Pure: no torch."""
