@@ -14,6 +14,7 @@ from typing import Any
 
 from zbench.describe.checks import MOST, check_choice, check_recompute_layers, check_stage_layers, check_whole_number
 from zbench.describe.degrees import NESTED, ShardDegrees
+from zbench.describe.expert_schedule import Experts as Experts  # a group like the others; conf/experts names it here
 from zbench.describe.model import AUTO, BOTH, INPUTS, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE, check_chunk
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
