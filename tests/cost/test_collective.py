@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.oracles import small
 from tests.helpers.strategies import SHARP, costs
-from zbench.cost.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
+from zbench.cost.collective import GRADIENT_BYTES, Collectives, Sharing
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import everything, gather_seconds, nic_bytes
 from zbench.cost.job import make_cost
 from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 
 from tests.helpers.oracles import A100, H100, batches, small
 from tests.helpers.strategies import cases
-from zbench.cost.collective import Collectives, everything, gather_seconds, hop_seconds, port_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import everything, gather_seconds, hop_seconds, port_seconds
 from zbench.describe.device import Device
 from zbench.passes import reverse
 from zbench.plans.build import Builder

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.oracles import small
 from tests.helpers.strategies import batches, costs
-from zbench.cost.collective import GRADIENT_BYTES, every_nic, everything, nic_bytes
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import every_nic, everything, nic_bytes
 from zbench.cost.loss import loss_moment_bytes
 from zbench.cost.memory import activation_bytes, peak_bytes, pipeline_static_bytes, static_bytes
 from zbench.cost.stage import Stage, held, refusal

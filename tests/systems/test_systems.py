@@ -22,8 +22,9 @@ from zbench.correctness.memory_choices import MemoryChoice
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
 from zbench.correctness.step_check import same_plan, step_faults
-from zbench.cost.collective import GRADIENT_BYTES, nic_bytes
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import nic_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import TRANSFER

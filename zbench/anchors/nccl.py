@@ -1,6 +1,6 @@
 """Predicts bus bandwidths that NCCL's own benchmark (nccl-tests) printed, by collective and size. Pure: no torch.
 
-An all-gather or reduce-scatter is that of zbench.cost.collective, as parameters and gradients go; an all-reduce is one
+An all-gather or reduce-scatter is that of zbench.cost.gathers, as parameters and gradients go; an all-reduce is one
 of each. sendrecv passes a message round the ranks, played by the clock as the first hop of a ring. Bus bandwidth is, as
 nccl-tests defines it, the size over the time, times (n - 1) / n, and for an all-reduce twice that.
 Not modelled: reductions inside NVSwitch (NVLink SHARP), by which H100s all-reduce faster than their ports.
@@ -13,8 +13,8 @@ import numpy as np
 from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.anchors.attention import slowest_rank_seconds
 from zbench.anchors.flexsp import WIDE
-from zbench.cost.collective import gather_seconds
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import gather_seconds
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import KV
 from zbench.plans.build import Builder
@@ -23,7 +23,7 @@ from zbench.plans.patterns import ring
 from zbench.plans.plan import TRANSFER
 from zbench.simulator.simulate import prepare
 
-PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.cost.collective's gather
+PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.cost.gathers
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.cost import collective
+from zbench.cost import gathers
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
@@ -81,8 +81,8 @@ class Stage:
         gpus = tp // nodes
         own = cluster.part(nodes, gpus, min(cluster.nics_per_node, gpus))
         alone, size = replace(cost, cluster=own), float(1 << 40)
-        hops = collective.hop_seconds(alone) if tp > 1 else 0.0
-        per_byte = (collective.gather_seconds(alone, size) - hops) / size
+        hops = gathers.hop_seconds(alone) if tp > 1 else 0.0
+        per_byte = (gathers.gather_seconds(alone, size) - hops) / size
         kv_heads = max(model.num_kv_heads // tp, 1)
         return Stage(cost, tp, pp, model.num_layers // pp, model.num_heads // tp, kv_heads, per_byte, hops, nodes)
 
@@ -126,7 +126,7 @@ class Stage:
         return SHOWN, (1 + again) * SHOWN + shown, HIDDEN - shown
 
 
-def held(pipelines: Pipelines, cost: Cost) -> collective.Held:
+def held(pipelines: Pipelines, cost: Cost) -> gathers.Held:
     """Returns the shares of the parameters that ranks and nodes need: their pipelines' stages and shares of tensors."""
     cluster, layers = cost.cluster, cost.model.num_layers
     rank = float((1 / (pipelines.tp * pipelines.pp)).max())
@@ -140,4 +140,4 @@ def held(pipelines: Pipelines, cost: Cost) -> collective.Held:
             end = min(at + tp, begin + cluster.gpus_per_node)
             lo, hi = (begin - at) * shares // tp, (end - at) * shares // tp
             grid[begin // cluster.gpus_per_node, s * each : (s + 1) * each, lo:hi] = True
-    return collective.Held(rank, grid.mean(axis=(1, 2)))
+    return gathers.Held(rank, grid.mean(axis=(1, 2)))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zbench.cost.collective import run_seconds
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import run_seconds
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 from zbench.describe.model import CUT_BY_SLICES

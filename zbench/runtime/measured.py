@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from zbench.cost.bound import bound_seconds
-from zbench.cost.collective import nic_bytes
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import nic_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import StepResult

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zbench.cost.collective import Collectives, hop_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import hop_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model

@@ -184,7 +184,7 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
 
 
 def _carried(line: Line, cost: Cost) -> Carried:
-    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.collective), hops rank by rank."""
+    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.gathers), hops rank by rank."""
     stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
     size = stage.hidden_bytes(tokens)
     times = stage.layers * sum(stage.gathers())

@@ -9,8 +9,8 @@ from zbench.api.parts import cluster_named, model_named
 from zbench.cost.bound import bound_seconds
 from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrategy, TreeLevel, decision_tree
 from zbench.cost.by_layer.layer_costs import LayerCosts, strided_gather_seconds
-from zbench.cost.collective import run_seconds
 from zbench.cost.cost import Cost
+from zbench.cost.gathers import run_seconds
 from zbench.cost.memory import static_bytes, token_bytes
 from zbench.describe.batch import Batch
 

@@ -15,8 +15,9 @@ import numpy as np
 from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrategy
 from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.programme import LayerTable
-from zbench.cost.collective import GRADIENT_BYTES, run_seconds
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
+from zbench.cost.gathers import run_seconds
 from zbench.cost.loss import token_and_chunk_bytes
 from zbench.cost.memory import ADAM_BYTES
 from zbench.cost.recompute import (

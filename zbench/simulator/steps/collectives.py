@@ -1,4 +1,4 @@
-"""Gathers and reductions on the links of their members, as zbench.cost.collective has them: inside a node domain by
+"""Gathers and reductions on the links of their members, as zbench.cost.gathers has them: inside a node domain by
 domain, across nodes by every NIC that members are tied to, each with an even share, all at once, in pieces.
 
 What each member has is taken to be an even share, whatever the homes of its cells: shards of one parameter may lie on
