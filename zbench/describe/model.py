@@ -294,8 +294,8 @@ class Model(StagedLayers, LeadingLayers):
             num_experts=1,
             experts_per_token=1,
             shared_experts=0,
-            gate=SOFTMAX,
-            router=LINEAR,
+            gate="softmax",
+            router="linear",
             router_dim=0,
             router_temperature=0.0,
         )

@@ -29,6 +29,7 @@ from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
+from zbench.simulated.clocks import check_layers_alike
 from zbench.simulated.expert_homes import in_expert_homes
 from zbench.simulated.rollout_job import in_iterations
 
@@ -141,6 +142,8 @@ class Parts:
         check_shapes(cluster.device, target == SIMULATED)
         tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        if target == SIMULATED_ATTENTION:
+            check_layers_alike(model)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         usual = StepStrategy.of(strategy).plans_pipelines
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
