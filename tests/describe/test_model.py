@@ -33,6 +33,16 @@ def test_parameters_are_the_weights_of_a_llama(model: Model) -> None:
     assert model.active_matmul_params == model.num_layers * active + v * h
 
 
+def test_first_layers_may_be_dense() -> None:
+    """Two dense layers and three with experts."""
+    experts = Model("m", 5, 64, 4, 2, 16, 32, 256, num_experts=8, experts_per_token=2, shared_experts=1)
+    dense = Model("m", 5, 64, 4, 2, 16, 400, 256)
+    model = replace(experts, dense_layers=2, dense_ffn_hidden=400)
+    assert model.dense_layer == dense
+    for name in ("total_params", "active_matmul_params"):
+        assert 5 * getattr(model, name) == 2 * getattr(dense, name) + 3 * getattr(experts, name)
+
+
 @given(models(), st.data())
 def test_messages_hold_the_heads_they_name(model: Model, data: st.DataObject) -> None:
     lo = data.draw(st.integers(0, model.num_heads - 1))
@@ -82,6 +92,9 @@ def test_experts_have_no_chunks() -> None:
         ("experts_per_token", 2),
         ("shared_experts", -1),
         ("shared_experts", 1),
+        ("dense_layers", 1),
+        ("dense_layers", -1),
+        ("dense_ffn_hidden", 64),
         ("gate", "sigmoid"),
         ("gate", "tanh"),
         ("router", "cosine"),
@@ -127,10 +140,18 @@ def test_every_model_yaml_makes_a_model(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama_7b", 6.74), ("llama_13b", 13.02), ("llama_30b", 32.53), ("llama3_8b", 8.03)]
+    ("name", "billions"),
+    [
+        ("llama_7b", 6.74),
+        ("llama_13b", 13.02),
+        ("llama_30b", 32.53),
+        ("llama3_8b", 8.03),
+        ("deepseek_moe_16b", 16.38),
+    ],
 )
 def test_published_sizes(name: str, billions: float) -> None:
-    """Parameter counts as their authors give them (arXiv 2302.13971; the Llama 3 model card)."""
+    """Parameter counts as their authors give them (arXiv 2302.13971; the Llama 3 model card; arXiv 2401.06066, where it
+    is 16.4)."""
     (path,) = [path for path in MODELS if path.stem == name]
     assert instantiate(OmegaConf.load(path)).total_params / 1e9 == pytest.approx(billions, abs=0.006)
 

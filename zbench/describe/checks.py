@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from zbench.describe.pipeline.leading_layers import LeadingLayers
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
@@ -52,6 +53,31 @@ def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:
     if tokens not in words and not (is_whole(tokens) and 1 <= tokens <= MOST):
         told = f"it takes a whole number from 1 to {MOST}, or {' or '.join(words)}"
         raise ValueError(f"memory.{name} is {tokens!r}; {told}")
+
+
+def check_dense_layers(model: LeadingLayers) -> None:
+    """Refuses dense layers before others that a model cannot have.
+
+    Raises:
+        ValueError: it has too many, or no experts, or columns without such layers.
+    """
+    check_whole_number("model.dense_layers", model.dense_layers, 0, MOST)
+    if not model.dense_layers:
+        if model.dense_ffn_hidden:
+            told = "with model.dense_layers=0 there is no dense layer, so it takes 0"
+            raise ValueError(f"model.dense_ffn_hidden is {model.dense_ffn_hidden}; {told}")
+        return
+    if model.num_experts == 1:
+        raise ValueError(
+            f"model.dense_layers is {model.dense_layers}; model {model.name} has no experts, so all of its layers are "
+            "dense and it takes 0"
+        )
+    if model.dense_layers >= model.num_layers:
+        raise ValueError(
+            f"model.dense_layers is {model.dense_layers}; model {model.name} has {model.num_layers} layers, of which "
+            f"at least the last has experts: it takes 0 to {model.num_layers - 1}"
+        )
+    check_whole_number("model.dense_ffn_hidden", model.dense_ffn_hidden, 1, MOST)
 
 
 def check_name(field: str, value: object) -> None:

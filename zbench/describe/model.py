@@ -14,6 +14,7 @@ from zbench.describe.checks import (
     MOST,
     check_boolean,
     check_chunk,
+    check_dense_layers,
     check_name,
     check_recompute_layers,
     check_stage_layers,
@@ -156,7 +157,7 @@ class Model(StagedLayers, LeadingLayers):
                 f"{SOFTMAX}"
             )
         self._check_router()
-        self.check_dense_layers()
+        check_dense_layers(self)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -294,8 +295,8 @@ class Model(StagedLayers, LeadingLayers):
             num_experts=1,
             experts_per_token=1,
             shared_experts=0,
-            gate=SOFTMAX,
-            router=LINEAR,
+            gate="softmax",
+            router="linear",
             router_dim=0,
             router_temperature=0.0,
         )

@@ -27,6 +27,7 @@ from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
+from zbench.simulated.clocks import check_layers_alike
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -81,6 +82,8 @@ class Parts:
         check_shapes(cluster.device, target == SIMULATED)
         tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        if target == SIMULATED_ATTENTION:
+            check_layers_alike(model)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         usual = StepStrategy.of(strategy).plans_pipelines
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from zbench.console.sentence import not_among
 from zbench.cost.cost import Cost
 from zbench.cost.matmul import check_shapes
+from zbench.describe.model import Model
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.simulated.executor import Simulated
@@ -15,6 +16,19 @@ CLOCKS: Mapping[str, type[Simulated] | type[SimulatedAttention]] = {
     SIMULATED: Simulated,
     "simulated_attention": SimulatedAttention,
 }
+
+
+def check_layers_alike(model: Model) -> None:
+    """Refuses a model whose first layers are of another kind, as the clock of attention alone has none of these; a
+    planner that compares plans by it counts them as the others.
+
+    Raises:
+        ValueError: it has such layers.
+    """
+    model.check_alike(
+        "executor=simulated_attention counts a layer's seconds by the number of layers (executor=simulated plays both "
+        "kinds)"
+    )
 
 
 def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATEGY) -> Simulated | SimulatedAttention:
@@ -29,5 +43,6 @@ def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATE
     check_shapes(cost.cluster.device, CLOCKS[executor] is Simulated)
     if executor == SIMULATED:
         return Simulated(cost, **strategy.arguments)
+    check_layers_alike(cost.gpus.model)
     strategy.check_attention_alone({name: getattr(cost.gpus.model, name) for name in MODEL_FIELDS})
     return SimulatedAttention(cost)

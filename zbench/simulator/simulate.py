@@ -130,12 +130,6 @@ class SimulatedAttention:
     cost: Cost
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.cost.gpus.model.check_alike(
-            "executor=simulated_attention counts a layer's seconds by the number of layers (executor=simulated plays "
-            "both kinds)"
-        )
-
     def start(self) -> Ready:
         self._layout = None
         return Ready()

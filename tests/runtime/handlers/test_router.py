@@ -72,6 +72,11 @@ def test_routers_of_cosines(ranks: LocalFleet) -> None:
     assert fault_on(ranks, case_of([50, 1, 13], (TOKEN_CHOICE, 0.75), recompute="full", **cosine)) == ""
 
 
+def test_a_first_layer_without_a_router(ranks: LocalFleet) -> None:
+    dense = {"dense_layers": 1, "dense_ffn_hidden": 10}
+    assert fault_on(ranks, case_of([50, 1, 13], (TOKEN_CHOICE, 0.75), recompute="selective", **dense)) == ""
+
+
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:
     case = case_of([50, 1, 13], (TOKEN_CHOICE, 1.25), recompute="full")
     first = ranks.call("run", case)

@@ -282,3 +282,15 @@ def test_there_is_none_where_nothing_is_proven() -> None:
     planned = Hydraulis(pipelines, tp_pp_pairs=[[2, 2], [1, 1]]).plan(batch)
     assert planned[0].pipelines is not None
     assert Simulated(pipelines).step(batch, planned).ceiling_seconds is None
+
+
+def test_the_bound_counts_each_kind_of_layers() -> None:
+    """As if every kind had layers of its own: of 5 layers with experts, 5 dense ones, and 2 and 3 of them."""
+    experts = Model("m", 5, 64, 4, 2, 16, 32, 256, num_experts=8, experts_per_token=2, shared_experts=1)
+    dense = Model("m", 5, 64, 4, 2, 16, 400, 256)
+    mixed, batch = replace(experts, dense_layers=2, dense_ffn_hidden=400), Batch(np.array([700, 41]), 0, 0)
+    cluster = Cluster("test", 1, 2, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, REAL)
+    costs_of = [make_cost(cluster, one) for one in (mixed, dense, experts)]
+    bound = [step_bound_seconds(batch, one) for one in costs_of]
+    assert 5 * bound[0] == pytest.approx(2 * bound[1] + 3 * bound[2], rel=1e-12)
+    assert step_ceiling_seconds(batch, costs_of[0], Simulated(costs_of[0]).steps.parameters) is None
