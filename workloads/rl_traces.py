@@ -130,6 +130,11 @@ class RLTracesFile:
         lengths: Ints = self._pairs.sum(axis=0)
         return lengths
 
+    @property
+    def prompt_limit(self) -> int:
+        """The tokens of the longest prompt."""
+        return int(self._pairs[0].max())
+
     def _column(self, key: str) -> Ints:
         """Reads a length of every row.
 

@@ -108,6 +108,14 @@ class HasSize(Protocol):
 
 
 @runtime_checkable
+class HasPromptLimit(Protocol):
+    """A workload whose prompts have at most `prompt_limit` tokens, whatever the batch."""
+
+    @property
+    def prompt_limit(self) -> int: ...
+
+
+@runtime_checkable
 class HasContextLimit(Protocol):
     """A workload that makes no sequence longer than `context_limit` tokens; the limit goes into the record."""
 

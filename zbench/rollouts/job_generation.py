@@ -65,6 +65,15 @@ class JobGeneration:
         """The tokens that a micro-batch of a replica has room for, of which no sequence may have more."""
         return self.decode.batch_tokens
 
+    def check_prompts(self, longest: int) -> None:
+        """Refuses prompts for which host memory never has room, where they go by it.
+
+        Raises:
+            ValueError: the message names the key.
+        """
+        if self.two is not None:
+            self.two.check_prompts(longest)
+
     def play(self, prompts: Ints, responses: Ints) -> Generation:
         """Plays generation from prompts, as of zbench.rollouts.generate.generate.
 

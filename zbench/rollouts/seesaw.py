@@ -44,7 +44,7 @@ def generate_by_seesaw(
     for of in pairs:
         check_sequences_fit(prompts + responses, of.decode)
         check_sequences_fit(prompts, of.prefill)
-        of.check_prompts(prompts)
+        of.check_prompts(int(prompts.max()))
     shares = np.array_split(np.arange(len(prompts)), replicas)
     each = [_PhasedReplica(prompts[share], responses[share]) for share in shares]
     return [_played(of, each) for of in pairs]

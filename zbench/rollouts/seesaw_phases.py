@@ -60,18 +60,17 @@ class SeesawCost:
         """The tokens whose keys and values host memory has room for."""
         return int(self.host_bytes * self.gpus // self.token_bytes)
 
-    def check_prompts(self, prompts: Ints) -> None:
-        """Refuses prompts that host memory never has room for.
+    def check_prompts(self, longest: int) -> None:
+        """Refuses prompts, of which the longest has so many tokens, that host memory never has room for.
 
         Raises:
             ValueError: the message names what a user sets host memory by.
         """
-        longest = int(prompts.max())
         if longest > self.host_tokens:
             wanted = longest * self.token_bytes / self.gpus / 2**20
             raise ValueError(
                 f"{self.host_key} is {self.host_bytes / 2**20:.4g} MiB a GPU, room for keys and values of "
-                f"{self.host_tokens} tokens of a replica; a prompt has {longest} tokens, so it takes at least "
+                f"{self.host_tokens} tokens of a replica; a prompt may have {longest}, so it takes at least "
                 f"{wanted:.4g} MiB"
             )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL
 from zbench.describe.model import Model
-from zbench.interfaces.abilities import HasContextLimit
+from zbench.interfaces.abilities import HasContextLimit, HasPromptLimit
 from zbench.interfaces.protocols import Executor, Workload
 from zbench.simulated.executor import Simulated
 from zbench.simulated.iterations import SimulatedIterations
@@ -41,6 +41,8 @@ def in_iterations(
             f"on a replica of job.generate_tensor={job.generate_tensor}{staged} in "
             f"job.memory_share={job.memory_share}, so it takes at most that, or more memory"
         )
+    if isinstance(workload, HasPromptLimit):
+        made.generation.check_prompts(workload.prompt_limit)
     return made
 
 
