@@ -39,6 +39,7 @@ def received(cells: Cells) -> Exchange:
         ([compute(A, makes=B), sent(B)], [0, 1]),  # carries what it makes
         ([compute(A, makes=B), received(B)], [0, 1]),  # is added to what it makes
         ([Forget(0, 2, 0, ((0, 0),)), received(C)], [0, 1]),  # comes where other cells were
+        ([Forget(0, 1, 0, ((0, 0),)), received(C)], [0, 1]),  # comes when others have left
         ([sent(A), compute(A, makes=B), sent(C)], [0, 2, 1]),  # after the exchange before it
         ([received(C), compute(A, makes=B), sent(C)], [0, 1, 2]),  # would wait for what it passes on
         ([received(C), compute(C, makes=B), compute(A, makes=A), sent(C)], [0, 1, 3, 2]),  # which is there by now

@@ -17,7 +17,8 @@ Touched = dict[Where, set[Cell]]
 def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instruction]:
     """Returns a template's instructions with exchanges as early as they can be.
 
-    An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it.
+    An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it. None
+    goes ahead of a drop: what it brings would be in memory beside what the step has dropped by then.
     """
     found: list[Instruction] = []
     coming: Touched = {}  # cells that messages bring, until something reads them
@@ -26,7 +27,7 @@ def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instructio
         if isinstance(one, Exchange):
             if not any(_of(_cells(parcel.src, parcel.cells), coming) for parcel in one.sends):
                 touched = _touched(one)
-                while at and not isinstance(found[at - 1], Exchange) and not _of(_touched(found[at - 1]), touched):
+                while at and isinstance(found[at - 1], Compute) and not _of(_touched(found[at - 1]), touched):
                     at -= 1
             for parcel in one.receives:
                 _add(coming, parcel.dst, parcel.cells)
