@@ -17,8 +17,8 @@ Touched = dict[Where, set[Cell]]
 def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instruction]:
     """Returns a template's instructions with exchanges as early as they can be.
 
-    An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it. None
-    goes ahead of a drop: what it brings would be in memory beside what the step has dropped by then.
+    An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it.
+    None goes ahead of a drop: what it brings would be in memory beside what the step has dropped by then.
     """
     found: list[Instruction] = []
     coming: Touched = {}  # cells that messages bring, until something reads them
