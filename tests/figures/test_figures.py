@@ -187,6 +187,7 @@ def test_sharding_is_over_zero3_and_over_the_fewest_gpus() -> None:
     found = {(one.sharding, one.over, one.at): one.value for one in sharding.table(SAMPLES["sharding"])}
     assert (found["zero3", "micro-batches", 4], found["three_level", "micro-batches", 4]) == (1, 2)
     assert (found["hpz", "GCDs", 32], found["hpz", "GCDs", 64]) == (1, 0.25)  # twice the GPUs, half of the tokens/s
+    assert ("three_level", "GCDs", 8) not in found  # it does not fit
 
 
 def test_sync_counts_the_tokens_of_the_last_round() -> None:

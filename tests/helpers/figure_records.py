@@ -279,35 +279,32 @@ def rollout_samples() -> dict[str, list[Run]]:
 def strategy_samples() -> dict[str, list[Run]]:
     """Figures of strategies on whole steps."""
 
-    def of(name: str, seconds: float, gpus: int, group: str, choice: str, config: dict[str, Any]) -> Run:
-        run = run_of(
-            name,
-            "zeppelin",
-            seconds=seconds,
-            gpus=gpus,
-            config={"cluster": {"gpus": gpus}, "system": {group: choice}, **config},
-        )
+    def of(name: str, seconds: float, gpus: int, chosen: tuple[str, str], given: dict[str, Any], **changes: Any) -> Run:
+        config = {"cluster": {"gpus": gpus}, "system": dict([chosen]), **given}
+        run = run_of(name, "zeppelin", seconds=seconds, gpus=gpus, config=config, **changes)
+        group, choice = chosen
         run.start["config"]["choices"][group] = choice
         return run
 
     def rounds(gpus: int, steps: int, seconds: float, rate: str = "20 Gbit/s") -> Run:
         choice, name = ("co2", "sync_scaling") if steps else ("every_step", "sync_scaling_every")
         config = {"sync": {"steps": steps}, "cluster": {"gpus": gpus, "nic_bandwidth": rate}}
-        return of(name, seconds, gpus, "sync", choice, config)
+        return of(name, seconds, gpus, ("sync", choice), config)
 
     return {
         "overlap": [
-            of("overlap", seconds / degree, 32, "overlap", method, {"parallel": {"tensor_parallel": degree}})
+            of("overlap", seconds / degree, 32, ("overlap", method), {"parallel": {"tensor_parallel": degree}})
             for degree in (4, 8)
             for method, seconds in (("none", 12.0), ("sliced", 8.0), ("async_tp", 7.5), ("commfuse", 6.0))
         ],
         "sharding": [
             *(
-                of("sharding", seconds, 384, "sharding", name, {"workload": {"length": length}})
+                of("sharding", seconds, 384, ("sharding", name), {"workload": {"length": length}})
                 for length in (8, 2)
                 for name, seconds in (("zero3", 4.0), ("three_level", 2.0))
             ),
-            *(of("sharding_scaling", gpus / 32, gpus, "sharding", "hpz", {}) for gpus in (32, 64)),
+            *(of("sharding_scaling", gpus / 32, gpus, ("sharding", "hpz"), {}) for gpus in (32, 64)),
+            of("sharding_scaling", 1.0, 8, ("sharding", "three_level"), {}, out_of_memory=True),
         ],
         "sync": [
             *(rounds(gpus, steps, 8.0 / steps) for gpus in (16, 128) for steps in (1, 2)),

@@ -1,4 +1,4 @@
-"""What exchanges of a tensor-parallel group beside matmuls gain over collectives by themselves, by workload and
+"""The gains of a tensor-parallel group's exchanges beside matmuls over collectives by themselves, by workload and
 degree."""
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ BAR = 0.26
 
 @dataclass(frozen=True, slots=True)
 class OverlapGain:
-    """How many times as fast a method is as none. degree: of tensor parallelism."""
+    """The gain of a method: how many times as fast it is as none. degree: of tensor parallelism."""
 
     degree: int
     workload: str

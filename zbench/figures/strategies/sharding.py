@@ -29,7 +29,8 @@ PUBLISHED = {"three_level": OVER_ZERO3, "zeropp": OVER_ZERO3 / 1.71}
 @dataclass(frozen=True, slots=True)
 class ShardingPoint:
     """A choice of sharding. over: the panel, "micro-batches" or "GCDs", and where it is on it. value: times as fast as
-    zero3; or tokens/s of a GCD over those on the fewest nodes."""
+    zero3; or tokens/s of a GCD over those on the fewest nodes that
+    it fits."""
 
     sharding: str
     over: str
@@ -45,11 +46,13 @@ def table(records: Records) -> list[ShardingPoint]:
         config, name, gpus = run.start["config"], group_choice(run, "sharding"), run.start["facts"]["num_gpus"]
         if group_choice(run, "experiment") == EXPERIMENTS[0]:
             speed[name, config["tokens_per_gpu"] // config["workload"]["length"]] = row["tokens_per_second"]
-        else:
+        elif row["tokens_per_second"] is not None:  # else it does not fit so few
             scaled[name, gpus] = row["tokens_per_second"] / gpus
-    fewest = min(gpus for _, gpus in scaled)
+    fewest = {name: min(gpus for one, gpus in scaled if one == name) for name, _ in scaled}
     found = [ShardingPoint(name, "micro-batches", at, one / speed["zero3", at]) for (name, at), one in speed.items()]
-    return found + [ShardingPoint(name, "GCDs", at, one / scaled[name, fewest]) for (name, at), one in scaled.items()]
+    return found + [
+        ShardingPoint(name, "GCDs", at, one / scaled[name, fewest[name]]) for (name, at), one in scaled.items()
+    ]
 
 
 def draw(axes: Sequence[Axes], table: Sequence[ShardingPoint]) -> None:

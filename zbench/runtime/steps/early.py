@@ -1,32 +1,37 @@
-"""Moves exchanges of a process ahead of computes that have nothing to do with them. Pure.
+"""Moves exchanges of tensor-parallel groups ahead of computes that have nothing to do with them. Pure.
 
 A process goes through its instructions one by one, and begins a message where it stands. A GPU's links, and those of
-the clock, begin it once what it carries is there. So each exchange goes as far ahead as its cells allow: a gather
-stands beside matmuls before the one that it is for, a reduction directly behind what it sums. Exchanges stay in the
-order of the step among each other, which is what names their messages, and so do all that touch a cell.
+the clock, begin it once what it carries is there. So each of these exchanges goes as far ahead as its cells allow: a
+gather stands beside matmuls before the one that it is for, a reduction directly behind what it sums. Exchanges stay in
+the order of the step among each other, which is what names their messages, and so do all that touch a cell. Others stay
+where they are: keys and values that came earlier would be in memory beside what the account has there.
 """
 
 from collections.abc import Sequence
 
 from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Instruction, Parcel
+from zbench.step.operations import QUEUES
+
+EARLY = QUEUES.index("tensor_parallel")
 
 Where = tuple[int, int, int]  # (place, tensor, offset of its layer)
 Touched = dict[Where, set[Cell]]
 
 
 def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """Returns a template's instructions with exchanges as early as they can be.
+    """Returns a template's instructions with tensor parallelism's exchanges as early as they can be.
 
     An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it.
+    None goes ahead of a drop: what it brings would be in memory beside what the step has dropped by then.
     """
     found: list[Instruction] = []
     coming: Touched = {}  # cells that messages bring, until something reads them
     for one in instructions:
         at = len(found)
         if isinstance(one, Exchange):
-            if not any(_of(_cells(parcel.src, parcel.cells), coming) for parcel in one.sends):
+            if one.queue == EARLY and not any(_of(_cells(part.src, part.cells), coming) for part in one.sends):
                 touched = _touched(one)
-                while at and not isinstance(found[at - 1], Exchange) and not _of(_touched(found[at - 1]), touched):
+                while at and isinstance(found[at - 1], Compute) and not _of(_touched(found[at - 1]), touched):
                     at -= 1
             for parcel in one.receives:
                 _add(coming, parcel.dst, parcel.cells)
