@@ -233,7 +233,7 @@ def recorded(folder: Path, name: str, body: str, *settings: str) -> str:
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=240,
     )
     return str(folder / f"{name}.jsonl")
 

@@ -119,7 +119,7 @@ def test_a_signal_while_modules_are_imported_ends_silently(
     (here / f"{imported}.py").write_text(ended)
     command = [sys.executable, "-m", module, "x"]
     unheeded = partial(signal.signal, number, signal.SIG_DFL)  # nohup has SIGHUP ignored, here and in all children
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=unheeded)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, preexec_fn=unheeded)
     assert (done.returncode, done.stdout, done.stderr) == (CODES[number], "", "")
 
 
@@ -186,13 +186,13 @@ def record(here: Path) -> Path:
 )
 def test_standard_streams_may_be_closed_full_or_left(record: Path, line: str, code: int, told: str) -> None:
     command = f"set -o pipefail; {sys.executable} -m zbench.{line}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_what_an_encoding_lacks_is_an_escape(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = [sys.executable, "-m", "zbench.compare", "nö.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "record file 'n\\xf6.jsonl' cannot be read" in done.stderr

@@ -69,7 +69,7 @@ def peak(step: dict[str, dict[str, list[list[int]]]], nic: int) -> int:
 def test_a_rank_that_stops_or_dies_is_named(tmp_path: Path, number: signal.Signals, told: str) -> None:
     started, launcher, ranks = running(tmp_path / "runs.jsonl")
     os.kill(ranks[1], number)
-    _, errors = started.communicate(timeout=60)
+    _, errors = started.communicate(timeout=240)
     assert started.returncode == 1
     assert told in errors
     assert all_gone([launcher, *ranks])
@@ -79,10 +79,10 @@ def test_a_killed_launcher_leaves_nothing_and_another_desk_starts(tmp_path: Path
     links = sorted(NET.iterdir())
     started, launcher, ranks = running(tmp_path / "first.jsonl")
     os.kill(launcher, signal.SIGKILL)
-    _, errors = started.communicate(timeout=60)
+    _, errors = started.communicate(timeout=240)
     assert started.returncode == 1
     assert "launcher of the ranks was killed by signal 9" in errors
-    assert all_gone([launcher, *ranks], 2)
+    assert all_gone([launcher, *ranks])
     assert sorted(NET.iterdir()) == links
     done = command(tmp_path / "second.jsonl", "steps=1")
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_a_killed_command_leaves_nothing(tmp_path: Path) -> None:
     every = descendants(started.pid)
     started.kill()
     started.communicate()
-    assert all_gone([launcher, *ranks, *every], 2)
+    assert all_gone([launcher, *ranks, *every])
 
 
 def test_two_desks_at_once(tmp_path: Path) -> None:

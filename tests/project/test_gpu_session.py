@@ -21,7 +21,7 @@ case "$*" in
     *)
         echo "$*" >> "$CALLS"
         case "${UNWRITTEN:-}$*" in -m\ zbench.calibrate*) for last; do :; done; echo "name: x" > "$last" ;; esac
-        case "$*" in *"${HANGS:-nothing}"*) exec sleep 60 ;; esac
+        case "$*" in *"${HANGS:-nothing}"*) exec sleep 900 ;; esac
         case "$*" in *"${FAILS:-nothing}"*) echo "it broke"; exit 1 ;; esac
         echo "all is well"
 esac
@@ -41,7 +41,7 @@ def started(tmp_path: Path, *options: str, **settings: str) -> "subprocess.Popen
 
 def session(tmp_path: Path, *options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     with started(tmp_path, *options, **settings) as process:
-        told, complaints = process.communicate(timeout=60)
+        told, complaints = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, told, complaints)
 
 
@@ -105,9 +105,9 @@ def test_ctrl_c_ends_the_part_and_the_session(tmp_path: Path) -> None:
             time.sleep(0.01)
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        table = process.communicate(timeout=60)[0]
+        table = process.communicate(timeout=240)[0]
     assert process.returncode == 130
-    assert time.monotonic() - began < 30  # the part would have taken a minute
+    assert time.monotonic() - began < 200  # the part would have taken a quarter of an hour
     assert calls(tmp_path) == ALL[:3]
     assert [line.split()[:2] for line in table.splitlines() if line.startswith(("kernels", "plans", "calib"))] == [
         ["kernels", "done"],

@@ -45,7 +45,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PATH": path, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 

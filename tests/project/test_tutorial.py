@@ -59,7 +59,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> 
         text=True,
         check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     pages = sorted(tmp_path.rglob("*.html"))

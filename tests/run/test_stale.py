@@ -53,7 +53,7 @@ def printed(root: Path, before: str) -> list[int]:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=True,
         env={**known, "PYTHONPATH": str(root)},
     )

@@ -222,7 +222,7 @@ def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, m
 
 def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
     cost = cost_of()
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, optimizer={"lr": 1e308}, timeout=20)
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, optimizer={"lr": 1e308}, timeout=60)
     batches = [WORKLOAD.batch(step) for step in range(3)]
     executor.start()
     try:

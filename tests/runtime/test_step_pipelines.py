@@ -168,7 +168,7 @@ def test_in_bfloat16_twelve_bytes_of_state_move_with_two_of_a_parameter() -> Non
 def test_a_rank_that_is_killed_while_parameters_move_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_executor, "RANK", "tests.runtime.resting:LeavingRank")
     cost = cost_of(2, 1, MODEL)
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, timeout=20)
+    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, timeout=60)
     executor.start()
     try:
         fleet = executor._fleet

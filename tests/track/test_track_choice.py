@@ -38,7 +38,7 @@ def run(tmp_path: Path, *arguments: str, without: tuple[str, ...] = ()) -> subpr
     (tmp_path / "run.py").write_text(WITHOUT.format(packages=without))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "WANDB_MODE": "offline"}
     line = [sys.executable, "run.py", "system=ring", *FEW, "out=r.jsonl", *arguments]
-    return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_without_wandb_the_default_is_none_and_says_so(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -55,7 +54,6 @@ def test_a_loop_comes_to_one_process(loop: Loop) -> None:
     assert inside == (0 if loop.engine == STANDALONE else every) < every + 1
 
 
-@pytest.mark.timeout(120)
 def test_another_update_is_found() -> None:
     """A loop that learns at another rate comes to other weights after its first update, and then to other words."""
     loop = Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "local_packing")
@@ -64,7 +62,6 @@ def test_another_update_is_found() -> None:
     assert re.search("of iteration 1 have other tokens; .*the weights differ by", found.fault), found.fault
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     iterate = LoopDriver.iterate
 

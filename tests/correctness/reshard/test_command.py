@@ -13,7 +13,6 @@ from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import EVERY_ENGINE, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
 
 
-@pytest.mark.timeout(120)
 def test_weights_arrive_on_processes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["zbench.correctness", "reshard", "--ranks", "4", "--some", "40"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -35,7 +35,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.mark.timeout(120)
 def test_two_layouts_come_to_one_process() -> None:
     found = list(generated_pairs(CASES, 4, 1))
     assert [one.fault for one in found] == [""] * 3
@@ -45,7 +44,6 @@ def test_two_layouts_come_to_one_process() -> None:
         assert max(report.most for report in one.found) > 1
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     call = LocalFleet.call
 

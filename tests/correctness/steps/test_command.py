@@ -23,7 +23,6 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return __main__.main()
 
 
-@pytest.mark.timeout(300)
 def test_every_pair_of_choices_is_exact_on_processes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

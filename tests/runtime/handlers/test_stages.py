@@ -73,7 +73,7 @@ def test_a_killed_stage_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     told = r"rank 1 was killed by signal 9 \(SIGKILL.*\) in backward.1, layer 2, "
     with (
-        LocalFleet(2, "tests.runtime.dying:DyingStep", (1, "backward.1, layer 2"), timeout=20) as fleet,
+        LocalFleet(2, "tests.runtime.dying:DyingStep", (1, "backward.1, layer 2"), timeout=60) as fleet,
         pytest.raises(RankFailed, match=told),
     ):
         fleet.call("run", PAIR.case(0))

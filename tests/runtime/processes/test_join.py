@@ -78,7 +78,7 @@ def told(shown: str) -> Sequence[str]:
 # -- torchrun -----------------------------------------------------------------------------------------
 def test_torchrun_serves_fleets_one_after_another() -> None:
     with torchrun("20") as job:
-        out, errors = job.communicate(timeout=60)
+        out, errors = job.communicate(timeout=240)
         assert job.returncode == 0, errors
     lines = [line for line in out.splitlines() if line.startswith("result")]
     assert lines == ["result [4.0, 4.0]"] * 2
@@ -87,7 +87,7 @@ def test_torchrun_serves_fleets_one_after_another() -> None:
 def test_torchrun_an_exception_of_a_follower_is_told_once() -> None:
     with torchrun("20", "unless", "1", '"raise_error"') as job:
         pids = pids_of(job.stdout)
-        _, errors = job.communicate(timeout=60)
+        _, errors = job.communicate(timeout=240)
     assert job.returncode != 0
     (sentence,) = told(errors)
     assert sentence.startswith("rank 1 raised ValueError in step 7, reduction: not today (dummies.py:")
@@ -100,7 +100,7 @@ def test_torchrun_a_killed_follower_is_told_before_torchrun_ends_the_job() -> No
         pids = pids_of(job.stdout)
         time.sleep(1.0)
         os.kill(pids[1], signal.SIGKILL)
-        _, errors = job.communicate(timeout=60)
+        _, errors = job.communicate(timeout=240)
     assert job.returncode != 0
     (sentence,) = told(errors)
     assert sentence.startswith("rank 1 was lost (its process or its machine ended) in step ")
@@ -111,7 +111,7 @@ def test_torchrun_a_killed_follower_is_told_before_torchrun_ends_the_job() -> No
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_slurm_serves_fleets_one_after_another(num_nodes: int) -> None:
     tasks = srun("20", num_nodes=num_nodes)
-    results = [task.communicate(timeout=60) for task in tasks]
+    results = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], results
     assert results[0][0].count("result [4.0, 4.0]") == 2
     assert results[1] == ("", "")
@@ -132,7 +132,7 @@ def test_slurm_a_stopped_rank_ends_the_job(victim: int, words: str) -> None:
     os.kill(pids[victim], signal.SIGSTOP)
     other = 1 - victim
     try:
-        _, errors = tasks[other].communicate(timeout=60)
+        _, errors = tasks[other].communicate(timeout=240)
     finally:
         os.kill(pids[victim], signal.SIGCONT if victim == 1 else signal.SIGKILL)
     assert tasks[other].returncode == 1
@@ -140,14 +140,14 @@ def test_slurm_a_stopped_rank_ends_the_job(victim: int, words: str) -> None:
         assert errors.startswith("zbench: rank 0 has not been heard of for 6 s; rank 1 was in step "), errors
     else:
         assert told(errors)[0].startswith(words), errors
-    tasks[victim].communicate(timeout=60)
+    tasks[victim].communicate(timeout=240)
     assert tasks[victim].returncode in (1, -signal.SIGKILL)
     assert all_gone(pids)
 
 
 def test_slurm_an_exception_of_rank_0_ends_the_job() -> None:
     tasks = srun("20", "unless", "0", '"raise_error"')
-    results = [task.communicate(timeout=60) for task in tasks]
+    results = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [1, 1]
     assert told(results[0][1])[0].startswith("rank 0 raised ValueError in step 7, reduction: not today (dummies.py:")
     assert "zbench" not in results[1][1]
@@ -158,7 +158,7 @@ def test_slurm_a_killed_rank_ends_the_job(victim: int) -> None:
     tasks = srun("20", "loop")
     pids = pids_of(tasks[0].stdout)
     os.kill(pids[victim], signal.SIGKILL)
-    results = [task.communicate(timeout=60) for task in tasks]
+    results = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [1 if rank != victim else -signal.SIGKILL for rank in (0, 1)], results
     if victim == 1:
         assert told(results[0][1])[0].startswith("rank 1 was lost")

@@ -33,7 +33,7 @@ def shared() -> Iterator[LocalFleet]:
 
 
 @contextlib.contextmanager
-def doomed(timeout: float = 20.0, argument: object = None) -> Iterator[LocalFleet]:
+def doomed(timeout: float = 60.0, argument: object = None) -> Iterator[LocalFleet]:
     """A fleet that is to end in the test; whether anybody is left is looked at here."""
     fleet = LocalFleet(RANKS, "tests.runtime.dummies:Summer", argument, timeout)
     pids = [fleet.launcher_pid, *fleet.pids]
@@ -244,7 +244,7 @@ def driven() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
 def test_a_killed_driver_leaves_nobody(number: int) -> None:
     with driven() as (driver, pids):
         driver.send_signal(number)
-        assert driver.wait(60) == -number
+        assert driver.wait(240) == -number
         assert all_gone(pids)
 
 
@@ -252,7 +252,7 @@ def test_a_killed_driver_leaves_nobody(number: int) -> None:
 def test_ctrl_c_ends_all_and_only_the_driver_speaks() -> None:
     with driven() as (driver, pids):
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        _, shown = driver.communicate(timeout=60)
+        _, shown = driver.communicate(timeout=240)
         assert driver.returncode != 0
         assert all_gone(pids)
     assert shown.count("Traceback") == 1

@@ -27,5 +27,5 @@ def compile_after_loading() -> None:
 def test_ranks_use_what_was_loaded() -> None:
     line = "from tests.runtime.program.test_preload import compile_after_loading; compile_after_loading()"
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", line], cwd=root, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", line], cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

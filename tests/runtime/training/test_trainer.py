@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(cost: Cost, rank: int, place: s
     job = Job(cost, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
     batch = WORKLOAD.batch(0)
     told = rf"rank {rank} was killed by signal 9.*{place}"
-    with LocalFleet(cost.cluster.num_ranks, "tests.runtime.dying:Dying", (job, rank, place), timeout=20) as fleet:
+    with LocalFleet(cost.cluster.num_ranks, "tests.runtime.dying:Dying", (job, rank, place), timeout=60) as fleet:
         pids = [fleet.launcher_pid, *fleet.pids]
         calls = [("step", (batch, Zeppelin(cost).plan(batch), True)), ("save", (str(tmp_path / "point"), 1))]
         with pytest.raises(RankFailed, match=told):  # noqa: PT012 - whichever call comes to that place
@@ -75,7 +75,7 @@ def test_a_rank_killed_while_it_saves_again_leaves_the_checkpoint_before(tmp_pat
     train(Torch(COST, WORKLOAD, checkpoint_every=1, checkpoint=folder), 1)
     job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
     with (
-        LocalFleet(2, "tests.runtime.dying:Dying", (job, 1, "checkpoint"), timeout=20) as fleet,
+        LocalFleet(2, "tests.runtime.dying:Dying", (job, 1, "checkpoint"), timeout=60) as fleet,
         pytest.raises(RankFailed),
     ):
         fleet.call("save", folder, 2)
