@@ -157,7 +157,7 @@ class LeftOut:
 
     @cached_property
     def later_computes(self) -> Floats:
-        """The seconds by which each hop is later with all layers of those runs alone whose hops take no links, [hops]."""
+        """The seconds by which hops are later with all layers of those runs alone whose hops take no links, [hops]."""
         linkless = [self.program.is_linkless(number) for number in self.cuts]
         return self._later_by(self.added.late * np.array([*linkless, False])[:, None])
 
