@@ -8,9 +8,9 @@ import pytest
 
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
-from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
 from zbench.simulator.steps.lower import all_queues
 from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.step.passes.build import whole_step
 
 

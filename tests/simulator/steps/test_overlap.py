@@ -10,9 +10,9 @@ from zbench.cost.job import make_cost
 from zbench.describe.arrays import Floats
 from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.simulator.steps.expand import CLASS
-from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
 from zbench.simulator.steps.play import play_layers, play_some_layers, play_step
 from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.step.operations import COMPUTE, GATHER, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step

@@ -14,7 +14,7 @@ From the step's begin to its end a GPU's compute queue computes, waits, or is do
   stood behind others, was on its links, or its latency passed.
 - **end**: from its last compute to the end of the step.
 
-With layers that were left out (zbench.simulator.steps.fewer_layers.left_out) gaps are those of all layers: a gap across
+With layers that were left out (zbench.simulator.steps.left_out) gaps are those of all layers: a gap across
 a cut is as long as what was left out, of which each part has what it has in the steady half of its run, layer by layer,
 and what is over is a gap like others. So parts sum to the step's seconds, but for rounding.
 """
@@ -28,7 +28,7 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.steps.expand import OP, RANK
-from zbench.simulator.steps.fewer_layers.left_out import LeftOut
+from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE, QUEUES

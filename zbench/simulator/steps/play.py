@@ -2,7 +2,7 @@
 
 Layers are alike, so a step is played with fewer of them, as one program from the embedding to the optimizer in which
 every instance waits for what it needs and for nothing else. Those in the middle of each stage are left out, and
-what waits for them is later by what they would have added (zbench.simulator.steps.fewer_layers.left_out).
+what waits for them is later by what they would have added (zbench.simulator.steps.left_out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
-from zbench.simulator.steps.fewer_layers.left_out import LeftOut
-from zbench.simulator.steps.fewer_layers.repeating import RepeatingLayers
-from zbench.simulator.steps.fewer_layers.shortened import longest_stage, with_fewer_layers
-from zbench.simulator.steps.occupancy import LinkedHops, LinkUse
+from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram, program
+from zbench.simulator.steps.repeating import RepeatingLayers
+from zbench.simulator.steps.shortened import longest_stage, with_fewer_layers
 from zbench.simulator.steps.trains.clock import Unless, run_unless
+from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 
@@ -40,8 +40,8 @@ class PlayedStep:
     float64 [GPUs], seconds of computes ("attend", "optimizer", the others "compute") and of sending ports by the
     operations' queues. nic_tx, nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes.
     settled: whether layers had become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic:
-    seconds [GPUs], as zbench.simulator.steps.occupancy.Occupancy has them, of the whole step. spent: what the seconds
-    of every GPU go to, as zbench.simulator.steps.breakdown has them.
+    seconds [GPUs], as zbench.simulator.steps.trains.occupancy.Occupancy has them, of the whole step. spent: what the
+    seconds of every GPU go to, as zbench.simulator.steps.breakdown has them.
     """
 
     seconds: float

@@ -15,8 +15,8 @@ from zbench.plans.plan import WAITS, Plan
 from zbench.simulator.rounds import later_computes, round_waits
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
+from zbench.simulator.steps.dataflow.messages import leaders
 from zbench.simulator.steps.dataflow.touched import OFFSETS, NamedPairs, named_pairs
-from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout

@@ -9,8 +9,8 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import LONGEST_WAITING, PLAN
 from zbench.simulator.clock import Free, Timeline, run_hops
-from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
 from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import Unless, run_trains, run_unless
 from zbench.step.passes.build import whole_step
 

@@ -35,7 +35,7 @@ class LeftOut:
     """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
     how many layers stood between it and the one before it in its run. turn: the layers after which what is played
     repeats, of which the steady half of a run has whole turns. repeating: whether layers are left out where they repeat
-    (zbench.simulator.steps.fewer_layers.repeating), so that the one before the last before a cut is all of the steady
+    (zbench.simulator.steps.repeating), so that the one before the last before a cut is all of the steady
     half."""
 
     program: StepProgram
@@ -157,7 +157,7 @@ class LeftOut:
 
     @cached_property
     def later_computes(self) -> Floats:
-        """Those by which it is later with all layers of the runs whose hops take no links, and of no others."""
+        """The seconds by which hops are later with all layers of those runs alone whose hops take no links, [hops]."""
         linkless = [self.program.is_linkless(number) for number in self.cuts]
         return self._later_by(self.added.late * np.array([*linkless, False])[:, None])
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbench.simulator.steps.messages import leaders
+from zbench.simulator.steps.dataflow.messages import leaders
 from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 
 AT = {name: number for number, name in enumerate(COLUMN_NAMES)}

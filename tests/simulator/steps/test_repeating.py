@@ -10,11 +10,11 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps import play
-from zbench.simulator.steps.fewer_layers.left_out import LeftOut
-from zbench.simulator.steps.fewer_layers.repeating import RepeatingLayers
-from zbench.simulator.steps.fewer_layers.shortened import with_fewer_layers
+from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.play import PlayedStep
 from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.repeating import RepeatingLayers
+from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import run_trains
 from zbench.step.passes.build import whole_step
 

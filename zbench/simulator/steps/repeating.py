@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.simulator.steps.fewer_layers.left_out import LeftOut
+from zbench.simulator.steps.left_out import LeftOut
 
 _SAME = 1e-10  # relative: of what two hops are later by than in the layer before; rounding is some 1e-13
 

@@ -10,7 +10,7 @@ from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import COMPUTE
-from zbench.simulator.steps.occupancy import LinkedHops, LinkUse, Occupancy
+from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, Occupancy
 
 QUEUES = 4  # of a GPU
 MOVING = 1  # one of them that is not for computing
