@@ -79,7 +79,7 @@ def test_chunks_have_numbers_of_their_own(chunks: ExpertChunks) -> None:
 
 
 def test_a_capacity_is_of_all_tokens_at_once() -> None:
-    with pytest.raises(ValueError, match="in 6 chunks, and the routing is token_choice with a capacity of 0.5"):
+    with pytest.raises(ValueError, match=r"in 6 chunks, and the routing is token_choice with a capacity of 0\.5"):
         replace(HOW, capacity=0.5).in_chunks(ExpertChunks(2, 3))
 
 

@@ -13,7 +13,6 @@ from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
-from zbench.describe.expert_schedule import PLANNED
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model

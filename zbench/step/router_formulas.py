@@ -1,4 +1,4 @@
-"""The formulas of a layer whose router chooses experts while the step runs, from its logits to what experts make of rows.
+"""The formulas of a layer whose router chooses experts while the step runs, from its logits to experts' outputs.
 
 Which token has which seat is of all tokens of a GPU. Where each expert is cut over GPUs, a home sends rows, shares and
 numbers to one of them, which passes them on to the others and sums what these make of their columns: `to` says who has

@@ -21,7 +21,7 @@ from zbench.describe.exchanges import (
     WHOLE,
     ExchangeOverlap,
 )
-from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
+from zbench.describe.expert_schedule import TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
@@ -53,6 +53,7 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 }
 # Those that are tried where experts are on several GPUs.
 OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
+OF_WHOLE = ("padded", "router", "counted")  # which are tried where experts are whole on a GPU
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -156,7 +157,7 @@ class StepCombination:
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
             and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
-            and (self.expert_tensor_parallel == 1 or experts > 0)
+            and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing not in OF_WHOLE))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )
@@ -168,8 +169,7 @@ class StepCombination:
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, tied_embeddings=self.head == "tied")
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
-        gathered = cut > 1 and (groups > 1 or how.routing != DRAWN)
-        node = how.node or (cut if gathered else 0)
+        node = how.node or (cut if groups > 1 and cut > 1 else 0)
         experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)

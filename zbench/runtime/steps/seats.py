@@ -42,7 +42,10 @@ class SeatParts:
         slices, nodes, number = maps["k", "e"], maps.get(("n", "k")), layout.number[SEATS]
         rows = layout.tensors[number].amounts
         assert rows is not None, "seats are counted"
-        per_slice, cut = len(slices) // len(layout.index["k"]), 1 if nodes is None else len(nodes) // len(np.unique(nodes))
+        per_slice, cut = (
+            len(slices) // len(layout.index["k"]),
+            1 if nodes is None else len(nodes) // len(np.unique(nodes)),
+        )
         experts = ExpertCut(len(slices) // cut, len(layout.index["k"]), cut).experts
         room = rows.reshape(layout.shape(number))[:, 0] // per_slice
         counted = COUNTS in layout.number

@@ -20,7 +20,15 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS, is_gradient_of_experts, of_experts, of_relay, of_shared_experts
+from zbench.step.layers import (
+    COUNTS,
+    EVERY_COUNT,
+    GROUP_COUNTS,
+    is_gradient_of_experts,
+    of_experts,
+    of_relay,
+    of_shared_experts,
+)
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
-import numpy as np
-
 from zbench.describe.arrays import Ints
 from zbench.describe.expert_schedule import AFTER_CHUNKS, ExpertChunks
 from zbench.step.formula import Formula
