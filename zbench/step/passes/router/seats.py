@@ -2,8 +2,8 @@
 
 All tokens of a GPU are one part of an index `a`, or those of each chunk in which they go to experts. An expert has as
 many seats for each part of it as its capacity says (zbench.step.passes.routing.ExpertParallel), and a seat is a row
-that is sent, multiplied and sent home, with a token in it or zeros. So a step, its lists, bytes and proof are the same for every choice; which token is in which seat is a
-tensor of the step, made of the logits at home (zbench.step.layers).
+that is sent, multiplied and sent home, with a token in it or zeros. So a step, its lists, bytes and proof are the same
+for every choice; which token is in which seat is a tensor of the step, made of the logits at home (zbench.step.layers).
 
 Where seats are counted, those with a token alone are sent, and the step says how many there may be at most: of a
 dropless expert as many as a GPU has tokens. What is drawn for a clock is then a number below it.
