@@ -187,8 +187,8 @@ def _sum_parts(at: Any, rows: Fields, *numbers: Fields) -> Tensor:
     """Returns the sum of what a group's slices make of their columns, one slice after another."""
     count = _seats(at).alike
     assert count, "rows come of slices with the same experts"
-    first, *others = rows[0].view(count, -1, *rows[0].shape[1:])
-    found = first.clone()
+    first, *others = rows[0].split(len(rows[0]) // count) if len(rows[0]) else (rows[0],)
+    found: Tensor = first.clone()
     for one in others:
         found += one
     return found
