@@ -213,8 +213,8 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded False; with"),
         (lambda: Experts(routing="expert_choice", capacity=2), "experts.capacity is 2 and experts.padded False; with"),
         (
-            lambda: Experts("tutel", 2, routing="token_choice"),
-            "experts.schedule is tutel; with experts.routing=token_choice",
+            lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25),
+            "experts.schedule is tutel and experts.capacity 1.25; with experts.routing=token_choice",
         ),
         (
             lambda: Experts(routing="token_choice", capacity=1.25, padded=True, skew=1.0),
@@ -222,7 +222,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (
             lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25, padded=True),
-            "experts.schedule is tutel; with experts.routing=token_choice",
+            "experts.schedule is tutel and experts.capacity 1.25; with experts.routing=token_choice",
         ),
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (

@@ -156,8 +156,9 @@ def chosen_routes(
     found = {n: np.full((model.num_layers, len(one[0]), count), 99) for n, one in sequences.items()}
     for (number, layer, group), (logits, slices) in run.choices.items():
         seats = np.concatenate([slices[one] for one in sorted(slices)]).reshape(model.num_experts, -1)
-        one, homes = tokens[number], np.unique(parts[number].home)
-        own = [part for part, home in enumerate(parts[number].home) if home == homes[group]]
+        one, routing = tokens[number], parts[number].routing
+        assert isinstance(routing, RouterSeats)
+        own = np.flatnonzero(routing.of_part == group).tolist()
         where = [pair for part in own for pair in zip(one.sequence[part], one.position[part], strict=True)]
         for token, (sequence, position) in enumerate(where):
             every = np.argsort(-logits[token], kind="stable")[:count] if of_tokens else np.arange(count)
@@ -241,4 +242,4 @@ def routed_step(
     plans = [plan_of(lengths, ranks, 4 // degree, first=2 * at) for at, lengths in enumerate(batches)]
     overlap = StepOverlap(experts=chunks)
     step = whole_step(model, plans, degree, zero, overlap, recompute, how, stages)
-    return step, plans, execute(step, plans, degree, model, how, overlap.token_slices)
+    return step, plans, execute(step, plans, degree, model, how.in_chunks(chunks), overlap.token_slices)

@@ -24,6 +24,7 @@ from zbench.record.record import Run, read
 from zbench.record.rows import rows
 from zbench.run.fastest import FREE, fastest, free_models
 from zbench.run.replay import Replay
+from zbench.simulated.expert_homes import InOtherHomes
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.dp_balanced import DpBalanced
 from zbench.systems.mesh import Mesh
@@ -199,3 +200,17 @@ def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.Mo
     ):
         call(monkeypatch, "workload=wikipedia", "system=static_best", "baseline=null", *words)
     assert asked == [["recompute"], ["sharding", "recompute"]]
+
+
+def test_static_best_judges_steps_with_homes_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    judges: list[object] = []
+
+    def search(of: Study, free: list[str], batching: str) -> study.Choice:
+        judges.append(of.clock(of.cost_of(of.model)))
+        return study.Choice({}, {"method": "ring", "degree": 8, "batching": batching, "pack_tokens": 8192}, "")
+
+    monkeypatch.setattr("zbench.systems.static_best.planner.search_layouts", search)
+    words = ["model=moe_8x550m", "parallel.expert_parallel=8", "cluster.num_nodes=1", "experts.homes=fastest"]
+    *_, run = call(monkeypatch, "workload=wikipedia", "system=static_best", "baseline=null", *words)
+    assert [type(one) for one in judges] == [InOtherHomes]
+    assert run.steps[0]["plan_notes"][0]["homes"] == "planned"  # a ring's tokens are even

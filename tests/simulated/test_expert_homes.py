@@ -9,15 +9,25 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import ATTENTION, EVEN, EVEN_IN_NODE, FASTEST, HOMES, PLANNED, Experts
+from zbench.describe.expert_schedule import (
+    ATTENTION,
+    EVEN,
+    EVEN_IN_NODE,
+    FASTEST,
+    HOMES,
+    PLANNED,
+    TOKEN_CHOICE,
+    Experts,
+)
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans, Dealt, undealt
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
+from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
-from zbench.simulated.expert_homes import NOTE, in_expert_homes
+from zbench.simulated.expert_homes import NOTE, ExpertHomes, InOtherHomes, in_expert_homes
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses_deepspeed import UlyssesDeepSpeed
 
@@ -89,6 +99,28 @@ def test_homes_without_room_are_not_chosen() -> None:
     (plan,) = in_expert_homes(Heap(tight), tight, strategy(FASTEST)).plan(BATCH)
     assert plan.notes[NOTE] == EVEN
     assert f"{NOTE} {PLANNED}" not in plan.notes
+
+
+def test_candidates_are_compared_with_homes_as_they_will_be() -> None:
+    """What chooses before a run asks whether a step fits and how long it takes, after its tokens have other homes."""
+    cost = given()
+    planned, even = (in_expert_homes(Heap(cost), cost, strategy(homes)).plan(BATCH) for homes in (PLANNED, EVEN))
+    alone = ComparedSteps(Simulated(cost, **strategy(EVEN).arguments))
+    found = InOtherHomes(alone, ExpertHomes(cost, strategy(EVEN)))
+    assert found.compared_seconds(BATCH, planned) == alone.compared_seconds(BATCH, even)
+    assert found.compared_seconds(BATCH, planned) < alone.compared_seconds(BATCH, planned)
+    assert found.least_seconds(BATCH) == alone.least_seconds(BATCH)
+    peaks = [max(alone.step(BATCH, plans).peak_bytes) for plans in (planned, even)]
+    tight = given((peaks[0] + peaks[1]) / 2)
+    alone = ComparedSteps(Simulated(tight, **strategy(EVEN).arguments))
+    assert not alone.fits(BATCH, planned)
+    assert InOtherHomes(alone, ExpertHomes(tight, strategy(EVEN))).fits(BATCH, planned)
+
+
+def test_rows_that_routers_choose_are_compared_as_they_are_played() -> None:
+    cost, how = given(), StepStrategy(expert_parallel=4, experts=Experts(routing=TOKEN_CHOICE, skew=1.0))
+    plans, executor = Ring(cost).plan(BATCH), Simulated(cost, **how.arguments)
+    assert ComparedSteps(executor).compared_seconds(BATCH, plans) == pytest.approx(executor.step(BATCH, plans).seconds)
 
 
 def test_a_system_around_another_is_still_that_system() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, execute, fault, plan_of, plan_of_blocks, rejected_mutants
+from tests.helpers.steps import EXPERTS, execute, fault, plan_of, plan_of_blocks, rejected_mutants, routed_step
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
-from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE, ExpertChunks
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import DrawnRows, told_rows, with_drawn_rows
@@ -59,6 +59,29 @@ def test_exact(
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert step_text(read_step(step_text(step))) == step_text(step)
     assert execute(step, plans, degree, replace(EXPERTS, shared_experts=2 * (degree > 1)), how) < 1e-12
+
+
+@pytest.mark.parametrize("chunks", [ExpertChunks(2, 3), ExpertChunks(8, 1, "last")], ids=str)
+def test_chunks_have_numbers_of_their_own(chunks: ExpertChunks) -> None:
+    """As many rows go at most as at once, and two numbers to the other GPU for each chunk that has a token."""
+    how, none = replace(HOW, degree=2), ExpertChunks()
+    step, plans, error = routed_step(EXPERTS, how, ([9, 4], [1]), (2, 1, 1), ("3", "full"), chunks)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert error < 1e-12
+    once = routed_step(EXPERTS, how, ([9, 4], [1]), (2, 1, 1), ("3", "full"), none)[0]
+    cuts = {one: StepOverlap(experts=one).token_slices for one in (chunks, none)}
+    numbers, sent = {}, {}
+    for of, built_step in ((chunks, step), (none, once)):
+        parts = [PlanParts(plan, EXPERTS, 1, how.in_chunks(of), token_slices=cuts[of]).routing for plan in plans]
+        numbers[of] = sum(len(one.home) for one in parts if isinstance(one, RouterSeats))
+        sent[of] = sum(one["experts"][0] for one in stated_bytes(built_step))
+    assert numbers[chunks] > numbers[none]
+    assert sent[chunks] - sent[none] == (numbers[chunks] - numbers[none]) * 2 * 8 * EXPERTS.num_layers
+
+
+def test_a_capacity_is_of_all_tokens_at_once() -> None:
+    with pytest.raises(ValueError, match=r"in 6 chunks, and the routing is token_choice with a capacity of 0\.5"):
+        replace(HOW, capacity=0.5).in_chunks(ExpertChunks(2, 3))
 
 
 def test_mutants() -> None:

@@ -7,7 +7,15 @@ import pytest
 
 from tests.helpers.steps import EXPERTS, fault, plan_of, rejected_mutants, routed_step
 from zbench.correctness.steps.unrolled import unrolled_fault
-from zbench.describe.expert_schedule import TOGETHER_AT_ONCE, TWO_LEVEL, ExpertChunks, Experts, GradientPieces
+from zbench.describe.expert_schedule import (
+    EXPERT_CHOICE,
+    TOGETHER_AT_ONCE,
+    TOKEN_CHOICE,
+    TWO_LEVEL,
+    ExpertChunks,
+    Experts,
+    GradientPieces,
+)
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
@@ -65,8 +73,46 @@ def test_exact_in_chunks(number: int, chunks: ExpertChunks) -> None:
         assert stated_bytes(step) == stated_bytes(built(number)[0])
 
 
+# Of padding, of few seats, of experts that choose, and counted: groups of GPUs with all experts, GPUs of each,
+# recomputation, chunks.
+OF_SEATS = (
+    (ExpertParallel(skew=1.0, capacity=1.25, padded=True), 2, 2, "full", ExpertChunks(2, 3)),
+    (ExpertParallel(capacity=0.5, padded=True, routing=TOKEN_CHOICE), 2, 2, "selective", TOGETHER_AT_ONCE),
+    (ExpertParallel(capacity=1.0, padded=True, routing=EXPERT_CHOICE), 1, 4, "none", TOGETHER_AT_ONCE),
+    (ExpertParallel(routing=TOKEN_CHOICE), 2, 2, "full", TOGETHER_AT_ONCE),
+    (ExpertParallel(routing=TOKEN_CHOICE), 1, 2, "none", ExpertChunks(3, 1, "last")),
+)
+
+
+def seated(number: int) -> tuple[Step, float]:
+    """A step whose rows are of padding, or of seats, and its error; the second micro-batch has one token."""
+    how, groups, gpus, recompute, chunks = OF_SEATS[number]
+    how = replace(how, degree=groups * gpus, seed=1, node=gpus, tensor_parallel=gpus)
+    model = replace(EXPERTS, gate="softmax_all", shared_experts=number % 2)
+    step, _, error = routed_step(model, how, ([6, 3], [1]), (4, 1, 1), ("3", recompute), chunks)
+    return step, error
+
+
+@pytest.mark.parametrize("number", range(len(OF_SEATS)))
+def test_padding_and_seats_are_gathered_as_rows_of_tokens_are(number: int) -> None:
+    step, error = seated(number)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert error < 1e-12
+
+
+def test_seats_go_to_a_group_once() -> None:
+    """A home that is no GPU of a group sends one of them its rows, and this one sends them to the others."""
+    step, _ = seated(1)
+    layout, ops = step.layouts[0], step.templates[1].operations
+    for name, inside in (("ni", False), ("pn", False), ("i", True), ("pa", True), ("v", True), ("nv", False)):
+        sent = (ops.kind == SEND) & (ops.what == layout.number[name])
+        assert sent.any()
+        assert ((ops.src[sent] // 2 == ops.dst[sent] // 2) == inside).all()
+
+
 def test_mutants() -> None:
     assert rejected_mutants(built(1)[0], 1) > 8
+    assert rejected_mutants(seated(4)[0], 1) > 8
 
 
 def test_a_step_reads_back() -> None:
@@ -146,6 +192,8 @@ def test_parameters_are_those_of_whole_experts() -> None:
         ((1, 4), Experts(), 0),  # every group has all experts: gathered alone
         ((4, 4), Experts(dispatch=TWO_LEVEL), 8),  # to one GPU of a node, and to those of its experts
         ((2, 4), Experts(dispatch=TWO_LEVEL), 4),  # in one node
+        ((1, 4), Experts(routing=TOKEN_CHOICE), 4),  # seats are of the one group
+        ((4, 1), Experts(routing=TOKEN_CHOICE), 0),
     ],
 )
 def test_dispatch_of_a_run(degrees: tuple[int, int], experts: Experts, node: int) -> None:
@@ -158,7 +206,8 @@ def test_dispatch_of_a_run(degrees: tuple[int, int], experts: Experts, node: int
     [
         (ExpertParallel(4, node=4, tensor_parallel=4), replace(MODEL, ffn_hidden=6), "divide model.ffn_hidden=6"),
         (ExpertParallel(2, tensor_parallel=2), replace(MODEL, num_experts=1, experts_per_token=1), "has no experts"),
-        (ExpertParallel(2, tensor_parallel=2, capacity=1.0, padded=True), MODEL, "takes drawn and false"),
+        (ExpertParallel(4, node=4, tensor_parallel=2, capacity=1.0, padded=True), MODEL, "in two levels to 4 GPUs"),
+        (ExpertParallel(2, tensor_parallel=2, routing=TOKEN_CHOICE), MODEL, "in one level; seats are of all GPUs"),
         (ExpertParallel(8, node=2, tensor_parallel=4), MODEL, "it has to divide their 2 GPUs"),
         (ExpertParallel(6, node=2, tensor_parallel=2), MODEL, "is 3; it has to divide model.num_experts=8"),
         (ExpertParallel(16, node=2, tensor_parallel=2), MODEL, "and parallel.expert_tensor_parallel 2, 16 GPUs"),

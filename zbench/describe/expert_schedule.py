@@ -240,10 +240,10 @@ class Experts:
             )
         if self.skew and self.padded:
             raise ValueError(f"experts.skew is {self.skew}; {router}, among seats, so it takes 0")
-        if self.schedule != SEQUENTIAL:
+        if self.schedule != SEQUENTIAL and self.capacity != DROPLESS:
             raise ValueError(
-                f"experts.schedule is {self.schedule}; {router}, of all of a GPU's tokens at once, so it takes "
-                f"{SEQUENTIAL}"
+                f"experts.schedule is {self.schedule} and experts.capacity {self.capacity}; {router}, and a capacity "
+                f"is of all of a GPU's tokens at once, so it takes {SEQUENTIAL}, or {DROPLESS}"
             )
 
     @property

@@ -22,20 +22,23 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import PLANNED
+from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
-from zbench.interfaces.protocols import System
+from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.study import PLAYED, PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
 from zbench.record.fingerprint import source_digest
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
-from zbench.run.system import make_system
+from zbench.run.system import make_system, step_strategy
 from zbench.run.target import Make, from_yaml, make_part
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
+from zbench.simulated.expert_homes import ExpertHomes, InOtherHomes, in_expert_homes
 from zbench.simulated.iterations import SimulatedIterations
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
@@ -129,7 +132,8 @@ def _settled(
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
-        return Settled(system.planner(choice, parts.seen), parts, choice)
+        planner = in_expert_homes(system.planner(choice, parts.seen), parts.seen, step_strategy(config, make))
+        return Settled(planner, parts, choice)
     return Settled(make_system(_with_keys(config, choice.keys), parts.seen, make), parts, choice)
 
 
@@ -148,7 +152,8 @@ def _chosen(
 
     def searched() -> Choice:
         if choose is not None:
-            made: Choice = gives(system, ".choose", "a Study", Choice, lambda: choose(study))
+            own = replace(study, clock=_in_homes(parts, step_strategy(config, make)))
+            made: Choice = gives(system, ".choose", "a Study", Choice, lambda: choose(own))
             return made
         return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _limits)
 
@@ -198,6 +203,20 @@ def clock_of(parts: Parts) -> Clock:
     if isinstance(executor, Simulated):
         return lambda cost: ComparedSteps(replace(executor, cost=cost))
     return SimulatedAttention
+
+
+def _in_homes(parts: Parts, strategy: StepStrategy) -> Clock:
+    """Returns the run's clock for plans whose tokens live where they are planned, before homes are changed; what is
+    measured is judged by attention alone, with homes as planned."""
+    clock = clock_of(parts)
+    if strategy.experts.homes == PLANNED:
+        return clock
+
+    def homed(cost: Cost) -> Executor:
+        executor = clock(cost)
+        return InOtherHomes(executor, ExpertHomes(cost, strategy)) if isinstance(executor, ComparedSteps) else executor
+
+    return homed
 
 
 def _in_mesh(batch: Batch, cost: Cost) -> tuple[Plan, ...]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
-from zbench.describe.expert_schedule import PLANNED
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.abilities import Chooses, PlansStages
@@ -16,23 +15,23 @@ from zbench.simulated.expert_homes import in_expert_homes
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
-    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
+    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that, with homes of tokens as
+    the strategy has them (zbench.run.chosen)."""
     sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
     if sync.in_rounds:
         return _for_workers(config, cost, make, sync)
     system: System = make_part(make, config, "system", cost=cost)
-    strategy = StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
     if isinstance(system, Chooses):
-        if strategy.experts.homes != PLANNED:
-            raise ValueError(
-                f"experts.homes is {strategy.experts.homes}; what chooses before a run, as static_best does, judges "
-                f"steps with homes as planned, so it takes {PLANNED}; as a baseline it can be left out by baseline=null"
-            )
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
     if cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages):
         system = Dealt(system, cost.model.micro_batches)
-    return in_expert_homes(system, cost, strategy)
+    return in_expert_homes(system, cost, step_strategy(config, make))
+
+
+def step_strategy(config: Mapping[str, Any], make: Make) -> StepStrategy:
+    """Returns the strategy of whole steps of a run; the usual one of a system alone, as the library's."""
+    return StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
 
 
 def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:

@@ -10,11 +10,13 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import step_seconds
 from zbench.simulator.steps.program import StepParts
 from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.template import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,21 @@ class ComparedSteps:
         """Returns whether GPUs have room for a step, by its account of memory; what is not a step alone is played."""
         if not self.executor.plays_steps_alone:
             return not self.step(batch, plans).out_of_memory
-        return self._has_room(self._parts(batch, plans))
+        step = self.executor.chosen(batch, plans).steps.built(batch, plans)
+        return self._has_room(self._parts(step, plans))
 
     def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
         """Returns the seconds of a step, infinite where GPUs have no room for it."""
         if not self.executor.plays_steps_alone or plans[0].pipelines is not None:
             result = self.step(batch, plans)
             return inf if result.out_of_memory else result.seconds
-        parts = self._parts(batch, plans)
-        return step_seconds(parts, self.least_seconds(batch)) if self._has_room(parts) else inf
+        steps = self.executor.chosen(batch, plans).steps
+        step = steps.built(batch, plans)
+        parts = self._parts(step, plans)
+        if not self._has_room(parts):
+            return inf
+        drawn = played_rows(steps, step, batch, plans)  # of all rows that routers could choose those of a draw
+        return step_seconds(parts if drawn is step else self._parts(drawn, plans), self.least_seconds(batch))
 
     def least_seconds(self, batch: Batch) -> float:
         """Returns the seconds that no step of a batch can beat whose plans have no pipelines of their own: the ceiling,
@@ -58,9 +66,8 @@ class ComparedSteps:
         ceiling = self.executor.ceiling_seconds(batch, False)
         return self.executor.bound_seconds(batch) if ceiling is None else ceiling
 
-    def _parts(self, batch: Batch, plans: tuple[Plan, ...]) -> StepParts:
+    def _parts(self, step: Step, plans: tuple[Plan, ...]) -> StepParts:
         """Returns the templates of a batch's step."""
-        step = self.executor.chosen(batch, plans).steps.built(batch, plans)
         return StepParts(step, plans_of_layouts(plans), self.executor.cost.gpus)
 
     def _has_room(self, parts: StepParts) -> bool:

@@ -23,7 +23,7 @@ from zbench.step.template import Step
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """The rows of a micro-batch that a draw puts in seats. to_experts: int64 [parts of a, experts]; seats: how many
+    """The rows of a micro-batch that a draw puts in seats. to_experts: int64 [parts of a, parts of e]; seats: how many
     there are at most; dropped: choices that no seat was left for, of so many choices."""
 
     to_experts: Ints
@@ -38,14 +38,16 @@ class DrawnRows:
         assert isinstance(seats, RouterSeats), "a router chooses how many rows there are"
         how = replace(parts.experts, routing=DRAWN)
         drawn = Routing.draw(parts.plan, parts.sizes, parts.home, parts.model, how)
-        found = np.zeros((len(seats.home), drawn.num_experts), np.int64)
-        np.add.at(found, np.searchsorted(seats.home, parts.home), drawn.to_experts)
+        found = np.zeros((len(seats.home), seats.cut.parts), np.int64)
+        np.add.at(found, seats.of_part, drawn.to_experts)
         return DrawnRows(found, seats, drawn.dropped, drawn.chosen.size)
 
     def amounts(self, index: str) -> Ints:
-        """Returns the rows of every cell of parts of a and of experts (e) or slices of them (k), int64 [cells]."""
-        each = 1 if index == "e" else self.to_experts.shape[1] // self.seats.slices
-        return np.asarray(self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2).reshape(-1))
+        """Returns the rows of every cell of parts of a and of parts of e, slices of them (k) or groups of GPUs with the
+        same experts (n), int64 [cells]."""
+        cut, each = self.seats.cut, 1 if index == "e" else self.seats.cut.each
+        found = self.to_experts.reshape(len(self.to_experts), -1, each).sum(axis=2)
+        return np.asarray((found[:, :: cut.tensor_parallel] if index == "n" else found).reshape(-1))
 
 
 def played_rows(steps: ProvenSteps, step: Step, batch: Batch, plans: Sequence[Plan]) -> Step:

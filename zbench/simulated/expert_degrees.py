@@ -24,6 +24,7 @@ from zbench.describe.expert_schedule import (
 )
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.gradient_order import EVERY_SHARE, GradientSeconds
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
 from zbench.simulator.steps.play import play_step
@@ -36,6 +37,8 @@ from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.template import Step, Template
 
+# What GPUs with the same experts, each some of their columns, gather from each other, and what is summed on them.
+_GATHERED, _SUMMED = ("i", "dv", "pa", "ct"), ("v", "di", "dpa")
 _QUEUE = QUEUES.index("experts")
 
 
@@ -90,7 +93,7 @@ class ExpertProfile:
     @staticmethod
     def of(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> "ExpertProfile":
         """Returns the profile of a batch's steps with one chunk and with two, which tell what starts and what grows."""
-        one, two = (steps.with_chunks(ExpertChunks(count, count)).built(batch, plans) for count in (1, 2))
+        one, two = (_built(steps.with_chunks(ExpertChunks(count, count)), batch, plans) for count in (1, 2))
         found: dict[str, list[ExpertLayerSeconds]] = {"forward": [], "backward": []}
         dense, last = 0.0, 0.0  # seconds of a layer's backward but its experts, of all micro-batches and of the last
         for a, b in zip(one.templates, two.templates, strict=True):
@@ -155,6 +158,11 @@ class ExpertProfile:
         return ChosenChunks(found[min(seconds, key=lambda name: seconds[name])], seconds)
 
 
+def _built(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan]) -> Step:
+    """Returns a batch's step before it is proven, as a clock plays it."""
+    return played_rows(steps, steps.built(batch, plans), batch, plans)
+
+
 def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[Floats, Floats]:
     """Returns the seconds of experts' computes and of all others on every GPU, of one layer, float64 [GPUs]."""
     layout, ops = step.layouts[template.layout], template.operations
@@ -184,8 +192,8 @@ def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool)
     def busiest(mine: Flags) -> float:
         return max(_busiest(end, link, np.where(mine, seconds, 0.0), cost) for end in (src, dst))
 
-    gather, reduce = (among(*names) if are_cut else among() for names in (("i", "dv"), ("v", "di")))
-    home = among("dp", "di", "dni") if back else among("v", "nv")  # of what comes home, of relays too
+    gather, reduce = (among(*names) if are_cut else among() for names in (_GATHERED, _SUMMED))
+    home = among("dp", "di", "dni", "dpa", "dpn") if back else among("v", "nv")  # of what comes home, of relays too
     between = ~(gather | reduce)
     exchange = (busiest(between & ~home) + busiest(between & home)) / 2
     works = exchange, busiest(gather), busiest(reduce)
@@ -211,7 +219,7 @@ def _played(
 
     def played(chunks: ExpertChunks) -> float:
         if chunks not in seconds:
-            step = steps.with_chunks(chunks).built(batch, plans)
+            step = _built(steps.with_chunks(chunks), batch, plans)
             seconds[chunks] = play_step(step, layouts, cost).seconds
         return seconds[chunks]
 

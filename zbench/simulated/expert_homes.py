@@ -13,7 +13,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import ATTENTION, EVEN_IN_NODE, FASTEST, HOMES, PLANNED
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans
-from zbench.interfaces.protocols import System
+from zbench.interfaces.protocols import Ready, System
+from zbench.interfaces.result import StepResult
 from zbench.passes.homes import with_attention_homes, with_even_homes
 from zbench.plans.plan import Plan
 from zbench.simulated.compared import ComparedSteps
@@ -68,3 +69,36 @@ class ExpertHomes:
         if homes == PLANNED:
             return plans
         return tuple(with_even_homes(one, self.cost, across=homes != EVEN_IN_NODE) for one in plans)
+
+
+@dataclass(frozen=True, slots=True)
+class InOtherHomes:
+    """Steps of candidates for a run whose plans have other homes than planned, one of
+    zbench.interfaces.abilities.Compares."""
+
+    executor: ComparedSteps
+    homes: ExpertHomes
+
+    def start(self) -> Ready:
+        """Begins as a run does."""
+        return self.executor.start()
+
+    def stop(self) -> None:
+        """Ends as a run does."""
+        self.executor.stop()
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Plays a step as in a run, proven."""
+        return self.executor.step(batch, self.homes.changed(batch, plans))
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step."""
+        return self.executor.fits(batch, self.homes.changed(batch, plans))
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where GPUs have no room for it."""
+        return self.executor.compared_seconds(batch, self.homes.changed(batch, plans))
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no step of a batch can beat, whatever homes its plans have."""
+        return self.executor.least_seconds(batch)

@@ -72,8 +72,8 @@ def chosen_steps(
     exchange_slices: dict[str, Any] = {}
     if steps.overlap.exchanges.is_open:
         layouts = plans_of_layouts(plans)
-        tried = {count: steps.with_slices(count).built(batch, plans) for count in TRIED}
-        played = {count: played_rows(steps, step, batch, plans) for count, step in tried.items()}
+        tried = {count: steps.with_slices(count) for count in TRIED}
+        played = {count: played_rows(one, one.built(batch, plans), batch, plans) for count, one in tried.items()}
         seconds = {count: play_step(step, layouts, cost).seconds for count, step in played.items()}
         best = min(TRIED, key=seconds.__getitem__)  # the first of those that are as fast
         steps = steps.with_slices(best)

@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
@@ -98,10 +99,15 @@ def _gpu(step: Step, place: int) -> int:
 
 
 def _counted(layout: StepLayout, tensor: int, rows: Ints) -> Ints:
-    """Returns the bytes of every cell of a tensor of slices, by the rows of experts."""
-    slices = next(one.part for one in layout.maps if (one.coarse, one.fine) == ("k", "e"))
-    of_slices = np.stack([rows[:, slices == part].sum(axis=1) for part in range(len(layout.index["k"]))], axis=1)
-    return np.asarray(layout.tensors[tensor].unit * of_slices.reshape(-1))
+    """Returns the bytes of every cell of a tensor of slices, or of groups of those with the same experts, by the rows
+    of experts."""
+    maps = {(one.coarse, one.fine): one.part for one in layout.maps}
+    slices, count = maps["k", "e"], len(layout.index["k"])
+    experts = ExpertCut.of(layout.index, rows.shape[1]).experts
+    found = np.stack([rows[:, experts[slices == part]].sum(axis=1) for part in range(count)], axis=1)
+    if layout.tensors[tensor].axes[1] == "n":
+        found = found[:, np.unique(maps["n", "k"], return_index=True)[1]]
+    return np.asarray(layout.tensors[tensor].unit * found.reshape(-1))
 
 
 def _of_template(step: Step, template: Template, counts: bool) -> tuple[dict[Moved, int], dict[Moved, list[int]]]:

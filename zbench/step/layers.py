@@ -22,7 +22,8 @@ says which layers there is one of.
 
 Where a router chooses while the step runs, a are all tokens of a GPU: ra has their logits, to the token that has each
 seat of a slice of the experts, and i, pa (shares), z, u and v are of seats, with a token or without. Where these are
-counted, they are of the seats alone that have a token, and ct has how many these are of each expert.
+counted, they are of the seats alone that have a token, and ct has how many these are of each expert. With experts cut
+over GPUs, to is of groups of these, and cn, pn, ni and nv are ct, pa, i and v of a group (zbench.step.router_formulas).
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from types import MappingProxyType
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL, TIED, VALUE, WORDS
 from zbench.step.formula import Formula, parse_formulas
+from zbench.step.router_formulas import router_formulas
 from zbench.step.transpose import Derivative, transpose
 
 ATTENTION = """
@@ -83,41 +85,8 @@ _SHARED_IN = "zs[t,f] = m[t] wzs[f]\nus[t,f] = act(zs[t,f])\n"
 _SHARED_DOWN = "bs[t] += us[t,f] wds[f]\n"
 
 
-# A router that chooses: which token has which seat is of all tokens of a GPU, the rest of these tables.
-_ROUTER = (
-    ATTENTION
-    + """
-{logits}
-ra[a(t)]    += collect(r[t])
-to[a,k]      = {choose}(ra[a])
-pa[a(t),k]  += {gate}_of_seats(r[t], to[a(t),k])
-i[a(t),k]   += seat(m[t], to[a(t),k])
-{beside}z[a,e]       = enter(i[a,k(e)], ez[e])           for route(a, e)
-u[a,e]       = act(z[a,e])                       for route(a, e)
-v[a,k(e)]   += leave(pa[a,k(e)], u[a,e], ed[e])  for route(a, e)
-{down}b[t]        += unseat(v[a(t),k], to[a(t),k])
-x'[t]        = y[t] + b[t]{shared}
-"""
-)
-# Where seats with a token alone are sent: how many there are of each expert goes ahead, and what is of seats where
-# experts are reads it.
-COUNTS = "ct"
-_COUNTED_ROUTER = (
-    ATTENTION
-    + """
-{logits}
-ra[a(t)]    += collect(r[t])
-to[a,k]      = {choose}(ra[a])
-ct[a,k]      = count(to[a,k])
-pa[a(t),k]  += {gate}_of_seats_counted(r[t], to[a(t),k])
-i[a(t),k]   += seat_counted(m[t], to[a(t),k])
-{beside}z[a,e]       = enter_counted(i[a,k(e)], ez[e], ct[a,k(e)])  for route(a, e)
-u[a,e]       = act(z[a,e])                                 for route(a, e)
-v[a,k(e)]   += leave_counted(pa[a,k(e)], u[a,e], ed[e], ct[a,k(e)])  for route(a, e)
-{down}b[t]        += unseat_counted(v[a(t),k], to[a(t),k])
-x'[t]        = y[t] + b[t]{shared}
-"""
-)
+# Tensors that say how many rows have a token, of each expert of a slice, and of a group of GPUs with the same ones.
+COUNTS, GROUP_COUNTS = EVERY_COUNT = ("ct", "cn")
 # The functions that choose, by who does: tokens their experts, or experts their tokens.
 CHOICES: Mapping[str, str] = MappingProxyType({TOKEN_CHOICE: "choose_experts", EXPERT_CHOICE: "choose_tokens"})
 
@@ -143,14 +112,13 @@ USUAL_ROUTER = RouterFormulas()
 
 def expert_layer(shared: bool, two_level: bool, router: RouterFormulas) -> str:
     """Returns the formulas of a layer with experts. shared: whether all tokens pass some of them; two_level: whether
-    rows go to a node once, and there to the GPUs of its experts, and back so."""
+    rows go to a node, or to GPUs that have the same experts, once, and there to the GPUs of their experts, and back."""
     beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
     logits, gate, routing = _LOGITS[router.scores], router.gate, router.routing
     if routing != DRAWN:
         common = " + bs[t]" if shared else ""
-        return (_COUNTED_ROUTER if router.counted else _ROUTER).format(
-            choose=CHOICES[routing], logits=logits, gate=SHARES[gate], beside=beside, down=down, shared=common
-        )
+        named = {"choose": CHOICES[routing], "gate": SHARES[gate], "beside": beside, "down": down, "shared": common}
+        return ATTENTION + router_formulas(two_level, router.counted).format(logits=logits, **named)
     if two_level:
         out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
         home = f"nv[t,n(k)] += together(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
@@ -205,6 +173,11 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "count": Derivative((None,)),
     "seat_counted": Derivative(((1,), None)),
     "unseat_counted": Derivative(((1,), None)),
+    "replicate_counts": Derivative((None,)),
+    "replicate": Derivative(((),)),
+    "sum_parts": Derivative(((),)),
+    "replicate_counted": Derivative(((1,), None)),
+    "sum_parts_counted": Derivative(((1,), None)),
     "enter_counted": Derivative(((1, 2), (0, 2), None)),
     "leave_counted": Derivative(((1, 2, 3), (0, 2, 3), (0, 1, 3), None)),
     "cosine": Derivative(((0, 1), (0, 1))),

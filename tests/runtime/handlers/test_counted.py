@@ -121,7 +121,7 @@ def test_what_is_known_of_rows() -> None:
     rows, shares = layout.number["i"], layout.number["ct"]
     assert counted.know_of(Cells(shares, 0, (0,), (1,)), 0)
     assert not counted.know_of(Cells(rows, 0, (0,), (1,)), 0)
-    counted.note(0, (0,), (1,), torch.tensor([2]))
+    counted.note(0, Cells(shares, 0, (0,), (1,)), torch.tensor([2]))
     assert counted.know_of(Cells(rows, 0, (0,), (1,)), 0)
     assert not counted.know_of(Cells(rows, 0, (0,), (1, 2)), 0)
     assert not counted.know_of(Cells(rows, 0, (0,), (1,)), 1)

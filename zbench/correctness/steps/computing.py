@@ -183,7 +183,8 @@ class ComputeOnPlace:
             context = self._seated(at) if self._routers_choose else self._chosen(at)
             found = _ROUTED[term.function](context, *values)
             if result.tensor == "to":
-                self.choices.setdefault((self.micro_batch, self.layer, at["a"]), (values[0], {}))[1][at["k"]] = found
+                choices = self.choices.setdefault((self.micro_batch, self.layer, at["a"]), (values[0], {}))
+                choices[1][at[result.axes[1].slot]] = found
             return found
         if term.function:
             return FUNCTIONS[term.function](self._where(at), *values)
@@ -216,15 +217,19 @@ class ComputeOnPlace:
         """Returns the seats of a combination, and where the tokens of its part are among their GPU's."""
         part = {(one.coarse, one.fine): one.part for one in self.layout.maps}
         group, slices, sizes = part["a", "t"], part["k", "e"], self.layout.index["t"].sizes
+        experts = ExpertCut.of(self.layout.index, self.model.num_experts).experts  # of each part of e
         own = int(group[at["t"]]) if "t" in at else at["a"]
         share = at["k"] if "k" in at else int(slices[at.get("e", 0)])
-        mine, number = np.flatnonzero(slices == share), self.layout.number["to"]
+        if "n" in at:
+            share = int(np.flatnonzero(part["n", "k"] == at["n"])[0])  # all of a group have the same experts
+        mine, number = experts[np.flatnonzero(slices == share)], self.layout.number["i"]
         rows = self.layout.tensors[number].amounts
         assert rows is not None, "seats are counted"
         room = int(rows.reshape(self.layout.shape(number))[own, share]) // len(mine)
         begin = sum(int(sizes[one]) for one in np.flatnonzero(group == own) if one < at.get("t", 0))
         tokens = begin, begin + int(sizes[at.get("t", 0)])
-        span, expert = (int(mine[0]), int(mine[-1]) + 1), self._range("e", at.get("e", 0))
+        only = int(experts[at.get("e", 0)])
+        span, expert = (int(mine[0]), int(mine[-1]) + 1), (only, only + 1)
         return Seated(room, span, expert, tokens, int(sizes[group == own].sum()), self.model.experts_per_token)
 
     def zeros(self, formula: Formula, at: dict[str, int]) -> Any:

@@ -54,6 +54,8 @@ class Chosen:
     @property
     def in_node(self) -> Ints:
         """The rows of the slice by their numbers among those of its node."""
+        if self.padding is not None:  # GPUs of a node have the same experts then, and rows
+            return np.arange(len(self.rows))
         tokens = [token for token, _, _ in replace(self, slice=self.node).rows]
         return np.array([tokens.index(token) for token, _, _ in self.rows], np.int64)
 

@@ -134,9 +134,17 @@ def _share_d0(gate: str, at: Seated, dp: Floats, r: Floats, to: Ints) -> Any:
     return slope * share * (given - (given * share).sum(axis=1, keepdims=True))
 
 
+def _same(at: Seated, rows: Any, *numbers: Ints) -> Any:
+    """Returns a group's rows as each of its GPUs has them, or what one of these adds to a sum of the group."""
+    return rows
+
+
+_BETWEEN_GROUP = [f"{name}{back}" for name in ("replicate", "sum_parts", "replicate_counted", "sum_parts_counted")
+                  for back in ("", "_d0")]  # fmt: skip
 SEAT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     **{f"{name}_of_seats": partial(_share, gate) for gate, name in SHARES.items()},
     **{f"{name}_of_seats_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
     "collect": _collect, "choose_experts": _choose_experts, "choose_tokens": _choose_tokens, "seat": _seat,
-    "seat_d0": _unseat, "unseat": _unseat, "unseat_d0": _seat,
+    "seat_d0": _unseat, "unseat": _unseat, "unseat_d0": _seat, "replicate_counts": _same,
+    **dict.fromkeys(_BETWEEN_GROUP, _same),
 })  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -67,11 +68,11 @@ class PostedAhead:
     def _count(self, counted: CountedRows, one: Exchange, parts: BatchParts, layer: int) -> None:
         """Waits for the numbers of rows that messages have."""
         for parcel in one.receives:
-            cells, of = parcel.cells, parts.formats[counted.counts]
-            if not counted.know_of(cells, layer):
-                key, store = parts.key(counted.counts, layer + cells.layer), self.stores[parcel.dst]
-                numbers = store.read(key, of, cells.first, cells.second)[0]
-                counted.note(layer + cells.layer, cells.first, cells.second, numbers)
+            if not counted.know_of(cells := parcel.cells, layer):
+                own = replace(cells, tensor=counted.counts(cells.tensor))
+                key, store = parts.key(own.tensor, layer + own.layer), self.stores[parcel.dst]
+                numbers = store.read(key, parts.formats[own.tensor], own.first, own.second)[0]
+                counted.note(layer + own.layer, own, numbers)
 
 
 def _nothing(stores: Mapping[int, Store]) -> Arrival:

@@ -12,7 +12,7 @@ from zbench.runtime.handlers.machine import BatchParts, is_update
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
 from zbench.step.formula import Formula, Reference, Term
-from zbench.step.layers import COUNTS
+from zbench.step.layers import EVERY_COUNT
 from zbench.step.passes.router.seats import SEATS
 
 
@@ -30,9 +30,9 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
     terms = [_term(term, formula, at, fields) for term, fields in zip(formula.terms, operands, strict=True)]
     if formula.results[0].tensor == SEATS:
         parts.machine.choices[parts.number, layer, one.writes[0].first] = operands[0][0][0], terms[0][0][0]
-    if formula.results[0].tensor == COUNTS:
+    if formula.results[0].tensor in EVERY_COUNT:
         assert parts.counted is not None, "there are counts where rows are counted"
-        parts.counted.note(layer, one.writes[0].first, one.writes[0].second, terms[0][0][0])
+        parts.counted.note(layer, one.writes[0], terms[0][0][0])
     values = terms[0] if len(terms) == 1 else [(sum((one[0][0] for one in terms[1:]), start=terms[0][0][0]),)]
     for ref, cells, value in zip(formula.results, one.writes, values, strict=True):
         _write(formula, ref, cells, value, parts, slots, (store, layer))

@@ -208,15 +208,15 @@ class Contexts:
         slices = tuple(np.unique(every.slices[list(slots["e"])]).tolist())
         if every.counted:  # blocks, until it is known how many rows each has
             every = replace(every, room=np.ones_like(every.room))
-        expert, _ = every.rows(slots["a"], slices)
-        mine = [self._tensor(np.flatnonzero(expert == one)) for one in slots["e"]]
+        part, _ = every.rows(slots["a"], slices)
+        mine = [self._tensor(np.flatnonzero(part == one)) for one in slots["e"]]
         none = torch.zeros(0, 1, dtype=torch.int64, device=self.device)
         of_experts = tuple((rows, torch.zeros_like(rows)) for rows in mine)
-        return RoutedRows(none, (), (), of_experts, len(expert), DTYPES[self.model.lse_bytes])
+        return RoutedRows(none, (), (), of_experts, len(part), DTYPES[self.model.lse_bytes])
 
     def _seats(self, slots: Mapping[str, Parts]) -> Seats | None:
-        """Returns the seats of tokens at home, None of a formula without such."""
-        if self.seats is None or not slots or not slots.keys() <= {"t", "a", "k"} or slots.keys() == {"k"}:
+        """Returns the seats of tokens at home, or of rows that are passed on, None of a formula without such."""
+        if self.seats is None or not slots.keys() & {"t", "a"} or not slots.keys() <= {"t", "a", "k", "n"}:
             return None
         return Seats.of(self.seats, slots, self.model.experts_per_token, DTYPES[self.model.lse_bytes], self.device)
 

@@ -21,9 +21,9 @@ from zbench.describe.arrays import Ints
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.seats import SEAT_FUNCTIONS
-from zbench.runtime.steps.instructions import Cells, Parcel, Parts
+from zbench.runtime.steps.instructions import Cells, Parcel
 from zbench.runtime.steps.seats import SeatParts
-from zbench.step.layers import COUNTS, SHARES
+from zbench.step.layers import SHARES
 from zbench.step.layout import StepLayout
 
 
@@ -35,21 +35,18 @@ class CountedRows:
     layout: StepLayout
     seats: SeatParts
     formats: Sequence[Format]
-    _of_experts: dict[int, Ints] = field(default_factory=dict)  # [parts of a, experts], -1: not known
-    _of_slices: dict[int, Ints] = field(default_factory=dict)  # [parts of a, slices], -1: not known
+    # By axis (e, k or n) and layer, int64 [parts of a, parts of the axis], -1: not known.
+    _rows: dict[tuple[str, int], Ints] = field(default_factory=dict)
     _made: dict[tuple[int, int], Format] = field(default_factory=dict)
 
-    @property
-    def counts(self) -> int:
-        """The number of the tensor that says how many rows there are."""
-        return self.layout.number[COUNTS]
+    def counts(self, tensor: int) -> int:
+        """Returns the number of the tensor that says how many rows one has."""
+        return self.layout.number[self.layout.tensors[tensor].counted_by]
 
     def format(self, tensor: int, layer: int) -> Format:
         """Returns the format of a tensor of a layer; cells whose rows are not known yet may not be asked about."""
         if (tensor, layer) not in self._made:
-            self._tables(layer)
-            by_slice = self.layout.tensors[tensor].axes[1] == "k"
-            amounts = self._of_slices[layer] if by_slice else self._of_experts[layer]
+            amounts = self._table(self.layout.tensors[tensor].axes[1], layer)
             self._made[tensor, layer] = replace(self.formats[tensor], amounts=amounts, counted=True)
         return self._made[tensor, layer]
 
@@ -61,27 +58,28 @@ class CountedRows:
         """Returns whether it is known how many rows cells have."""
         if not self.layout.tensors[cells.tensor].counted_by:
             return True
-        found = self._of_slices.get(layer + cells.layer)
+        found = self._rows.get((self.layout.tensors[cells.tensor].axes[1], layer + cells.layer))
         return found is not None and bool((found[np.ix_(cells.first, cells.second)] >= 0).all())
 
-    def note(self, layer: int, first: Parts, second: Parts, numbers: Tensor) -> None:
-        """Notes the numbers of cells of a layer, of two lists."""
-        self._tables(layer)
-        told, at = numbers.cpu().numpy(), 0
-        for part in second:
-            mine = self.seats.experts_of((part,))
-            for group in first:
-                own = told[at : at + len(mine)]
-                self._of_experts[layer][group, mine] = own
-                self._of_slices[layer][group, part] = own.sum()
-                at += len(mine)
+    def note(self, layer: int, cells: Cells, numbers: Tensor) -> None:
+        """Notes the numbers of cells of a layer."""
+        axis = self.layout.tensors[cells.tensor].axes[1]
+        rows, of_experts = self._table(axis, layer), self._table("e", layer)
+        told, at, each = numbers.cpu().numpy(), 0, self.seats.per_slice
+        for part in cells.second:
+            for group in cells.first:
+                own = told[at : at + each]
+                rows[group, part] = own.sum()
+                if axis == "k":
+                    of_experts[group, self.seats.parts_of((part,))] = own
+                at += each
 
-    def _tables(self, layer: int) -> None:
-        """Makes room for a layer's numbers."""
-        if layer not in self._of_experts:
-            experts, slices = len(self.seats.slices), len(self.layout.index["k"])
-            self._of_experts[layer] = np.full((len(self.seats.room), experts), -1, np.int64)
-            self._of_slices[layer] = np.full((len(self.seats.room), slices), -1, np.int64)
+    def _table(self, axis: str, layer: int) -> Ints:
+        """Returns the rows of a layer along an axis, as far as they are known."""
+        if (axis, layer) not in self._rows:
+            shape = len(self.seats.room), len(self.layout.index[axis])
+            self._rows[axis, layer] = np.full(shape, -1, np.int64)
+        return self._rows[axis, layer]
 
 
 def _count(at: Any, to: Fields) -> Tensor:

@@ -37,7 +37,8 @@ class Seats:
     position: int64 [t], numbers of the tokens among a; row: int64 [a], numbers of a's tokens among t, -1 of others.
     of_expert: the rows of each expert, in which no token is twice. spans: of each GPU the first of its tokens, the one
     after its last, and the seats of an expert. pieces: of the rows in their order, the number of a GPU, the first of
-    some experts and the one after their last. per_token: experts of a token. dtype: of shares.
+    some experts and the one after their last. per_token: experts of a token. dtype: of shares. alike: the slices of
+    experts, where all have the same ones, each some of their columns; else 0.
     """
 
     expert: Tensor
@@ -49,27 +50,29 @@ class Seats:
     pieces: tuple[tuple[int, int, int], ...]
     per_token: int
     dtype: torch.dtype
+    alike: int = 0
 
     @staticmethod
     def of(
         seats: SeatParts, parts: Mapping[str, Parts], per_token: int, dtype: torch.dtype, device: torch.device
     ) -> "Seats":
-        """Returns the seats of a compute. parts: of its slots t or a, and k."""
+        """Returns the seats of a compute. parts: of its slots t or a, and k or n."""
         groups = parts["a"] if "a" in parts else seats.groups(parts["t"])
-        slices = parts.get("k", ())
-        expert, group = seats.rows(groups, slices)
+        slices = seats.of_nodes(parts["n"]) if "n" in parts else parts.get("k", ())
+        part, group = seats.rows(groups, slices)
         ends = np.cumsum(seats.tokens[list(groups)])
         begins = ends - seats.tokens[list(groups)]
         position = seats.positions(parts.get("t", ()), groups)
         row = np.full(int(ends[-1]), -1, np.int64)
         row[position] = np.arange(len(position))
-        every = [torch.from_numpy(one).to(device) for one in (expert, begins[group], position, row)]
-        of_expert = [torch.from_numpy(np.flatnonzero(expert == one)).to(device) for one in seats.experts_of(slices)]
+        every = [torch.from_numpy(one).to(device) for one in (seats.experts[part], begins[group], position, row)]
+        of_expert = [torch.from_numpy(np.flatnonzero(part == one)).to(device) for one in seats.parts_of(slices)]
         room = seats.room[list(groups)].tolist()
         spans = tuple(zip(begins.tolist(), ends.tolist(), room, strict=True))
-        runs = [seats.experts_of((part,)) for part in slices]
+        runs = [seats.experts[seats.parts_of((one,))].tolist() for one in slices]
         pieces = tuple((gpu, run[0], run[-1] + 1) for run in runs for gpu in range(len(groups)))
-        return Seats(every[0], every[1], every[2], every[3], tuple(of_expert), spans, pieces, per_token, dtype)
+        alike = len(slices) if all(run == runs[0] for run in runs) else 0
+        return Seats(every[0], every[1], every[2], every[3], tuple(of_expert), spans, pieces, per_token, dtype, alike)
 
     def tokens(self, to: Tensor) -> Tensor:
         """Returns the token of t in each seat, -1 where none of t is."""
@@ -173,9 +176,30 @@ def _share_d0(gate: str, at: Any, dp: Fields, r: Fields, to: Fields) -> Tensor:
     return found.to(r[0].dtype)
 
 
+def _replicate(at: Any, rows: Fields, *numbers: Fields) -> Tensor:
+    """Returns the rows of a group of slices for each of these. numbers: of rows, which are known by now."""
+    count = _seats(at).alike
+    assert count, "rows are passed on to slices with the same experts"
+    return torch.cat([rows[0]] * count)
+
+
+def _sum_parts(at: Any, rows: Fields, *numbers: Fields) -> Tensor:
+    """Returns the sum of what a group's slices make of their columns, one slice after another."""
+    count = _seats(at).alike
+    assert count, "rows come of slices with the same experts"
+    first, *others = rows[0].split(len(rows[0]) // count) if len(rows[0]) else (rows[0],)
+    found: Tensor = first.clone()
+    for one in others:
+        found += one
+    return found
+
+
+_TO_EACH = ("replicate", "sum_parts_d0", "replicate_counted", "sum_parts_counted_d0", "replicate_counts")
+_OF_EACH = ("sum_parts", "replicate_d0", "sum_parts_counted", "replicate_counted_d0")
 SEAT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     **{f"{name}_of_seats": partial(_share, gate) for gate, name in SHARES.items()},
     **{f"{name}_of_seats_d0": partial(_share_d0, gate) for gate, name in SHARES.items()},
     "collect": _collect, "choose_experts": _choose_experts, "choose_tokens": _choose_tokens, "seat": _seat,
     "seat_d0": _unseat, "unseat": _unseat, "unseat_d0": _seat,
+    **dict.fromkeys(_TO_EACH, _replicate), **dict.fromkeys(_OF_EACH, _sum_parts),
 })  # fmt: skip

@@ -29,9 +29,12 @@ def told_choices(prepared: PreparedStep) -> Told:
     tokens in the seats of each expert, -1 where none is, int64 [experts, seats]."""
     found: Told = {}
     for (number, layer, groups), (logits, seats) in prepared.batches[0].machine.choices.items():
-        (group,) = groups  # a GPU chooses for its own tokens
-        table = seats.cpu().numpy().reshape(logits.shape[1], -1)
-        found[number, layer, group] = logits.to(torch.float64).cpu().numpy(), table
+        of = prepared.batches[number].seats
+        assert of is not None, "a router chooses"
+        own = logits.to(torch.float64).cpu().numpy()
+        each = np.split(own, np.cumsum(of.tokens[list(groups)])[:-1])
+        for group, scores, table in zip(groups, each, of.tables(groups, seats.cpu().numpy()), strict=True):
+            found[number, layer, group] = scores, table
     return found
 
 
@@ -44,14 +47,9 @@ def counted_seats(prepared: PreparedStep) -> tuple[int, int]:
 def counted_rows(prepared: PreparedStep) -> dict[tuple[int, int, int], tuple[int, ...]]:
     """Returns the rows of seats with a token of every expert, by micro-batch, layer and part of a at home on a process;
     nothing where all seats are rows."""
-    one = prepared.batches[0]
-    if one.counted is None:
+    if prepared.batches[0].counted is None:
         return {}
-    experts, found = len(one.counted.seats.slices), {}
-    for (number, layer, groups), (_, seats) in one.machine.choices.items():
-        (group,) = groups
-        found[number, layer, group] = tuple((seats.view(experts, -1) >= 0).sum(1).tolist())
-    return found
+    return {key: tuple((table >= 0).sum(axis=1).tolist()) for key, (_, table) in told_choices(prepared).items()}
 
 
 def gathered_choices(prepared: PreparedStep, model: Model, group: dist.ProcessGroup) -> "RouterChoices | None":

@@ -38,8 +38,11 @@ class RoutedTokens:
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     def amounts(self, index: str) -> Ints:
-        """Returns the rows of every part that go to every expert (index e), slice (k) or node (n), int64 [parts,
-        those]."""
+        """Returns the rows of every part that go to every part of an expert (index e), slice (k) or node (n), int64
+        [parts, those]."""
+        if index == "n" and self.padding is not None:  # what each GPU of a group with the same experts has
+            assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+            return self.amounts("k")[:, np.unique(self.nodes, return_index=True)[1]]
         if index == "n":
             assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
             return self._counted([self._to_node(self.chosen, node) for node in range(int(self.nodes.max()) + 1)])
@@ -49,7 +52,7 @@ class RoutedTokens:
             found = self._counted([self._to_slice(self.chosen, part) for part in self._every_slice])
         if self.padding is None:
             return found
-        found = found + self.padding
+        found = found + self.padding[:, self.cut.experts]
         if index == "e":
             return found
         return np.stack([found[:, self.cut.slice_of == part].sum(axis=1) for part in self._every_slice], axis=1)
@@ -81,8 +84,10 @@ class RoutedTokens:
         return np.asarray(self._slice_has[self.nodes == node].any(axis=0)[chosen] & (chosen >= 0))
 
     def to_node(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
-        """Returns the tokens of parts that go to a node, by their number among these, and which of their choices are
-        of it, bool [tokens that go there, experts a token]."""
+        """Returns the token of each row of parts that goes to a node, as `to_slice` has it of a slice: with padding a
+        node are GPUs that have the same experts."""
+        if self.padding is not None:
+            return self.to_slice(parts, int(np.flatnonzero(self.nodes == node)[0]))
         inside = self._to_node(self._choices(parts), node)
         tokens = np.flatnonzero(inside.any(axis=1))
         return tokens, inside[tokens]
@@ -98,6 +103,9 @@ class RoutedTokens:
         found = []
         for part in slices:
             node = int(self.nodes[part])
+            if self.padding is not None:  # all of a node's
+                found.append(first[node] + np.arange(len(tokens[node])))
+                continue
             found.append(first[node] + np.searchsorted(tokens[node], self.to_slice(parts, part)[0]))
         return found, begin
 
@@ -131,7 +139,7 @@ class RoutedTokens:
         tokens, experts, choices, first = [none], [none], [none], 0
         for one in parts:
             chosen = self._choices((one,))
-            for expert in np.flatnonzero(self.cut.slice_of == part).tolist():
+            for expert in self.cut.experts[self.cut.slice_of == part].tolist():
                 rows, choice = np.nonzero(chosen == expert)
                 empty = int(self.padding[one, expert])
                 tokens += [first + rows, np.full(empty, -1)]
@@ -155,7 +163,7 @@ class RoutedTokens:
             else:
                 tokens, of, choice = self._padded(parts, part)
                 for expert in mine:
-                    rows = np.flatnonzero(of == expert)
+                    rows = np.flatnonzero(of == expert_of[expert])
                     found[expert] = begin + rows, choice[rows]
             begin += len(tokens)
         return [found[expert] for expert in experts]

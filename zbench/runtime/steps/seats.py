@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.runtime.steps.instructions import Parts
+from zbench.step.expert_cut import ExpertCut
 from zbench.step.layers import COUNTS
 from zbench.step.layout import StepLayout
 from zbench.step.passes.router.seats import SEATS, TOGETHER
@@ -20,13 +21,16 @@ from zbench.step.passes.router.seats import SEATS, TOGETHER
 @dataclass(frozen=True)
 class SeatParts:
     """The seats of a micro-batch. sizes, group: int64 [parts of t], tokens of each, and the part of a that it is in.
-    room: int64 [parts of a], seats that every expert has for its tokens. slices: int64 [experts], where each lies.
-    counted: whether the seats with a token alone are rows elsewhere."""
+    room: int64 [parts of a], seats that every expert has for its tokens. slices, experts: int64 [parts of e], where
+    each lies, and the expert that it is of. nodes: int64 [slices], the group of slices with the same experts that each
+    is in, where experts are cut. counted: whether the seats with a token alone are rows elsewhere."""
 
     sizes: Ints
     group: Ints
     room: Ints
     slices: Ints
+    experts: Ints
+    nodes: Ints | None = None
     counted: bool = False
 
     @staticmethod
@@ -35,12 +39,17 @@ class SeatParts:
         if TOGETHER not in layout.index:
             return None
         maps = {(one.coarse, one.fine): one.part for one in layout.maps}
-        slices, number = maps["k", "e"], layout.number[SEATS]
+        slices, nodes, number = maps["k", "e"], maps.get(("n", "k")), layout.number[SEATS]
         rows = layout.tensors[number].amounts
         assert rows is not None, "seats are counted"
-        per_slice = len(slices) // len(layout.index["k"])
+        per_slice, cut = (
+            len(slices) // len(layout.index["k"]),
+            1 if nodes is None else len(nodes) // len(np.unique(nodes)),
+        )
+        experts = ExpertCut(len(slices) // cut, len(layout.index["k"]), cut).experts
         room = rows.reshape(layout.shape(number))[:, 0] // per_slice
-        return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices, COUNTS in layout.number)
+        counted = COUNTS in layout.number
+        return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices, experts, nodes, counted)
 
     @cached_property
     def tokens(self) -> Ints:
@@ -61,16 +70,38 @@ class SeatParts:
             found.append(before[groups.index(group)] + inside + np.arange(self.sizes[part]))
         return np.concatenate(found)
 
-    def experts_of(self, slices: Parts) -> Sequence[int]:
-        """Returns the experts of slices, slice after slice."""
-        return [expert for part in slices for expert in np.flatnonzero(self.slices == part).tolist()]
+    @cached_property
+    def num_experts(self) -> int:
+        """The experts."""
+        return int(self.experts.max()) + 1
+
+    @property
+    def per_slice(self) -> int:
+        """The experts of a slice."""
+        return int((self.slices == 0).sum())
+
+    def parts_of(self, slices: Parts) -> Sequence[int]:
+        """Returns the parts of e in slices, slice after slice."""
+        return [part for one in slices for part in np.flatnonzero(self.slices == one).tolist()]
+
+    def of_nodes(self, nodes: Parts) -> Parts:
+        """Returns of each group of slices with the same experts the first one."""
+        assert self.nodes is not None, "a slot of groups of slices has a map to them"
+        return tuple(int(np.flatnonzero(self.nodes == one)[0]) for one in nodes)
 
     def rows(self, groups: Parts, slices: Parts) -> tuple[Ints, Ints]:
-        """Returns the expert of each row and the number of its group among `groups`."""
-        expert, group = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for part in slices:
-            mine = np.flatnonzero(self.slices == part)
-            for number, one in enumerate(groups):
-                expert.append(np.repeat(mine, self.room[one]))
-                group.append(np.full(len(mine) * int(self.room[one]), number))
-        return np.concatenate(expert), np.concatenate(group)
+        """Returns the part of e of each row and the number of its group among `groups`."""
+        part, group = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for one in slices:
+            mine = np.flatnonzero(self.slices == one)
+            for number, own in enumerate(groups):
+                part.append(np.repeat(mine, self.room[own]))
+                group.append(np.full(len(mine) * int(self.room[own]), number))
+        return np.concatenate(part), np.concatenate(group)
+
+    def tables(self, groups: Parts, seats: Ints) -> list[Ints]:
+        """Returns what rows of all experts' seats for some groups have for each of them, int64 [experts, seats]."""
+        slices = self.of_nodes(tuple(np.unique(self.nodes).tolist())) if self.nodes is not None else None
+        every = tuple(np.unique(self.slices).tolist()) if slices is None else slices
+        part, group = self.rows(groups, every)
+        return [seats[group == number].reshape(len(np.unique(part)), -1) for number in range(len(groups))]

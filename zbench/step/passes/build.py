@@ -93,7 +93,7 @@ def whole_step(
         return pipelines_step(model, plans, stage, level)
     check_plans(model, tuple(plans), degree)
     overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
-    groups = plans[0].num_ranks
+    groups, experts = plans[0].num_ranks, experts.in_chunks(overlap.experts)
     if isinstance(cut.stage, ShardDegrees) and stages > 1:
         raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none or zero1")
     if some is not None and overlap.experts.gradients is not None:

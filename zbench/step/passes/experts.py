@@ -20,12 +20,19 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import COUNTS, is_gradient_of_experts, of_experts, of_relay, of_shared_experts
+from zbench.step.layers import (
+    COUNTS,
+    EVERY_COUNT,
+    GROUP_COUNTS,
+    is_gradient_of_experts,
+    of_experts,
+    of_relay,
+    of_shared_experts,
+)
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.routing import Routing
 from zbench.step.template import COMPLETE
 
 HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out
@@ -96,7 +103,7 @@ class ExpertModules:
         """Returns the messages of what a formula reads and the template makes on the other side, if not sent so far."""
         found = []
         # Counts go ahead of the rows that they are of.
-        for one in sorted(formula.operands, key=lambda one: one.tensor != COUNTS):
+        for one in sorted(formula.operands, key=lambda one: one.tensor not in EVERY_COUNT):
             axes = self.layout.tensors[self.layout.number[one.tensor]].axes
             if axes[1:] in (("k",), ("n",)) and one.tensor not in self.moved:
                 elsewhere = [site for site in self._made_at(one) if site != _site(formula)]
@@ -137,17 +144,17 @@ class ExpertModules:
     def _between_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a home, its relay in another node of its group, this node, and the parts that go
         there."""
-        assert isinstance(self.parts.routing, Routing)
+        assert self.parts.routing is not None
         node, nodes = self.parts.experts.node, self.degree // self.parts.experts.node
         for turn, gpu in product(range(1, nodes), range(self.parts.num_gpus)):
-            other, own = _partner(gpu % self.degree // node, turn, nodes), self.parts.own[gpu]
+            other, own = _partner(gpu % self.degree // node, turn, nodes), self.parts.routed_own[gpu]
             tokens = np.asarray(own[self.parts.routing.to_nodes[own, other] > 0], np.int64)
             yield gpu, gpu // self.degree * self.degree + other * node + gpu % node, other, tokens
 
     def _inside_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a relay, another GPU of its node, this one's slice, and the parts that go there of the
         relay's."""
-        assert isinstance(self.parts.routing, Routing)
+        assert self.parts.routing is not None
         node = self.parts.experts.node
         for turn, gpu in product(range(1, node), range(self.parts.num_gpus)):
             other = gpu // node * node + _partner(gpu % node, turn, node)
@@ -155,11 +162,12 @@ class ExpertModules:
             yield gpu, other, part, np.asarray(parts[self.parts.routing.to_slices[parts, part] > 0], np.int64)
 
     def _relayed(self, gpu: int) -> Ints:
-        """Returns the parts of t that a GPU is the relay of which go to its node."""
-        assert isinstance(self.parts.routing, Routing)
+        """Returns the parts that a GPU is the relay of which go to its node, of t or of what routed rows are cut
+        along."""
+        assert self.parts.routing is not None
         node, first = self.parts.experts.node, gpu // self.degree * self.degree
         homes = range(first + gpu % node, first + self.degree, node)
-        parts = np.concatenate([self.parts.own[one] for one in homes])
+        parts = np.concatenate([self.parts.routed_own[one] for one in homes])
         return np.asarray(parts[self.parts.routing.to_nodes[parts, gpu % self.degree // node] > 0], np.int64)
 
     def rows(self, number: int) -> list[Ints]:
@@ -195,28 +203,48 @@ class ExpertModules:
         count = COMPLETE if tensor.nature == "sum" else 0
         readers = [one for one in self.layout.formulas if any(ref.tensor == name for ref in one.operands)]
         if not any(map(of_experts, readers)):
-            return self._saved_at_home(number, count)
-        # Counts are read where experts are, and by whoever is sent rows of theirs: at home, too.
-        found = self._saved_at_home(number, count) if name == COUNTS else []
+            # Numbers of a group's rows are read where these are passed on, and by whoever is sent such rows.
+            passed = self._saved_at_relays(number, "n", count) if name == GROUP_COUNTS else []
+            return self._saved_at_home(number, count, tensor.axes[1], passed=name == GROUP_COUNTS) + passed
+        # Counts are read where experts are, and by whoever is sent rows of theirs: at home, or by relays.
+        found, relays = [], "n" in self.layout.index
+        if name == COUNTS:
+            found = self._saved_at_relays(number, "k", count) if relays else self._saved_at_home(number, count, "k")
         for gpu in range(self.parts.num_gpus):
             place, index = self.lists.number(PLACE, [gpu]), tensor.axes[1]
+            known = [] if name != COUNTS else self._relayed(gpu) if relays else self.parts.routed_own[gpu]
             for part in [gpu % self.degree] if index == "k" else self._experts(gpu).tolist():
                 routed = self.parts.routing.to_slices if index == "k" else self.parts.routing.to_experts
                 tokens = self._group(gpu)
                 tokens = tokens[routed[tokens, part] > 0]
-                tokens = np.setdiff1d(tokens, self.parts.routed_own[gpu]) if name == COUNTS else tokens
+                tokens = np.setdiff1d(tokens, known) if len(known) else tokens
                 if len(tokens):
                     cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                     found.append([number, 0, place, *cells, count, 0, 0])
         return found
 
-    def _saved_at_home(self, number: int, count: int) -> list[list[int]]:
-        """Returns the entries of a tensor of all slices of the experts that stays where the tokens' homes are."""
+    def _saved_at_home(self, number: int, count: int, index: str, passed: bool = False) -> list[list[int]]:
+        """Returns the entries of a tensor of all parts of an index of experts' slices that stays where the tokens'
+        homes are. passed: without those that are at a home as it is the relay of its own tokens."""
         found = []
         for gpu in range(self.parts.num_gpus):
             own = self.parts.routed_own[gpu]
-            if len(own):
-                cells = [self.lists.number(self._tokens, own), self.lists.whole("k")]
+            parts = np.arange(len(self.layout.index[index]))
+            if passed:
+                parts = np.setdiff1d(parts, [gpu % self.degree // self.parts.experts.node])
+            if len(own) and len(parts):
+                cells = [self.lists.number(self._tokens, own), self.lists.number(index, parts)]
+                found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
+        return found
+
+    def _saved_at_relays(self, number: int, index: str, count: int) -> list[list[int]]:
+        """Returns the entries of a tensor of groups (n) or of slices (k) that stays where rows are passed on."""
+        found = []
+        for gpu in range(self.parts.num_gpus):
+            tokens, node = self._relayed(gpu), gpu % self.degree // self.parts.experts.node
+            if len(tokens):
+                parts = self._slices_of_node(gpu) if index == "k" else np.array([node])
+                cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, parts)]
                 found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
         return found
 

@@ -277,7 +277,7 @@ class BatchTemplates:
             tensor = self.layout.tensors[number]
             if tensor.axes == ("t",):
                 found += self.tokens(name)
-            elif tensor.axes[1:] in (("e",), ("k",)):
+            elif tensor.axes[1:] in (("e",), ("k",), ("n",)):
                 found += self.experts.saved(name)
             else:
                 tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)

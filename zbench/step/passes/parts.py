@@ -19,7 +19,7 @@ from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
-from zbench.step.passes.overlap.token_slices import TokenCuts, parts_of_blocks, slices_in_chunks, tokens_in_slices
+from zbench.step.passes.overlap.token_slices import TokenCuts, chunks_of_parts, parts_of_blocks, slices_in_chunks
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
@@ -62,7 +62,7 @@ class PlanParts:
     def chunks(self, tokens: int) -> Ints:
         """Returns the chunk that each part of t is in, where a group computes at most so many tokens at a time."""
         slices = slices_in_chunks(self.home, self.sizes, self.degree, tokens)
-        return np.asarray(np.argmax(tokens_in_slices(self.home, self.sizes, slices) > 0, axis=1), np.int64)
+        return chunks_of_parts(self.home, self.sizes, slices)
 
     @cached_property
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
@@ -186,8 +186,9 @@ class PlanParts:
             return None
         if self.experts.routing == DRAWN:
             return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
-        per_token, experts, how = self.model.experts_per_token, self.model.num_experts, self.experts
-        return RouterSeats(self.home, self.sizes, how.capacity, per_token, experts, how.degree, how.counted)
+        per_token, how, cut = self.model.experts_per_token, self.experts, self.experts.cut(self.model.num_experts)
+        chunk = chunks_of_parts(self.home, self.sizes, how.chunks)
+        return RouterSeats(self.home, self.sizes, how.capacity, per_token, cut, how.counted, chunk)
 
     @cached_property
     def routed_own(self) -> Lists:
@@ -211,9 +212,7 @@ class PlanParts:
         if self.routing is None or axes[1:] not in (("e",), ("k",), ("n",)):
             return None
         tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
-        if axes[1] == "n":
-            assert isinstance(self.routing, Routing), "seats are not of nodes"
-            tokens = self.routing.to_nodes
+        tokens = self.routing.to_nodes if axes[1] == "n" else tokens
         return tokens.reshape(-1).astype(np.int64)
 
     def relations(self) -> tuple[Relation, ...]:

@@ -186,7 +186,7 @@ class ProvenSteps:
 
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
         """Returns the parts that a step of this run has of a batch's plans."""
-        experts, slices = self.experts.of(batch), self.overlap.token_slices
+        experts, slices = self.experts.of(batch).in_chunks(self.overlap.experts), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
 
     def expert_rows(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import COUNTS
+from zbench.step.layers import EVERY_COUNT
 from zbench.step.template import StageStart
 
 # Gate and up, and their product, of shared experts and of a dense layer before layers with experts as well.
@@ -58,7 +58,7 @@ def made_again(level: str, forward: Sequence[Formula], kept: str) -> tuple[str, 
         return names
     made = [result for one in forward for result in one.results if not result.after]
     # Counts are kept, as they say how large what goes back along them is: no second message has them.
-    return tuple(result.tensor for result in made if result.tensor != COUNTS)
+    return tuple(result.tensor for result in made if result.tensor not in EVERY_COUNT)
 
 
 def with_recomputation(

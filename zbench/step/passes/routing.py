@@ -12,12 +12,13 @@ docs/POWER_LAW_DISTRIBUTION.md), which Zipf's law has with exponents of 1.0 and 
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, Experts
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, ExpertChunks, Experts
 from zbench.describe.model import SOFTMAX_ALL, Model
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
@@ -51,6 +52,7 @@ class ExpertParallel:
     node: int = 0
     routing: str = DRAWN
     tensor_parallel: int = 1
+    chunks: int = 1
 
     @staticmethod
     def chosen(degree: int, tensor_parallel: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
@@ -64,7 +66,8 @@ class ExpertParallel:
         """
         gpus = degree * tensor_parallel
         two_level = experts.dispatch == TWO_LEVEL and gpus > gpus_per_node
-        gathered = tensor_parallel if gpus > tensor_parallel > 1 else 0
+        routed = experts.routing != DRAWN  # seats are of a group, though it be the only one
+        gathered = tensor_parallel if tensor_parallel > 1 and (routed or gpus > tensor_parallel) else 0
         return ExpertParallel(
             gpus,
             skew=experts.skew,
@@ -89,6 +92,20 @@ class ExpertParallel:
     def of(self, batch: Batch) -> "ExpertParallel":
         """Returns the same layout and rule for a batch's draw."""
         return replace(self, seed=batch.seed, step=batch.step)
+
+    def in_chunks(self, chunks: ExpertChunks) -> "ExpertParallel":
+        """Returns the same where tokens go to experts in chunks: those whose rows are counted have their own numbers.
+
+        Raises:
+            ValueError: rows are of seats that all of a GPU's tokens have together.
+        """
+        count = lcm(chunks.forward, chunks.backward)
+        if count > 1 and self.routing != DRAWN and (self.padded or self.capacity is not None):
+            raise ValueError(
+                f"tokens go to experts in {count} chunks, and the routing is {self.routing} with a capacity of "
+                f"{self.capacity}, which is of all of a GPU's tokens at once; it takes one chunk, or no capacity"
+            )
+        return replace(self, chunks=count) if self.counted else self
 
     def check(self, model: Model, num_gpus: int) -> None:
         """Raises ValueError if a model's experts cannot be laid out so."""
@@ -135,10 +152,14 @@ class ExpertParallel:
             raise ValueError(f"{told}; {model.name} has no experts, so it takes 1")
         if model.ffn_hidden % self.tensor_parallel:
             raise ValueError(f"{told}; it has to divide model.ffn_hidden={model.ffn_hidden}")
-        if self.routing != DRAWN or self.padded:
+        if (self.routing != DRAWN or self.padded) and self.node not in (0, self.tensor_parallel):
             raise ValueError(
-                f"{told} with experts.routing={self.routing} and experts.padded={str(self.padded).lower()}; what is "
-                f"gathered on an expert's GPUs are rows of tokens that were drawn, so it takes {DRAWN} and false"
+                f"{told}, and rows go in two levels to {self.node} GPUs; rows of padding and of seats are gathered on "
+                f"those that have an expert, so it takes {self.tensor_parallel}"
+            )
+        if self.routing != DRAWN and not self.node:
+            raise ValueError(
+                f"{told}, and rows go to GPUs in one level; seats are of all GPUs that have an expert, so it takes two"
             )
         if self.node % self.tensor_parallel:
             raise ValueError(
@@ -205,7 +226,10 @@ class Routing:
         room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
         limited = with_room(chosen, gpu, room, model.num_experts)
         found = Routing(limited, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
-        return replace(found, padding=padding_rows(found.to_experts, home, room)) if how.padded else found
+        if not how.padded:
+            return found
+        whole = replace(found, slices=1, tensor_parallel=1, node=0)
+        return replace(found, padding=padding_rows(whole.to_experts, home, room))
 
     @cached_property
     def cut(self) -> ExpertCut:
@@ -242,7 +266,9 @@ class Routing:
 
     @cached_property
     def to_nodes(self) -> Ints:
-        """The tokens of each part that go to each node of slices, int64 [parts, nodes]."""
+        """The rows of each part that go to each node of slices, int64 [parts, nodes]."""
+        if self.padding is not None:  # a node is those that have the same experts, and gets what each of them does
+            return self.to_slices[:, :: self.node]
         return self._in_runs(self.cut.each * self.node // self.tensor_parallel)
 
     def _in_runs(self, size: int) -> Ints:

@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import COUNTS
+from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS
 from zbench.step.passes.parameters.zero import (
     GRADIENT_BYTES,
     MOMENT_BYTES,
@@ -48,18 +48,18 @@ def tensors_of(
             merge = merges.get(name.rstrip("~"), "add") if nature == "sum" else ""
             amounts, counted_by = parts.routed(axes), ""
             if amounts is not None and parts.experts.counted:
-                amounts, counted_by = _counted(name, amounts, parts)
+                amounts, counted_by = _counted(name, axes, amounts, parts)
             size = _unit(model, name, parts.experts.tensor_parallel)
             layers = kinds.get(name) or _layers(result)
             found[name] = Tensor(name, axes, nature, merge, layers, size, home, 0, amounts, counted_by)
     return tuple(found.values())
 
 
-def _counted(name: str, amounts: Ints, parts: PlanParts) -> tuple[Ints, str]:
+def _counted(name: str, axes: tuple[str, ...], amounts: Ints, parts: PlanParts) -> tuple[Ints, str]:
     """Returns the amounts of a tensor of seats, where those with a token are counted, and by what its are."""
-    if name == COUNTS:  # a number for each expert of the slice
-        return np.full_like(amounts, parts.model.num_experts // parts.experts.degree), ""
-    return amounts, "" if name.rstrip("~") == SEATS else COUNTS
+    if name in EVERY_COUNT:  # a number for each expert of the slice
+        return np.full_like(amounts, parts.experts.cut(parts.model.num_experts).each), ""
+    return amounts, "" if name.rstrip("~") == SEATS else GROUP_COUNTS if axes[1] == "n" else COUNTS
 
 
 def _layers(result: Reference) -> str:
@@ -105,7 +105,8 @@ def _unit(model: Model, name: str, expert_gpus: int) -> int:
         "zf": 2 * element, "uf": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
         "p": model.experts_per_token * model.lse_bytes,
-        "ra": model.num_experts * element, SEATS: SEAT_BYTES, COUNTS: SEAT_BYTES, "pa": model.lse_bytes,
+        "ra": model.num_experts * element, SEATS: SEAT_BYTES, **dict.fromkeys(EVERY_COUNT, SEAT_BYTES),
+        "pa": model.lse_bytes, "pn": model.lse_bytes,
         "l": 2 * model.lse_bytes, "val": model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
     return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
-import numpy as np
-
 from zbench.describe.arrays import Ints
 from zbench.describe.expert_schedule import AFTER_CHUNKS, ExpertChunks
 from zbench.step.formula import Formula
@@ -25,7 +23,8 @@ from zbench.step.layers import is_gradient_of_experts, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, QUEUES, Operations
-from zbench.step.passes.overlap.token_slices import tokens_in_slices
+from zbench.step.passes.overlap.token_slices import chunks_of_parts
+from zbench.step.passes.router.seats import TOGETHER
 from zbench.step.template import Step, Template
 
 Row = list[int]  # an operation, as zbench.step.operations.Operations has its columns
@@ -107,10 +106,16 @@ class _ExpertSegment:
         return self.chunks.backward if back else self.chunks.forward
 
     @cached_property
+    def tokens(self) -> str:
+        """The index that routed rows are cut along: t, or what a router's choices are of."""
+        return TOGETHER if TOGETHER in self.layout.index else "t"
+
+    @cached_property
     def chunk_of(self) -> Ints:
-        """The chunk that every part of t is in."""
-        home, sizes = self.layout.tensors[self.layout.number["x"]].home, self.layout.index["t"].sizes
-        return np.asarray(np.argmax(tokens_in_slices(home, sizes, self.count) > 0, axis=1), np.int64)
+        """The chunk that every part of what routed rows are cut along is in."""
+        of_tokens = self.layout.number["x" if self.tokens == "t" else "ra"]
+        home, sizes = self.layout.tensors[of_tokens].home, self.layout.index[self.tokens].sizes
+        return chunks_of_parts(home, sizes, self.count)
 
     def _formula(self, row: Row) -> Formula:
         return self.layout.formulas[row[1]]
@@ -180,7 +185,7 @@ class _ExpertSegment:
         no such chunk."""
         for row in self.relays:
             if bool(self._tensors(row, results=True) & self.made) != to_experts:
-                yield from self._parts_of([row], chunk, 4 + self._formula(row).slots.index("t"))
+                yield from self._parts_of([row], chunk, 4 + self._formula(row).slots.index(self.tokens))
         yield from self._parts_of(self._sent(to_experts, True), chunk)
 
     def _is_late(self, number: int) -> bool:
@@ -191,7 +196,7 @@ class _ExpertSegment:
         """Yields a formula's operations for a chunk. Zeros for gradients of experts without a token come with
         the last one."""
         formula = self.layout.formulas[number]
-        column = 4 + formula.slots.index("t")
+        column = 4 + formula.slots.index(self.tokens)
         yield from self._parts_of([row for row in rows if row[2] in self.with_tokens], chunk, column)
         if chunk == self.count - 1:
             yield from (row for row in rows if row[2] not in self.with_tokens)
@@ -211,4 +216,4 @@ class _ExpertSegment:
             parts = self.lists.rows[row[column]]
             some = parts[self.chunk_of[parts] == chunk]
             if len(some):
-                yield [*row[:column], self.lists.number("t", some), *row[column + 1 :]]
+                yield [*row[:column], self.lists.number(self.tokens, some), *row[column + 1 :]]

@@ -27,6 +27,12 @@ def tokens_in_slices(gpu: Ints, sizes: Ints, slices: int | Ints) -> Ints:
     return _tokens_between(gpu, sizes, _ends(_totals(gpu, sizes), slices))
 
 
+def chunks_of_parts(gpu: Ints, sizes: Ints, slices: int | Ints) -> Ints:
+    """Returns the first slice of its GPU's tokens that each part has some of, int64 [parts]: the one that it is in
+    where parts end with slices. gpu, sizes, slices: as above."""
+    return np.asarray(np.argmax(tokens_in_slices(gpu, sizes, slices) > 0, axis=1), np.int64)
+
+
 def slices_in_chunks(gpu: Ints, sizes: Ints, degree: int, chunk: int) -> Ints:
     """Returns in how many slices each GPU's own tokens are cut, for chunks of at most so many of a group's tokens,
     int64 [GPUs]; those of a group have as many. gpu, sizes: as above. degree: GPUs of a group."""
