@@ -74,8 +74,14 @@ class Cost:
         again = self.model.recompute_layers
         some = min(again, count) if isinstance(again, int) else ALL_LAYERS
         dense = min(self.model.dense_layers, count - 1)
-        kinds = {"dense_layers": dense, "dense_ffn_hidden": self.model.dense_ffn_hidden if dense else 0}
-        model = replace(self.model, num_layers=count, stage_layers=EVEN, recompute_layers=some, **kinds)
+        model = replace(
+            self.model,
+            num_layers=count,
+            stage_layers=EVEN,
+            recompute_layers=some,
+            dense_layers=dense,
+            dense_ffn_hidden=self.model.dense_ffn_hidden if dense else 0,
+        )
         return replace(self, model=model, single=single)
 
     @property

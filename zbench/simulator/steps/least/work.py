@@ -111,8 +111,14 @@ class _Reading:
     @cached_property
     def step(self) -> Step:
         """The step."""
-        whole = {"mlp_chunk_tokens": WHOLE, "loss_chunk_tokens": WHOLE}
-        model = replace(self.cost.model, num_layers=1, dense_layers=0, dense_ffn_hidden=0, **whole)
+        model = replace(
+            self.cost.model,
+            num_layers=1,
+            dense_layers=0,
+            dense_ffn_hidden=0,
+            mlp_chunk_tokens=WHOLE,
+            loss_chunk_tokens=WHOLE,
+        )
         return whole_step(model, [self.plan], self.degree, "none", recompute=model.recompute)
 
     def exchange(self, token_bytes: int) -> WorkSeconds:
