@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import HasPromptLimit
 from zbench.workloads.__main__ import load_workload
 
 TOKENS = 1 << 21
@@ -78,7 +79,10 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     rows = [{"p": at, "r": 100 * at} for at in range(1, 40)]
     path = write_rows(tmp_path / "traces.jsonl", rows)
     keys = (path, "prompt_field=p", "response_field=r")
-    batch = make("rl_traces_file", *keys, tokens=100_000).batch(3)
+    made = make("rl_traces_file", *keys, tokens=100_000)
+    assert isinstance(made, HasPromptLimit)
+    assert made.prompt_limit == 39
+    batch = made.batch(3)
     assert batch.num_tokens == 100_000
     assert (responses_of(batch)[:-1] == 100 * batch.rollouts.prompts[:-1]).all()
     np.savez(tmp_path / "traces.npz", prompt_length=np.array([3, 4]), response_length=np.array([5, 6]))
