@@ -55,7 +55,7 @@ def draw(axes: Sequence[Axes], table: Sequence[OverlapGain]) -> None:
                 panel.text(x, one.gain + 0.004, f"{one.gain:.2f}", ha="center", fontsize=6.5, color=BLACK)
         panel.axhline(1, color=GREY, lw=1)
         panel.set_ylim(0.9, most + 0.05)
-        panel.set_xticks(range(len(workloads)), workloads, fontsize=7.5)
+        panel.set_xticks(range(len(workloads)), workloads, fontsize=6.5)
         panel.set_title(f"TP {degree}")
         panel.grid(axis="y")
     axes[0].set_ylabel("times as fast as none")

@@ -1,10 +1,11 @@
 """Makes one process's instructions of a step's templates. Pure.
 
 Every process goes through a template's operations in their one order and takes of each what the places it holds have a
-part in; exchanges go ahead of computes that have nothing to do with them (zbench.runtime.steps.early). As an operation
-uses only what earlier ones made, the earliest message that is not there can always go on, and nothing deadlocks. A
-gather is its transfers from the homes of cells to the members, a reduction those from the members that have
-contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
+part in; tensor parallelism's exchanges go ahead of computes that have nothing to do with them
+(zbench.runtime.steps.early). As an operation uses only what earlier ones made, the earliest message that is not there
+can always go on, and nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction
+those from the members that have contributions to the homes: as many bytes as the collectives of libraries move, and
+each counted.
 
 Places are counted from an instance's first one, or from the stages of all pipelines that have its layer: a template is
 compiled once for every start that it is played from, and instructions have the places that are meant. A process takes
