@@ -3,6 +3,7 @@
 An edge: hydra is known here, torch is not.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.checks.contract import guarded
+
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it logs what is told as one sentence here
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
