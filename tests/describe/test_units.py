@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.describe.units import parse
+from zbench.describe.units import in_gib, parse, with_noun
+
+
+def test_numbers_with_their_nouns() -> None:
+    found = [with_noun(*one) for one in ((1, "GPU"), (2, "GPU"), (0, "step"), (1024, "rank"), (2, "batch"))]
+    assert found == ["1 GPU", "2 GPUs", "0 steps", "1,024 ranks", "2 batches"]
+    assert [in_gib(size * 2**30) for size in (33.52, 1, 0.06, 0.034)] == ["33.5", "1.0", "0.1", "0.03"]
 
 
 @pytest.mark.parametrize(

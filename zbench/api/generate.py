@@ -106,6 +106,8 @@ def _layouts(chosen: Mapping[str, str]) -> list[GenerateDegrees]:
         raise ValueError("tensor and layouts are both given; tensor=4 is layouts=1-4, so it takes one of them")
     if "layouts" in chosen:
         texts = chosen["layouts"].split(",")
+        if texts != [ALL] and any(text.isalpha() for text in texts):
+            raise ValueError(f"layouts is {chosen['layouts']!r}; it takes {ALL}, or p-t (pipeline, tensor), as in 1-2")
         return [] if texts == [ALL] else [GenerateDegrees.of(text, "layouts") for text in texts]
     degrees = [yaml_value(word) for word in chosen.get("tensor", "1").split(",")]
     if wrong := [one for one in degrees if not is_whole(one) or one < 1]:

@@ -1,9 +1,10 @@
 """Tables of runs as Markdown: systems down, workloads across, one table for each of whatever else differs. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from zbench.describe.units import with_noun
+from zbench.describe.units import in_gib, with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.record.iterations import STAGES
 from zbench.record.metrics import PURPOSES
@@ -38,8 +39,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "layout_change_seconds": ("changes between both, an iteration", "{:.3g} s".format),
     "layout_changes": ("changes of generation's layout, mean of the iterations", "{:.3g}".format),
     "generation_imbalance": ("generation of the slowest replica over the mean", "{:.2f}".format),
-    "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
-    "host_bytes": ("host memory of the fullest node", lambda value: f"{value / 2**30:.1f} GiB"),
+    "peak_bytes": ("memory of the fullest GPU", lambda value: f"{in_gib(value)} GiB"),
+    "host_bytes": ("host memory of the fullest node", lambda value: f"{in_gib(value)} GiB"),
     "exchange_slices": ("slices of exchanges, mean of the steps", "{:.3g}".format),
     "forward_chunks": ("chunks in which tokens go to experts, forward, mean of the steps", "{:.3g}".format),
     "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),
@@ -53,7 +54,11 @@ def check_figures(names: Sequence[str]) -> None:
     """Raises ValueError where one of `names` is no figure."""
     for name in names:
         if name not in FIGURES:
-            raise ValueError(f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(FIGURES)}")
+            close = get_close_matches(name, FIGURES, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(
+                f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(FIGURES)}{hint}"
+            )
 
 
 def pivot(found: Sequence[Row], names: Sequence[str]) -> str:

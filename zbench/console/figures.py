@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zbench.describe.units import in_gib
 from zbench.interfaces.result import COMPUTES, SECONDS_FOR
 from zbench.record.iterations import STAGES
 from zbench.record.metrics import PURPOSES
@@ -43,6 +44,10 @@ class TableColumn:
 
 def _number(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
     return lambda row: "-" if row[name] is None else form.format(row[name] * scale)
+
+
+def _gib(name: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[name] is None else in_gib(row[name])
 
 
 def _spread(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
@@ -159,8 +164,8 @@ FIGURES = (
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
-    TableColumn("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
-    TableColumn("host memory, GiB", "fullest node", 15, _number("host_bytes", "{:.1f}", 2.0**-30), "host, GiB"),
+    TableColumn("peak memory, GiB", "fullest GPU", 6, _gib("peak_bytes"), "peak, GiB"),
+    TableColumn("host memory, GiB", "fullest node", 15, _gib("host_bytes"), "host, GiB"),
     TableColumn("chosen", "for each batch, by the run", 16, lambda row: row["chosen"] or "-", in_parts=True),
     TableColumn("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
     TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"), "ceiling"),

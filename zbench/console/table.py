@@ -139,7 +139,7 @@ def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[Ta
 
 
 def _setting(row: Row, name: str) -> str:
-    return "null" if row[name] is None else typed(row[name])
+    return typed(row[name])
 
 
 def _settings(row: Row, names: Sequence[str]) -> list[str]:

@@ -28,6 +28,12 @@ def with_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith(("ch", "ss")) else "s")
 
 
+def in_gib(size: float) -> str:
+    """Writes bytes as GiB: '33.5', '0.03'."""
+    found = size / 2**30
+    return f"{found:.1f}" if found >= 0.05 else f"{found:.1g}"
+
+
 def parse(field: str, value: float | int | str, kind: str) -> float:
     """Returns `value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
 

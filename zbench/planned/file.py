@@ -74,7 +74,7 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip())
         cut = "it ends in the middle, as a file does that was not copied whole" if ended else f"{error}"
-        raise ValueError(f"the plan file is {name!r}, which is no whole JSON: {cut}") from error
+        raise ValueError(f"the plan file is {name!r}, which is no whole JSON: {cut}; zbench plan makes one") from error
     told = found.get("format") if isinstance(found, Mapping) else None
     if not isinstance(told, str) or not told.startswith("zbench-plan/"):
         raise ValueError(f"the plan file is {name!r}, which is no plan of zbench; its format has to be {FORMAT!r}")

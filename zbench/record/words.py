@@ -41,7 +41,9 @@ def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def typed(value: Any) -> str:
-    """Writes a setting's value; lists as a command line takes them."""
+    """Writes a setting's value; lists and null as a command line takes them."""
+    if value is None:
+        return "null"
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 

@@ -3,6 +3,7 @@
 An edge: hydra is known here, torch is not.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from zbench.interfaces.published import Published, published_of
 from zbench.record.renamed import old_key, old_keys, renamed
 from zbench.run.checks.contract import guarded
 from zbench.simulated.rollout_job import no_iterations
+
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it logs what is told as one sentence here
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
