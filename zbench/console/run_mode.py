@@ -24,7 +24,7 @@ def told_mode(arguments: Sequence[str]) -> Iterator[None]:
         yield
         return
     before = Hydra.get_mode
-    Hydra.get_mode = _no_yaml_says  # type: ignore[method-assign]
+    Hydra.get_mode = _no_yaml_says  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
