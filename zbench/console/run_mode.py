@@ -1,4 +1,4 @@
-"""Whether a command is a sweep, told to hydra where the command's words say so. An edge: how hydra starts.
+"""Tells hydra whether a command is a sweep, where the command's words say so. An edge: how hydra starts.
 
 Hydra composes the whole configuration of a command once before it composes it to run, only to learn whether a yaml asks
 for a sweep (`hydra.mode`): a tenth of a second, of two that a short run takes. Of zbench's own yamls only experiments
@@ -24,7 +24,7 @@ def told_mode(arguments: Sequence[str]) -> Iterator[None]:
         yield
         return
     before = Hydra.get_mode
-    Hydra.get_mode = _no_yaml_says  # type: ignore[method-assign]
+    Hydra.get_mode = _no_yaml_says  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
