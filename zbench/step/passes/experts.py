@@ -212,12 +212,12 @@ class ExpertModules:
             found = self._saved_at_relays(number, "k", count) if relays else self._saved_at_home(number, count, "k")
         for gpu in range(self.parts.num_gpus):
             place, index = self.lists.number(PLACE, [gpu]), tensor.axes[1]
-            known = [] if name != COUNTS else self._relayed(gpu) if relays else self.parts.routed_own[gpu]
+            known = self._relayed(gpu) if relays and name == COUNTS else self.parts.routed_own[gpu]
             for part in [gpu % self.degree] if index == "k" else self._experts(gpu).tolist():
                 routed = self.parts.routing.to_slices if index == "k" else self.parts.routing.to_experts
                 tokens = self._group(gpu)
                 tokens = tokens[routed[tokens, part] > 0]
-                tokens = np.setdiff1d(tokens, known) if len(known) else tokens
+                tokens = np.setdiff1d(tokens, known) if name == COUNTS else tokens
                 if len(tokens):
                     cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, [part])]
                     found.append([number, 0, place, *cells, count, 0, 0])
