@@ -124,6 +124,10 @@ class StageStart:
     layer: int
     place: int
 
+# Sums of values that came encoded lie halfway between two codes, or two scales in float32, more often than by chance, and
+# the order of a sum decides then. So all are first taken by this much away from zero, far more than sums' orders change.
+AWAY_FROM_TIES = 1 + 2**-40
+
 
 @dataclass(frozen=True)
 class Encoding:

@@ -1,9 +1,9 @@
 """Cells in fewer bits: block quantisation of what an encoded transfer carries.
 
 Every cell is encoded by itself, its values in the order in which they lie, in blocks: a scale of float32 for each, the
-largest absolute value over the largest code, and a code for each value, the nearest multiple of the scale. A message
-has the scales of its cells, then their codes; those of 4 bits lie two in a byte. What a value loses is at most half a
-scale.
+largest absolute value over the largest code, and a code for each value, the nearest multiple of the scale, halves away
+from zero. A message has the scales of its cells, then their codes; those of 4 bits lie two in a byte. What a value
+loses is at most half a scale.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.store import Slab
 from zbench.runtime.kernels.memory import bytes_of
 from zbench.runtime.steps.instructions import Cell, Parts
-from zbench.step.template import Encoding
+from zbench.step.template import AWAY_FROM_TIES, Encoding
 
 RUN_BITS = (4, 8)
 
@@ -114,9 +114,9 @@ def _quantised(values: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
     wide = values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
     count, most = len(wide), largest_code(encoding.bits)
     blocks = torch.nn.functional.pad(wide, (0, -count % encoding.block)).view(-1, encoding.block)
-    scales = (blocks.abs().amax(1) / most).to(torch.float32) if len(blocks) else wide.new_zeros(0, dtype=torch.float32)
+    scales = (blocks.abs().amax(1) / most * AWAY_FROM_TIES).to(torch.float32) if len(blocks) else wide.new_zeros(0, dtype=torch.float32)
     over = scales.to(wide.dtype)[:, None]
-    codes = torch.where(over > 0, blocks / over, 0.0).nan_to_num(0.0).round().clamp(-most, most)
+    codes = torch.where(over > 0, blocks / over * AWAY_FROM_TIES, 0.0).nan_to_num(0.0).round().clamp(-most, most)
     return scales, codes.to(torch.int8).view(-1)[:count]
 
 
