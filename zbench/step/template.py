@@ -124,8 +124,9 @@ class StageStart:
     layer: int
     place: int
 
-# Sums of values that came encoded lie halfway between two codes, or two scales in float32, more often than by chance, and
-# the order of a sum decides then. So all are first taken by this much away from zero, far more than sums' orders change.
+
+# Sums of values that came encoded often lie halfway between two codes or scales (float32), where the order of the
+# sum would decide. So all are first taken away from zero by this much, far more than the order of a sum changes.
 AWAY_FROM_TIES = 1 + 2**-40
 
 

@@ -56,7 +56,6 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 # Those that are tried where experts are on several GPUs.
 OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
 DENSE_FIRST = "dense_first"
-OF_WHOLE = ("padded", "router", "counted")  # which are tried where experts are whole on a GPU
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -160,7 +159,7 @@ class StepCombination:
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
             and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
-            and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing not in OF_WHOLE))
+            and (self.expert_tensor_parallel == 1 or experts > 0)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
         )

@@ -9,7 +9,8 @@ from zbench.step.template import AWAY_FROM_TIES, Encoding
 
 def after_transfer(value: Floats, encoding: Encoding | None) -> Floats:
     """Returns a cell as it arrives: of each block of its values the nearest multiples of the block's scale, which is
-    its largest absolute value over the largest code, in float32, halves away from zero; as it was without a lossy encoding."""
+    its largest absolute value over the largest code, in float32, halves away from zero; as it was without a lossy
+    encoding."""
     if encoding is None or not encoding.lossy:
         return value
     flat, most = np.asarray(value, np.float64).reshape(-1), 2 ** (encoding.bits - 1) - 1

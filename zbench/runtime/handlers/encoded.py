@@ -114,7 +114,8 @@ def _quantised(values: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
     wide = values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
     count, most = len(wide), largest_code(encoding.bits)
     blocks = torch.nn.functional.pad(wide, (0, -count % encoding.block)).view(-1, encoding.block)
-    scales = (blocks.abs().amax(1) / most * AWAY_FROM_TIES).to(torch.float32) if len(blocks) else wide.new_zeros(0, dtype=torch.float32)
+    largest = blocks.abs().amax(1) if len(blocks) else wide.new_zeros(0)
+    scales = (largest / most * AWAY_FROM_TIES).to(torch.float32)
     over = scales.to(wide.dtype)[:, None]
     codes = torch.where(over > 0, blocks / over * AWAY_FROM_TIES, 0.0).nan_to_num(0.0).round().clamp(-most, most)
     return scales, codes.to(torch.int8).view(-1)[:count]
