@@ -27,8 +27,8 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     found = {}
     of_head = {"words": "wh", "value": "vh"}.get(model.kind_of_head)
     shared = SHARED_SHAPES if model.shared_experts else {}
-    shared |= LEADING_SHAPES if model.dense_layers else {}
-    shared |= COSINE_SHAPES if model.router == "cosine" else {}
+    shared = shared | (LEADING_SHAPES if model.dense_layers else {})
+    shared = shared | (COSINE_SHAPES if model.router == "cosine" else {})
     for name, dims in ((EXPERT_SHAPES | shared) if model.num_experts > 1 else SHAPES).items():
         if name == "wr" and model.router == "cosine":
             continue

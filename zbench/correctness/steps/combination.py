@@ -21,7 +21,7 @@ from zbench.describe.exchanges import (
     WHOLE,
     ExchangeOverlap,
 )
-from zbench.describe.expert_schedule import TOKEN_CHOICE
+from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
@@ -172,7 +172,8 @@ class StepCombination:
         model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
         model = replace(model, tied_embeddings=self.head == "tied")
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
-        node = how.node or (cut if groups > 1 and cut > 1 else 0)
+        gathered = cut > 1 and (groups > 1 or how.routing != DRAWN)
+        node = how.node or (cut if gathered else 0)
         experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
