@@ -114,8 +114,9 @@ def test_settings_that_no_flags_say_are_named_below_them(path: str, answer: dict
     assert said in "\n".join(answer_lines(answer))
     words = ("overlap=none", "sharding=zero1", "recompute=full", "parallel.tensor_parallel=2", "experts=sequential")
     assert read_question(path, (*TINY, *words)).without_flags == []
-    other = ("overlap=sliced", "parallel=tp2", "sync=co2", "sharding=fsdp2", "mask=full")
+    other = ("overlap=sliced", "parallel=tp2", "sharding=fsdp2", "mask=full")
     assert read_question(path, (*TINY, *other)).without_flags == [other[0], *other[2:]]
+    assert read_question(path, (*TINY, "sync=co2", "sync.steps=1")).without_flags == ["sync=co2", "sync.steps=1"]
 
 
 def test_contract_and_scheduler_costs_make_up_the_whole_gap(answer: dict[str, Any]) -> None:

@@ -182,11 +182,13 @@ def test_blind_errors_are_within_those_stated(found: list[Anchor], group: str) -
 
 
 def test_steps_with_documents_keep_their_order(found: list[Anchor]) -> None:
-    """Too short, as collectives hide behind layers as far as they can (docs/cost.md)."""
+    """FlexSP's within 1 %; the others too short, as collectives hide behind layers as far as they can (docs/cost.md)."""
     members = of(found, "steps")
     assert not summary_rows(members).broken
     assert summary_rows(members).pairs == 3
-    assert all(-0.5 < anchor.error < 0 for anchor in members)
+    own, *others = members
+    assert abs(own.error) < 0.01
+    assert all(-0.5 < anchor.error < 0 for anchor in others)
 
 
 def test_steps_are_of_the_published_set_up() -> None:

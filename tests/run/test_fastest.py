@@ -183,7 +183,7 @@ def test_nodewise_settles_before_a_run_what_its_lengths_ask_for(monkeypatch: pyt
     for kind, length in (("long", 65_536), ("short", 512)):
         *_, run = call(monkeypatch, *words, "workload=fixed", f"workload.length={length}")
         chosen[kind] = run.start["chosen"]["keys"]
-    assert chosen == {"long": {"pipelines": "never"}, "short": {"pipelines": "usual"}}
+    assert chosen == {"long": {"rival_pipelines": "never"}, "short": {"rival_pipelines": "usual"}}
 
 
 def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
