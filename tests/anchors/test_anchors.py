@@ -182,7 +182,7 @@ def test_blind_errors_are_within_those_stated(found: list[Anchor], group: str) -
 
 
 def test_steps_with_documents_keep_their_order(found: list[Anchor]) -> None:
-    """FlexSP's within 1 %; the others too short, as collectives hide behind layers as far as they can (docs/cost.md)."""
+    """FlexSP's within 1 %; others too short, as collectives hide behind layers as far as they can (docs/cost.md)."""
     members = of(found, "steps")
     assert not summary_rows(members).broken
     assert summary_rows(members).pairs == 3

@@ -82,9 +82,9 @@ def test_the_fastest_is_chosen_and_told() -> None:
     (plan,) = in_expert_homes(Heap(cost), cost, strategy(FASTEST)).plan(BATCH)
     each = {homes: seconds(in_expert_homes(Heap(cost), cost, strategy(homes)).plan(BATCH), cost) for homes in HOMES[:3]}
     assert plan.notes[NOTE] == min(each, key=lambda homes: each[homes]) == EVEN
-    assert plan.notes[f"{NOTE} {EVEN}"] == pytest.approx(each[EVEN], rel=1e-9)
-    assert plan.notes[f"{NOTE} {PLANNED}"] == pytest.approx(each[PLANNED], rel=1e-9)
-    assert f"{NOTE} {ATTENTION}" not in plan.notes  # they are as planned
+    assert plan.notes[f"{NOTE}_{EVEN}_seconds"] == pytest.approx(each[EVEN], rel=1e-9)
+    assert plan.notes[f"{NOTE}_{PLANNED}_seconds"] == pytest.approx(each[PLANNED], rel=1e-9)
+    assert f"{NOTE}_{ATTENTION}_seconds" not in plan.notes  # they are as planned
 
 
 def test_homes_without_room_are_not_chosen() -> None:
