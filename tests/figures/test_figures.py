@@ -187,6 +187,8 @@ def test_sharding_is_over_zero3_and_over_the_fewest_gpus() -> None:
     found = {(one.sharding, one.over, one.at): one.value for one in sharding.table(SAMPLES["sharding"])}
     assert (found["zero3", "micro-batches", 4], found["three_level", "micro-batches", 4]) == (1, 2)
     assert (found["hpz", "GCDs", 32], found["hpz", "GCDs", 64]) == (1, 0.25)  # twice the GPUs, half of the tokens/s
+    assert found["hpz", "GCDs", 384] == pytest.approx(1 / 48 / 12)  # of the other experiment, as of a record of both
+    assert ("zero3", "GCDs", 384) not in found  # as of no fewer
     assert ("three_level", "GCDs", 8) not in found  # it does not fit
 
 

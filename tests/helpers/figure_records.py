@@ -286,6 +286,7 @@ def strategy_samples() -> dict[str, list[Run]]:
         run.start["config"]["choices"][group] = choice
         return run
 
+    four: dict[str, Any] = {"workload": {"length": 2}}  # micro-batches a step
     return {
         "overlap": [
             of("overlap", seconds / degree, 32, ("overlap", method), {"parallel": {"tensor_parallel": degree}})
@@ -298,8 +299,9 @@ def strategy_samples() -> dict[str, list[Run]]:
                 for length in (8, 2)
                 for name, seconds in (("zero3", 4.0), ("three_level", 2.0))
             ),
-            *(of("sharding_scaling", gpus / 32, gpus, ("sharding", "hpz"), {}) for gpus in (32, 64)),
-            of("sharding_scaling", 1.0, 8, ("sharding", "three_level"), {}, out_of_memory=True),
+            of("sharding", 48.0, 384, ("sharding", "hpz"), four),
+            *(of("sharding_scaling", gpus / 32, gpus, ("sharding", "hpz"), four) for gpus in (32, 64)),
+            of("sharding_scaling", 1.0, 8, ("sharding", "three_level"), four, out_of_memory=True),
         ],
     }
 
