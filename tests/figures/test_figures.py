@@ -33,7 +33,7 @@ from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
 from zbench.figures.rollouts import placement, resharding, rlhf, seesaw
 from zbench.figures.stamp import stamp
-from zbench.figures.strategies import overlap, sharding
+from zbench.figures.strategies import overlap, sharding, sync
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
 from zbench.record.writer import RecordError, RecordWriter
@@ -190,6 +190,16 @@ def test_sharding_is_over_zero3_and_over_the_fewest_gpus() -> None:
     assert found["hpz", "GCDs", 384] == pytest.approx(1 / 48 / 12)  # of the other experiment, as of a record of both
     assert ("zero3", "GCDs", 384) not in found  # as of no fewer
     assert ("three_level", "GCDs", 8) not in found  # it does not fit
+
+
+def test_sync_counts_the_tokens_of_the_last_round() -> None:
+    changed = samples()["sync"]
+    changed.runs[1].steps[0]["seconds"] = 12.0  # of a round of two steps
+    found = {(one.gpus, one.steps, one.is_fast): one.per_second for one in sync.table(changed)}
+    tokens = changed.runs[0].steps[0]["tokens"]
+    assert found[16, 1, False] == pytest.approx(tokens / 8 / 16)
+    assert found[16, 2, False] == pytest.approx(2 * tokens / 16 / 16)
+    assert found[128, 0, True] == pytest.approx(tokens / 4 / 128)
 
 
 def test_headroom_sorts_and_puts_systems_without_memory_last() -> None:

@@ -286,6 +286,11 @@ def strategy_samples() -> dict[str, list[Run]]:
         run.start["config"]["choices"][group] = choice
         return run
 
+    def rounds(gpus: int, steps: int, seconds: float, rate: str = "20 Gbit/s") -> Run:
+        choice, name = ("co2", "sync_scaling") if steps else ("every_step", "sync_scaling_every")
+        config = {"sync": {"steps": steps}, "cluster": {"gpus": gpus, "nic_bandwidth": rate}}
+        return of(name, seconds, gpus, ("sync", choice), config)
+
     four: dict[str, Any] = {"workload": {"length": 2}}  # micro-batches a step
     return {
         "overlap": [
@@ -302,6 +307,11 @@ def strategy_samples() -> dict[str, list[Run]]:
             of("sharding", 48.0, 384, ("sharding", "hpz"), four),
             *(of("sharding_scaling", gpus / 32, gpus, ("sharding", "hpz"), four) for gpus in (32, 64)),
             of("sharding_scaling", 1.0, 8, ("sharding", "three_level"), four, out_of_memory=True),
+        ],
+        "sync": [
+            *(rounds(gpus, steps, 8.0 / steps) for gpus in (16, 128) for steps in (1, 2)),
+            *(rounds(gpus, 0, 16.0) for gpus in (16, 128)),
+            *(rounds(gpus, 0, 4.0, "200 Gbit/s") for gpus in (16, 128)),
         ],
     }
 
