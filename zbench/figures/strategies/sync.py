@@ -69,6 +69,6 @@ def draw(axes: Sequence[Axes], table: Sequence[SyncPoint]) -> None:
         Line2D([], [], color=VERMILLION, marker="o", lw=1.6, ms=4, label="co2, 80 Gbit/s"),
         Line2D([], [], color=BLACK, lw=1.2, label="every step, 80"),
         Line2D([], [], color=BLUE, lw=1.2, label="every step, 800"),
-        Line2D([], [], color=GREY, lw=1, ls=(0, (2, 1)), label="all hidden, from CO2's table"),
+        Line2D([], [], color=GREY, lw=1, ls=(0, (2, 1)), label="hidden, by CO2"),
     ]
     axes[0].figure.legend(handles=handles, loc="outside upper left", ncols=4, handlelength=1.2, columnspacing=0.9)
