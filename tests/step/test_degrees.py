@@ -55,6 +55,7 @@ def test_exact(case: int) -> None:
         (MODEL, 2, 4, TOGETHER, ShardDegrees(2, 2, 2, WORLD)),
         (EXPERTS, 1, 4, ExpertParallel(4, seed=0, skew=5.0), ShardDegrees(2, 2, 2, 2)),
         (EXPERTS, 1, 4, ExpertParallel(2, seed=0, skew=1.0), ShardDegrees(4, 2, 4, 4)),
+        (replace(EXPERTS, num_kv_heads=4), 4, 4, ExpertParallel(2, seed=0, skew=1.0), ShardDegrees(1, 1, 1, 2)),
         (MODEL, 1, 8, TOGETHER, LEVELS),
     ],
     ids=str,
@@ -62,7 +63,8 @@ def test_exact(case: int) -> None:
 def test_exact_with_others(
     model: Model, degree: int, ranks: int, experts: ExpertParallel, degrees: ShardDegrees
 ) -> None:
-    """Tied embeddings, tensor parallelism, experts on other GPUs than the rest of a run, three levels of two nodes."""
+    """Tied embeddings, tensor parallelism, experts on other GPUs than the rest of a run, or on fewer than a
+    tensor-parallel group has, three levels of two nodes."""
     plans = plans_of(([9], [3, 2]), ranks, 4 // degree)
     step = whole_step(model, plans, degree, degrees, 1, "none", experts)
     assert (fault(step), unrolled_fault(step)) == ("", "")

@@ -6,7 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.simulator.steps.test_play import planned
+import zbench
+from tests.simulator.steps.test_play import LENGTHS, planned
 from zbench.cost.job import make_cost
 from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps import play
@@ -17,6 +18,7 @@ from zbench.simulator.steps.repeating import RepeatingLayers
 from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import run_trains
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel
 
 
 @cache
@@ -24,6 +26,12 @@ def parts_of(system: str, layers: int = 32) -> StepParts:
     found, cost = planned(system)
     model = replace(found.model, num_layers=layers)
     return StepParts(whole_step(model, found.plans, 1, "3"), found.plans, make_cost(cost.cluster, model))
+
+
+def with_a_dense_first_layer() -> StepParts:
+    found = zbench.plan(LENGTHS, cluster="a800_2x8", model="deepseek_moe_16b", system="ulysses")
+    step = whole_step(found.model, found.plans, 1, "3", 1, "none", ExpertParallel(16, 1, skew=1.0))
+    return StepParts(step, found.plans, make_cost(found.cluster, found.model))
 
 
 @cache
@@ -46,10 +54,10 @@ def sums(played: PlayedStep) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("system", ["zeppelin", "ulysses"])
+@pytest.mark.parametrize("system", ["zeppelin", "ulysses", "of two kinds"])
 def test_a_step_whose_layers_repeat_is_told_by_twelve(system: str) -> None:
     """To rounding: sums of the same numbers, of which some are multiplied in place of added again and again."""
-    parts = parts_of(system)
+    parts = with_a_dense_first_layer() if system == "of two kinds" else parts_of(system)
     assert play._settled(parts, 0.0).left_out.repeating
     some = play.play_step(parts.step, parts.plans, parts.cost)
     every = play.play_some_layers(parts.step, parts.plans, parts.cost, 32)

@@ -14,9 +14,9 @@ From the step's begin to its end a GPU's compute queue computes, waits, or is do
   stood behind others, was on its links, or its latency passed.
 - **end**: from its last compute to the end of the step.
 
-With layers that were left out (zbench.simulator.steps.left_out) gaps are those of all layers: a gap across
-a cut is as long as what was left out, of which each part has what it has in the steady half of its run, layer by layer,
-and what is over is a gap like others. So parts sum to the step's seconds, but for rounding.
+With layers that were left out (zbench.simulator.steps.left_out) gaps are those of all layers: a gap across a cut is
+as long as what was left out, of which each part has what it has in the steady half of its run, layer by layer, and what
+is over is a gap like others. So parts sum to the step's seconds, but for rounding.
 """
 
 from typing import NamedTuple

@@ -35,8 +35,7 @@ class LeftOut:
     """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
     how many layers stood between it and the one before it in its run. turn: the layers after which what is played
     repeats, of which the steady half of a run has whole turns. repeating: whether layers are left out where they repeat
-    (zbench.simulator.steps.repeating), so that the one before the last before a cut is all of the steady
-    half."""
+    (zbench.simulator.steps.repeating), so that the last but one before a cut stands for the whole steady half."""
 
     program: StepProgram
     timeline: Timeline

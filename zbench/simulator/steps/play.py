@@ -147,7 +147,8 @@ class _Played:
 
     @staticmethod
     def _playing(parts: StepParts, kept: int, layers: _Layers | None) -> "_Played | None":
-        """Plays a step with at most `kept` layers of each stage. layers: None where it is not stopped."""
+        """Plays a step with at most `kept` layers of each stage; None where it was stopped, or not all runs repeat that
+        have to. layers: None where it is played to its end."""
         short, order, skipped = with_fewer_layers(parts.step, kept)
         made = program(parts, order, short)
         cluster = parts.cost.cluster
@@ -158,9 +159,8 @@ class _Played:
             return None
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
-        left_out: LeftOut | None = LeftOut(made, timeline, skipped, turn)
-        if left_out and layers and layers.repeating:
-            left_out = RepeatingLayers(left_out).left_out()
+        of = LeftOut(made, timeline, skipped, turn)
+        left_out = RepeatingLayers(of).left_out() if layers and layers.repeating else of
         return _Played(parts, left_out) if left_out else None
 
     @property

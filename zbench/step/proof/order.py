@@ -23,10 +23,10 @@ from zbench.step.template import ACROSS, Items, Step
 from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE
 
 _OK, _NO_LAYER, _DIFFERS = range(3)
+_OF_BORDER, _OF_STEP, _OF_LEADING, _OF_FOLLOWING = map(LAYERS.index, (BORDER, NONE, LEADING, FOLLOWING))
 # Columns of a contract's rows: the tensor's slot, what it is one of (LAYERS), the offset, whether formulas touch it and
 # whether it is state; the group that is needed (-1: none) with its first version and place, and that which is left;
 # the pipeline that it says this of (-1: the instance's), and whether each pipeline has a slot of its own.
-_OF_BORDER, _OF_STEP, _OF_LEADING, _OF_FOLLOWING = map(LAYERS.index, (BORDER, NONE, LEADING, FOLLOWING))
 _SLOT, _KIND, _OFFSET, _COMPUTED, _STATE, _NEEDS, _LEAVES, _PIPELINE, _EACH = 0, 1, 2, 3, 4, 5, 8, 11, 12
 
 

@@ -38,6 +38,7 @@ def optimizer_template(
 def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
     """Returns the updates of a parameter: of the cells that each GPU has, as its optimizer state is cut."""
     degree, found = of.degrees.optimizer, []
+    # Where state is everywhere or at home alone no run of GPUs says who has what: in pipelines a slice has any GPUs.
     every, home = of.every(weight, degree), of.home(weight)
     if weight in WHOLE:
         mine = [place for place in of.members(weight)[0][1].tolist() if degree == 1 or place % every == home[0] % every]

@@ -176,12 +176,12 @@ class ShardedParameters:
         return found
 
     def every(self, weight: str, degree: int) -> int:
-        """Returns how many GPUs that follow one another have all of a parameter that is cut over `degree` groups; 1 if
-        each has."""
+        """Returns how many GPUs that follow one another have all of a parameter that is cut over `degree` groups: as
+        many as it has slices, where that is 1."""
         if degree == WORLD:
             return self.num_gpus
         count = self.slices(weight)[1]
-        return 1 if degree == 1 and count == 1 else max(degree * self.degree, count)
+        return count if degree == 1 else max(degree * self.degree, count)
 
     @property
     def window(self) -> int:
