@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from zbench import CONF
 from zbench.console.run_mode import told_mode
 
 SWEEP = "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {a: '3,4'}}}\n"
@@ -80,3 +81,22 @@ def test_modes_are_as_before(here: Path, words: Sequence[str], values: list[int]
     assert [value for value, _ in jobs] == values
     assert jobs == wanted
     assert composed == before - saved
+
+
+def test_a_hydra_without_the_method_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Hydra, "get_mode")
+    with told_mode(["a=2"]):
+        assert not hasattr(Hydra, "get_mode")
+
+
+def test_hydra_is_as_it_was_after_an_error() -> None:
+    before = Hydra.get_mode
+    with pytest.raises(KeyError), told_mode(["a=2"]):
+        raise KeyError(str(Hydra.get_mode is before))
+    assert Hydra.get_mode is before
+
+
+def test_experiments_alone_ask_for_a_sweep() -> None:
+    """Of zbench's yamls; one of another group that did would be run as no sweep."""
+    asking = {path.parent.name for path in CONF.rglob("*.yaml") if "MULTIRUN" in path.read_text()}
+    assert asking == {"experiment"}

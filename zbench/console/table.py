@@ -31,7 +31,7 @@ def print_run(found: Sequence[Row]) -> None:
         for row in found:
             name = Text(str(row["system"]))
             lines = [line for figure in figures for line in figure.cell(row).split("\n")]
-            width = max(map(len, lines), default=0)  # no step may count
+            width = max(map(len, lines))
             table.add_column(name, justify="right", min_width=width)
         for figure in figures:
             explanation = [Text(figure.explanation, style="dim")] if explained else []

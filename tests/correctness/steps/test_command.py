@@ -8,8 +8,9 @@ import pytest
 
 from zbench.correctness import __main__
 from zbench.correctness.steps.cases import Executed
-from zbench.correctness.steps.combination import CHOICES, StepCombination, covering, every_combination
+from zbench.correctness.steps.combination import CHOICES, StepCombination, every_combination
 from zbench.correctness.steps.command import combinations, executed, judged_step
+from zbench.correctness.steps.covering import covering
 from zbench.describe.arrays import Flags, Ints
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import StepError

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from zbench.correctness.steps.combination import covering
+from zbench.correctness.steps.covering import covering
 from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
 from zbench.step.proof.prove import prove_step
 

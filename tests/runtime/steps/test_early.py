@@ -45,6 +45,7 @@ def received(cells: Cells) -> Exchange:
         ([sent(A), compute(A, makes=B), sent(C)], [0, 2, 1]),  # after the exchange before it
         ([received(C), compute(A, makes=B), sent(C)], [0, 1, 2]),  # would wait for what it passes on
         ([received(C), compute(C, makes=B), compute(A, makes=A), sent(C)], [0, 1, 3, 2]),  # which is there by now
+        ([received(C), compute(A, makes=C), compute(A, makes=A), sent(C)], [0, 1, 2, 3]),  # added to, not waited for
     ],
 )
 def test_an_exchange_goes_ahead_of_what_it_does_not_touch(before: list[Instruction], after: list[int]) -> None:

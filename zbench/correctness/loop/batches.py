@@ -34,7 +34,7 @@ class LoopBatch:
 @dataclass
 class LoopBatches:
     """The batches of a loop. updates: of the policy so far. left: prompts that tail batching has given up, for its next
-    long round; ahead: what was generated beside training for the next iteration, by ranks and rounds."""
+    long round; ahead: what was generated beside training for the next iteration, once it has been waited for."""
 
     loop: Loop
     fleet: Fleet

@@ -15,7 +15,8 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.meter import Meter
 from zbench.correctness.steps.cases import Executed
-from zbench.correctness.steps.combination import StepCombination, covering, every_combination
+from zbench.correctness.steps.combination import StepCombination, every_combination
+from zbench.correctness.steps.covering import covering
 from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
 from zbench.describe.units import with_noun

@@ -6,18 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from zbench.correctness.steps.axes import CUT, dims, from_memory, in_memory, slice_in_whole
 from zbench.correctness.steps.counted_functions import COUNTED_FUNCTIONS
 from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
-from zbench.correctness.steps.functions import (
-    CUT,
-    FUNCTIONS,
-    Where,
-    dims,
-    from_memory,
-    in_memory,
-    merged,
-    slice_in_whole,
-)
+from zbench.correctness.steps.functions import FUNCTIONS, Where, merged
 from zbench.correctness.steps.seat_functions import Seated
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.correctness.steps.axes import CUT, MEMORY, from_memory, slice_in_whole
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.computing import Tokens
 from zbench.correctness.steps.dense import SMOOTH, DenseStep, updated
-from zbench.correctness.steps.functions import CUT, MEMORY, from_memory, slice_in_whole
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.describe.arrays import Floats
 from zbench.runtime.stepping.weights import OUTSIDE

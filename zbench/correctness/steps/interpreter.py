@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zbench.correctness.steps.axes import CUT, from_memory, in_memory, slice_in_whole
 from zbench.correctness.steps.computing import (
     Cell,
     Choices,
@@ -22,7 +23,6 @@ from zbench.correctness.steps.computing import (
     parts_meet,
     store_key,
 )
-from zbench.correctness.steps.functions import CUT, from_memory, in_memory, slice_in_whole
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.describe.arrays import Floats
 from zbench.describe.model import Model

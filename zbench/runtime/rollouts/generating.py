@@ -108,9 +108,8 @@ class Generating:
         assert self.reference is not None, "the reference model lies beside the policy"
         stream.score(PolicySlice(policy.model, self.reference, policy.part, policy.group))
         scores = stream.scores if is_first else {}
-        return GenerationReport(
-            found, moved, shared, updates, asked.every, scores, stream.meanwhile * is_first, stream.of_others * is_first
-        )
+        early = stream.meanwhile if is_first else 0
+        return GenerationReport(found, moved, shared, updates, asked.every, scores, early)
 
     def _slice(self, group: Any) -> PolicySlice:
         assert self.weights is not None, "weights were brought"

@@ -121,7 +121,7 @@ class GenerationReport:
     bytes of weights (sent, received) before. shared: of each weight that it trains, whether training had it in the
     memory of what was generated with. updates: of the policy until then. kept: the prompts that are trained on, by
     number, the same of all GPUs that generate. scores: of what the group scored meanwhile, by number, as rollouts;
-    early: how many of these before all had been generated, others: how many that another group had generated."""
+    early: how many of these before all had been generated."""
 
     rollouts: dict[int, Rollout]
     moved: tuple[int, int]
@@ -130,4 +130,3 @@ class GenerationReport:
     kept: Sequence[int] = ()
     scores: Mapping[int, Floats] = field(default_factory=dict)
     early: int = 0
-    others: int = 0

@@ -8,6 +8,7 @@ where they are: keys and values that came earlier would be in memory beside what
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Instruction, Parcel
 from zbench.step.operations import QUEUES
@@ -35,8 +36,9 @@ def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instructio
                     at -= 1
             for parcel in one.receives:
                 _add(coming, parcel.dst, parcel.cells)
-        else:
-            for where, cells in _touched(one).items():
+        else:  # what a compute adds to a sum waits for nothing
+            there = replace(one, writes=()) if isinstance(one, Compute) else one
+            for where, cells in _touched(there).items():
                 coming.get(where, set()).difference_update(cells)
         found.insert(at, one)
     return found

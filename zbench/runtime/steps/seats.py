@@ -42,12 +42,9 @@ class SeatParts:
         slices, nodes, number = maps["k", "e"], maps.get(("n", "k")), layout.number[SEATS]
         rows = layout.tensors[number].amounts
         assert rows is not None, "seats are counted"
-        per_slice, cut = (
-            len(slices) // len(layout.index["k"]),
-            1 if nodes is None else len(nodes) // len(np.unique(nodes)),
-        )
-        experts = ExpertCut(len(slices) // cut, len(layout.index["k"]), cut).experts
-        room = rows.reshape(layout.shape(number))[:, 0] // per_slice
+        count, cut = len(layout.index["k"]), 1 if nodes is None else len(nodes) // len(np.unique(nodes))
+        experts = ExpertCut(len(slices) // cut, count, cut).experts
+        room = rows.reshape(layout.shape(number))[:, 0] // (len(slices) // count)
         counted = COUNTS in layout.number
         return SeatParts(layout.index["t"].sizes, maps[TOGETHER, "t"], room, slices, experts, nodes, counted)
 
@@ -69,11 +66,6 @@ class SeatParts:
             inside = int(self.sizes[:part][self.group[:part] == group].sum())
             found.append(before[groups.index(group)] + inside + np.arange(self.sizes[part]))
         return np.concatenate(found)
-
-    @cached_property
-    def num_experts(self) -> int:
-        """The experts."""
-        return int(self.experts.max()) + 1
 
     @property
     def per_slice(self) -> int:
@@ -101,7 +93,6 @@ class SeatParts:
 
     def tables(self, groups: Parts, seats: Ints) -> list[Ints]:
         """Returns what rows of all experts' seats for some groups have for each of them, int64 [experts, seats]."""
-        slices = self.of_nodes(tuple(np.unique(self.nodes).tolist())) if self.nodes is not None else None
-        every = tuple(np.unique(self.slices).tolist()) if slices is None else slices
-        part, group = self.rows(groups, every)
+        every = np.unique(self.slices) if self.nodes is None else np.unique(self.nodes, return_index=True)[1]
+        part, group = self.rows(groups, tuple(every.tolist()))
         return [seats[group == number].reshape(len(np.unique(part)), -1) for number in range(len(groups))]
