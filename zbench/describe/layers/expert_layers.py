@@ -4,7 +4,8 @@ from typing import Literal
 
 
 class ExpertLayers:
-    """The experts of a model, and its dense first layers; zbench.describe.model.Model has the fields, and what they mean."""
+    """The experts of a model, and its dense first layers; zbench.describe.model.Model has the fields, and what they
+    mean."""
 
     __slots__ = ()
     name: str
