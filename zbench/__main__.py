@@ -157,7 +157,7 @@ def _main(outcome: JobsOutcome) -> int:
     if outcome.sweep is not None:
         _print_sweep(outcome.sweep, list(outcome.runs.values()))
         if not outcome.runs and outcome.code == 0:
-            tell_user("no run was made, as all of the sweep were left out")
+            tell_user("no run was made, as all runs of the sweep were left out")
             return 2
     return outcome.code
 

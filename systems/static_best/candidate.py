@@ -8,6 +8,7 @@ from zbench.cost.bound import bound_seconds
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
+from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
 from zbench.run.fastest import FREE, compared_seconds
@@ -77,7 +78,7 @@ class Candidate:
         stages = model.pipeline_parallel
         groups = num_gpus // (model.tensor_parallel * stages * mesh.degree)
         words = (
-            f"tensor parallelism {model.tensor_parallel}, {stages} stage{'s' * (stages > 1)}, "
+            f"tensor parallelism {model.tensor_parallel}, {with_noun(stages, 'stage')}, "
             f"{f'{mesh.method} over {mesh.degree}' if mesh.degree > 1 else 'no context parallelism'}, data parallelism "
             f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU {PACKED[mesh.batching]}, "
             f"sharding {model.sharding}, recompute {model.recompute}"

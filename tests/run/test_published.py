@@ -146,7 +146,7 @@ def test_a_sweep_of_which_all_are_left_out_is_no_success(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "-m", "system=mesh,usp", "variant=published") == 2
-    assert " ".join(capsys.readouterr().err.split()).endswith("no run was made, as all of the sweep were left out")
+    assert " ".join(capsys.readouterr().err.split()).endswith("no run was made, as all runs of the sweep were left out")
 
 
 def test_a_single_run_of_such_a_system_is_refused(

@@ -73,7 +73,7 @@ STRATEGY = {
     "memory": {"_target_": f"{OF_STRATEGY}.TrainingMemory"},
     "parallel": {"_target_": f"{OF_STRATEGY}.Parallel"},
     "overlap": {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": "none"},
-    "experts": {"_target_": f"{OF_STRATEGY}.Experts"},
+    "experts": {"_target_": "zbench.describe.expert_schedule.Experts"},
     "sync": {"_target_": "zbench.describe.sync.RoundSync", "method": "every_step"},
     "job": {"_target_": "zbench.describe.job.RolloutJob", "algorithm": "none"},
 }

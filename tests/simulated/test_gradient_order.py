@@ -7,8 +7,7 @@ import pytest
 
 from tests.simulated.test_expert_degrees import BATCH, given
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, divided_gradients, gradient_shares
-from zbench.describe.expert_schedule import DEGREES, GradientPieces
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import DEGREES, Experts, GradientPieces
 from zbench.simulated.executor import Simulated
 from zbench.simulated.gradient_order import GradientSeconds
 

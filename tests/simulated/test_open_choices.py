@@ -11,7 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import TRIED, ExchangeOverlap
-from zbench.describe.strategy import Experts
+from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated

@@ -13,10 +13,11 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory import activation_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.expert_schedule import Experts
 from zbench.describe.job import RolloutJob
 from zbench.describe.model import Model
 from zbench.describe.strategies.training_strategy import TrainingStrategy
-from zbench.describe.strategy import Experts, Parallel, Recompute, Sharding, TrainingMemory
+from zbench.describe.strategy import Parallel, Recompute, Sharding, TrainingMemory
 from zbench.describe.sync import RoundSync
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan

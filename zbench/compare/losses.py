@@ -77,4 +77,4 @@ def _cell(seeds: Mapping[int, Losses], steps: range) -> str:
     mean, half = interval(whole)
     if half is not None:
         return f"{mean:.3f} ± {half:.3f}"
-    return f"{mean:.3f} ({len(whole)} seed{'s' * (len(whole) > 1)})"
+    return f"{mean:.3f} ({with_noun(len(whole), 'seed')})"

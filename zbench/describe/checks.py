@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from zbench.describe.pipeline.leading_layers import LeadingLayers
+from zbench.describe.layers.expert_layers import ExpertLayers
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
+MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
 
 
@@ -55,31 +56,6 @@ def check_chunk(name: str, tokens: int | str, words: tuple[str, ...]) -> None:
         raise ValueError(f"memory.{name} is {tokens!r}; {told}")
 
 
-def check_dense_layers(model: LeadingLayers) -> None:
-    """Refuses dense layers before others that a model cannot have.
-
-    Raises:
-        ValueError: it has too many, or no experts, or columns without such layers.
-    """
-    check_whole_number("model.dense_layers", model.dense_layers, 0, MOST)
-    if not model.dense_layers:
-        if model.dense_ffn_hidden:
-            told = "with model.dense_layers=0 there is no dense layer, so it takes 0"
-            raise ValueError(f"model.dense_ffn_hidden is {model.dense_ffn_hidden}; {told}")
-        return
-    if model.num_experts == 1:
-        raise ValueError(
-            f"model.dense_layers is {model.dense_layers}; model {model.name} has no experts, so all of its layers are "
-            "dense and it takes 0"
-        )
-    if model.dense_layers >= model.num_layers:
-        raise ValueError(
-            f"model.dense_layers is {model.dense_layers}; model {model.name} has {model.num_layers} layers, of which "
-            f"at least the last has experts: it takes 0 to {model.num_layers - 1}"
-        )
-    check_whole_number("model.dense_ffn_hidden", model.dense_ffn_hidden, 1, MOST)
-
-
 def check_name(field: str, value: object) -> None:
     """Refuses a name of a cluster, device or model that is no text, as the number that a yaml makes of name: 4090.
 
@@ -119,3 +95,64 @@ def check_stage_layers(layers: str | Sequence[int]) -> None:
         return
     told = f"it takes whole numbers of at least 1, one a stage, as in [9,8,8,7], or {EVEN}"
     raise ValueError(f"parallel.stage_layers is {bracketed(layers)}; {told}")
+
+
+def check_experts(model: ExpertLayers) -> None:
+    """Refuses experts, routers and dense layers before others that a model cannot have.
+
+    Raises:
+        ValueError: the message names the field.
+    """
+    check_whole_number("model.shared_experts", model.shared_experts, 0, MOST)
+    none = f"model {model.name} has no experts that tokens choose, so it takes"
+    if model.shared_experts and model.num_experts == 1:
+        raise ValueError(f"model.shared_experts is {model.shared_experts}; {none} 0")
+    if model.gate != "softmax" and model.num_experts == 1:
+        raise ValueError(f"model.gate is {model.gate!r}; {none} softmax")
+    if model.experts_per_token > model.num_experts:
+        raise ValueError(
+            f"model.experts_per_token is {model.experts_per_token}; at most num_experts={model.num_experts}"
+        )
+    _check_router(model)
+    _check_dense_layers(model)
+
+
+def _check_router(model: ExpertLayers) -> None:
+    """Raises ValueError where a router has what only another kind has, or lacks what its own kind takes."""
+    if model.router != "cosine":
+        for field in ("router_dim", "router_temperature"):
+            if getattr(model, field):
+                told = f"with model.router={model.router} there is none, so it takes 0"
+                raise ValueError(f"model.{field} is {getattr(model, field)}; {told}")
+        return
+    if model.num_experts == 1:
+        raise ValueError(f"model.router is cosine; model {model.name} has no experts, so it takes linear")
+    if model.router_dim == model.router_temperature == 0:
+        told = "it takes model.router_dim and model.router_temperature beside it, as in 16 and 0.3"
+        raise ValueError(f"model.router is cosine; {told}")
+    check_whole_number("model.router_dim", model.router_dim, 1, MOST)
+    if type(model.router_temperature) not in (int, float) or not 0 < model.router_temperature <= MOST_TEMPERATURE:
+        told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
+        raise ValueError(f"model.router_temperature is {model.router_temperature!r}; {told}")
+
+
+def _check_dense_layers(model: ExpertLayers) -> None:
+    """Raises ValueError where a model has too many dense layers before others, or no experts, or columns without such
+    layers."""
+    check_whole_number("model.dense_layers", model.dense_layers, 0, MOST)
+    if not model.dense_layers:
+        if model.dense_ffn_hidden:
+            told = "with model.dense_layers=0 there is no dense layer, so it takes 0"
+            raise ValueError(f"model.dense_ffn_hidden is {model.dense_ffn_hidden}; {told}")
+        return
+    if model.num_experts == 1:
+        raise ValueError(
+            f"model.dense_layers is {model.dense_layers}; model {model.name} has no experts, so all of its layers are "
+            "dense and it takes 0"
+        )
+    if model.dense_layers >= model.num_layers:
+        raise ValueError(
+            f"model.dense_layers is {model.dense_layers}; model {model.name} has {model.num_layers} layers, of which "
+            f"at least the last has experts: it takes 0 to {model.num_layers - 1}"
+        )
+    check_whole_number("model.dense_ffn_hidden", model.dense_ffn_hidden, 1, MOST)

@@ -14,21 +14,17 @@ from zbench.describe.checks import (
     MOST,
     check_boolean,
     check_chunk,
-    check_dense_layers,
+    check_experts,
     check_name,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
 )
 from zbench.describe.degrees import ShardDegrees
+from zbench.describe.layers.expert_layers import ExpertLayers
+from zbench.describe.layers.layer_parameters import LayerParameters
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.describe.pipeline.leading_layers import LeadingLayers
-from zbench.describe.pipeline.staged_layers import (
-    ALL_LAYERS,
-    EVEN,
-    StagedLayers,
-    bracketed,
-)
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayers, bracketed
 
 Tensor = int
 RecomputeLevel = Literal["none", "selective", "chunked", "full"]
@@ -43,11 +39,10 @@ TIED = "tied"  # a head of words that is the embedding table
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
-MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 
 
 @dataclass(frozen=True, slots=True)
-class Model(StagedLayers, LeadingLayers):
+class Model(StagedLayers, LayerParameters, ExpertLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
@@ -145,25 +140,9 @@ class Model(StagedLayers, LeadingLayers):
             "micro_batches",
         ):
             check_whole_number(f"model.{field}", getattr(self, field), 1, MOST)
-        check_whole_number("model.shared_experts", self.shared_experts, 0, MOST)
-        if self.shared_experts and self.num_experts == 1:
-            raise ValueError(
-                f"model.shared_experts is {self.shared_experts}; model {self.name} has no experts that tokens choose, "
-                "so it takes 0"
-            )
-        if self.gate != SOFTMAX and self.num_experts == 1:
-            raise ValueError(
-                f"model.gate is {self.gate!r}; model {self.name} has no experts that tokens choose, so it takes "
-                f"{SOFTMAX}"
-            )
-        self._check_router()
-        check_dense_layers(self)
+        check_experts(self)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(
-                f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}"
-            )
         for field, choices in (
             ("recompute", RECOMPUTE),
             ("sharding", SHARDING),
@@ -193,24 +172,6 @@ class Model(StagedLayers, LeadingLayers):
             raise ValueError(
                 "model.head is value; with tied_embeddings the head is the table of words, so it takes words"
             )
-
-    def _check_router(self) -> None:
-        """Raises ValueError where a router has what only another kind has, or lacks what its own kind takes."""
-        if self.router != COSINE:
-            for field in ("router_dim", "router_temperature"):
-                if getattr(self, field):
-                    told = f"with model.router={self.router} there is none, so it takes 0"
-                    raise ValueError(f"model.{field} is {getattr(self, field)}; {told}")
-            return
-        if self.num_experts == 1:
-            raise ValueError(f"model.router is {COSINE}; model {self.name} has no experts, so it takes {LINEAR}")
-        if self.router_dim == self.router_temperature == 0:
-            told = "it takes model.router_dim and model.router_temperature beside it, as in 16 and 0.3"
-            raise ValueError(f"model.router is {COSINE}; {told}")
-        check_whole_number("model.router_dim", self.router_dim, 1, MOST)
-        if type(self.router_temperature) not in (int, float) or not 0 < self.router_temperature <= MOST_TEMPERATURE:
-            told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
-            raise ValueError(f"model.router_temperature is {self.router_temperature!r}; {told}")
 
     def _check_recompute_layers(self) -> None:
         check_recompute_layers(self.recompute_layers)
@@ -245,45 +206,6 @@ class Model(StagedLayers, LeadingLayers):
         return self.offload in (OPTIMIZER, BOTH)
 
     # -- parameters -------------------------------------------------------------------------------
-    @property
-    def attention_params(self) -> int:
-        """Parameters of one layer's q, k, v and output projections."""
-        return self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-
-    @property
-    def ffn_params(self) -> int:
-        """Parameters of one SwiGLU feed-forward (gate, up, down): of one expert where there are experts."""
-        return 3 * self.hidden * self.ffn_hidden
-
-    @property
-    def common_ffn(self) -> int:
-        """Columns of the feed-forward that every token passes, by which tensor parallelism cuts it: of shared experts
-        all of theirs; without these the model's own, which is then no feed-forward of its own if it has experts."""
-        return self.ffn_hidden * max(1, self.shared_experts)
-
-    @property
-    def active_ffn(self) -> int:
-        """Columns of all feed-forwards that a token passes in a layer."""
-        return self.ffn_hidden * (self.experts_per_token + self.shared_experts)
-
-    @property
-    def router_params(self) -> int:
-        """Parameters of one layer's router; 0 without experts."""
-        if self.router == COSINE:
-            return self.router_dim * (self.hidden + self.num_experts)
-        return self.hidden * self.num_experts if self.num_experts > 1 else 0
-
-    @property
-    def layer_matmul_params(self) -> int:
-        """Parameters of one layer that a token is multiplied with (active experts only)."""
-        return self.attention_params + 3 * self.hidden * self.active_ffn + self.router_params
-
-    @property
-    def layer_params(self) -> int:
-        """Parameters of one layer, all experts and both norms."""
-        experts = self.ffn_params * (self.num_experts + self.shared_experts)
-        return self.attention_params + experts + self.router_params + 2 * self.hidden
-
     @property
     def dense_layer(self) -> "Model":
         """A dense model whose layers are all as the first ones."""

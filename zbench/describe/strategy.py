@@ -21,15 +21,10 @@ from zbench.describe.checks import (
     check_whole_number,
 )
 from zbench.describe.degrees import NESTED, ShardDegrees
-from zbench.describe.expert_schedule import Experts as Experts  # a group like the others; conf/experts names it here
 from zbench.describe.model import AUTO, BOTH, INPUTS, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
-from zbench.describe.pipeline.staged_layers import (
-    ALL_LAYERS,
-    EVEN,
-    bracketed,
-)
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
 STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync", "job")
 # By field of a model: the group and the key that set it.

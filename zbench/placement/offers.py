@@ -182,7 +182,7 @@ class _Offered:
         if of is None:
             return words
         staged = f", {with_noun(of.pipeline, 'stage')} of {of.tensor}," if of.pipeline > 1 else ""
-        told = f"{of.num_gpus} GPU{'s' * (of.num_gpus > 1)}{staged}"
+        told = f"{with_noun(of.num_gpus, 'GPU')}{staged}"
         return f"{words}; generates with {told} and {of.memory_share} of memory"
 
 

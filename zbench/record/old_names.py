@@ -12,6 +12,7 @@ MOVED: Mapping[str, str] = {
     "zbench.cluster.Cluster": "zbench.describe.cluster.Cluster",
     "zbench.cluster.Device": "zbench.describe.device.Device",
     "zbench.describe.cluster.Device": "zbench.describe.device.Device",
+    "zbench.describe.strategy.Experts": "zbench.describe.expert_schedule.Experts",
     "zbench.links.Domain": "zbench.describe.links.Domain",
     "zbench.model.Model": "zbench.describe.model.Model",
     "zbench.worlds.World": "zbench.describe.worlds.World",

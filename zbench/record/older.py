@@ -40,6 +40,7 @@ _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
 _EVERY_STEP = {"_target_": "zbench.describe.sync.RoundSync", "method": EVERY_STEP}
 _TRAINING = {"_target_": "zbench.describe.job.RolloutJob", "algorithm": NO_ROLLOUTS}
+_EXPERTS = "zbench.describe.expert_schedule.Experts"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
 _SEQUENTIAL: dict[str, Any] = {
     "schedule": SEQUENTIAL,
@@ -78,7 +79,7 @@ def with_all_keys(config: Any) -> Any:
     if isinstance(again, Mapping) and again.get("_target_") == f"{_STRATEGY}.Recompute":
         config["recompute"] = {"layers": ALL_LAYERS, **again}
     experts = config.get("experts")
-    if isinstance(experts, Mapping) and experts.get("_target_") == f"{_STRATEGY}.Experts":
+    if isinstance(experts, Mapping) and experts.get("_target_") == _EXPERTS:
         config["experts"] = {**_SEQUENTIAL, **experts}
     cluster = config.get("cluster")
     if isinstance(cluster, Mapping) and cluster.get("_target_") == _CLUSTER:
@@ -135,7 +136,7 @@ def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:
             **degrees,
             "expert_parallel": own.get("expert_parallel", 1),
         },
-        "experts": {"_target_": f"{_STRATEGY}.Experts", "skew": own.get("routing_skew", 0)},
+        "experts": {"_target_": _EXPERTS, "skew": own.get("routing_skew", 0)},
     }
     moved = {"model": {key: value for key, value in model.items() if key not in had}}
     if own:

@@ -1,1 +1,1 @@
-"""Figures of strategies on whole steps: exchanges beside matmuls, degrees of sharding."""
+"""Figures of strategies on whole steps: exchanges beside matmuls, degrees of sharding, rounds of local steps."""

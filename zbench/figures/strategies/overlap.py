@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from zbench.describe.exchanges import NONE
 from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLACK, BLUE, GREY, ORANGE, VERMILLION, WIDTH
@@ -15,7 +16,6 @@ EXPERIMENTS = ("overlap",)
 PANELS = (1, 2)
 SIZE = (WIDTH, 3.2)
 COLOURS = {"sliced": ORANGE, "async_tp": BLUE, "commfuse": VERMILLION}
-NONE = "none"
 BAR = 0.26
 
 

@@ -30,8 +30,7 @@ PUBLISHED = {"three_level": OVER_ZERO3, "zeropp": OVER_ZERO3 / 1.71}
 @dataclass(frozen=True, slots=True)
 class ShardingPoint:
     """A choice of sharding. over: the panel, "micro-batches" or "GCDs", and where it is on it. value: times as fast as
-    zero3; or tokens/s of a GCD over those on the fewest nodes that
-    it fits."""
+    zero3; or tokens/s of a GCD over those on the fewest nodes that it fits."""
 
     sharding: str
     over: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from zbench.describe.sync import EVERY_STEP
 from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLACK, BLUE, GREY, VERMILLION, WIDTH
@@ -36,7 +37,7 @@ def table(records: Records) -> list[SyncPoint]:
     found = []
     for run in records.runs:
         config, gpus = run.start["config"], int(run.start["facts"]["num_gpus"])
-        steps = 0 if group_choice(run, "sync") == "every_step" else int(config["sync"]["steps"])
+        steps = 0 if group_choice(run, "sync") == EVERY_STEP else int(config["sync"]["steps"])
         found.append(
             SyncPoint(gpus, steps, config["cluster"]["nic_bandwidth"] == FAST, _per_second(run, steps or 1) / gpus)
         )
