@@ -18,7 +18,7 @@ SHORT = {
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """With the planner of the tutorial as system=mine."""
+    """A repository with the planner of the tutorial as system=mine."""
     files = dict(
         text.split("\n", 1)
         for kind, text in blocks(ROOT / "docs" / "tutorial" / "system.md")
@@ -32,7 +32,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def commands() -> list[str]:
-    """What the workflow runs, but for its installation."""
+    """Returns the command lines that the workflow runs once it has installed zbench."""
     (text,) = [text for kind, text in blocks(ROOT / "docs" / "ci.md") if kind == "yaml"]
     job = yaml.safe_load(text)["jobs"]["gate"]
     assert job["env"] == {"PYTHONPATH": "mine"}
@@ -42,7 +42,7 @@ def commands() -> list[str]:
 
 
 def done(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run where the folder `zbench` is a repository, not the package, which comes later on the path."""
+    """Runs a command where the folder `zbench` is a repository, not the package, which comes later on the path."""
     path = os.pathsep.join(("mine", str(ROOT)))
     words = [sys.executable if word == "python" else SHORT.get(word, word) for word in command.split()]
     return subprocess.run(

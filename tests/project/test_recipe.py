@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As typed, with this project and this interpreter found as if installed."""
+    """Runs a command as typed, with this project and this interpreter found as if installed."""
     command = command.replace("PYTHONPATH=mine", f"PYTHONPATH=mine:{ROOT}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
@@ -49,6 +49,12 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """What the page's two runs say; the third command reads their records."""
+    return [run(command, folder) for command in recipe()[1][:2]]
+
+
 def test_it_is_one_short_file_and_one_yaml() -> None:
     files, commands = recipe()
     assert sorted(Path(name).suffix for name in files) == [".py", ".yaml"]
@@ -56,8 +62,8 @@ def test_it_is_one_short_file_and_one_yaml() -> None:
     assert len(commands) == 3
 
 
-def test_it_runs_and_is_compared_with_the_baseline(folder: Path) -> None:
-    done = run(recipe()[1][0], folder)
+def test_it_runs_and_is_compared_with_the_baseline(folder: Path, runs: list[subprocess.CompletedProcess[str]]) -> None:
+    done = runs[0]
     assert done.returncode == 0, done.stderr
     assert "roundrobin" in done.stdout
     assert "static_best" in done.stdout
@@ -66,14 +72,17 @@ def test_it_runs_and_is_compared_with_the_baseline(folder: Path) -> None:
     assert (folder / "results" / "runs.jsonl").is_file()
 
 
-def test_a_setting_of_its_yaml_can_be_changed_and_memory_has_a_verdict(folder: Path) -> None:
-    done = run(recipe()[1][1], folder)
+def test_a_setting_of_its_yaml_can_be_changed_and_memory_has_a_verdict(
+    runs: list[subprocess.CompletedProcess[str]],
+) -> None:
+    done = runs[1]
     assert done.returncode == 0, done.stderr
     assert "out of memory" in done.stdout.lower()
 
 
+@pytest.mark.usefixtures("runs")
 def test_its_page_makes_its_plans_again_where_its_class_is_trusted(folder: Path) -> None:
-    """After the runs above. Without --trust the page says why it does not look into the steps."""
+    """Without --trust the page says why it does not look into the steps."""
     command = recipe()[1][2]
     done = run(command, folder)
     assert done.returncode == 0, done.stderr

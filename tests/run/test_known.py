@@ -35,7 +35,7 @@ def recorded(config: Config, change: Callable[[Config], object] = lambda config:
 
 
 def put(*path: str | int) -> Callable[[Config, Any], None]:
-    """What puts a value at that place of a configuration."""
+    """Returns a function that puts a value at this place of a configuration."""
 
     def change(config: Any, value: Any) -> None:
         for key in path[:-1]:

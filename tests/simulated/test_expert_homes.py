@@ -98,7 +98,8 @@ def test_homes_without_room_are_not_chosen() -> None:
     tight = given((peaks[0] + peaks[1]) / 2)
     (plan,) = in_expert_homes(Heap(tight), tight, strategy(FASTEST)).plan(BATCH)
     assert plan.notes[NOTE] == EVEN
-    assert f"{NOTE} {PLANNED}" not in plan.notes
+    assert f"{NOTE}_{EVEN}_seconds" in plan.notes
+    assert f"{NOTE}_{PLANNED}_seconds" not in plan.notes
 
 
 def test_candidates_are_compared_with_homes_as_they_will_be() -> None:

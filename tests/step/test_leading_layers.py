@@ -22,22 +22,23 @@ from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 from zbench.step.text import step_text
 
 DEEP = replace(EXPERTS, num_layers=4, shared_experts=1, dense_layers=1, dense_ffn_hidden=20)
-ROUTER = {"capacity": 0.75, "padded": True, "routing": TOKEN_CHOICE}
+PLAIN, SKEWED = ExpertParallel(2, 1), ExpertParallel(2, 1, skew=1.0)
+SEATS = ExpertParallel(2, 1, capacity=0.75, padded=True, routing=TOKEN_CHOICE)
 # Dense layers, ranks, tensor-parallel degree, stages, ZeRO's stage, recomputation, what goes beside what, experts.
 CASES = (
-    (2, 2, 1, 1, "3", "selective", StepOverlap(), {"skew": 1.0}),
-    (3, 2, 1, 1, "2", "full", StepOverlap(2, "end"), ROUTER),
-    (1, 1, 2, 1, "1", "elementwise", StepOverlap("all", 900), {}),
-    (3, 1, 2, 2, "none", "chunked", StepOverlap(0, "end"), {}),
-    (1, 2, 1, 4, "1", "none", StepOverlap(experts=ExpertChunks(2, 3)), {"skew": 1.0}),
-    (2, 2, 1, 1, "1", "none", StepOverlap(experts=ExpertChunks(gradients=GradientPieces(2, 1, 1))), {}),
+    (2, 2, 1, 1, "3", "selective", StepOverlap(), SKEWED),
+    (3, 2, 1, 1, "2", "full", StepOverlap(2, "end"), SEATS),
+    (1, 1, 2, 1, "1", "elementwise", StepOverlap("all", 900), PLAIN),
+    (3, 1, 2, 2, "none", "chunked", StepOverlap(0, "end"), PLAIN),
+    (1, 2, 1, 4, "1", "none", StepOverlap(experts=ExpertChunks(2, 3)), SKEWED),
+    (2, 2, 1, 1, "1", "none", StepOverlap(experts=ExpertChunks(gradients=GradientPieces(2, 1, 1))), PLAIN),
 )
 
 
 def built(number: int, batches: tuple[list[int], ...] = ([4, 3], [1])) -> tuple[Step, float]:
     """A step, and its error."""
-    dense, ranks, degree, stages, zero, recompute, overlap, experts = CASES[number]
-    model, how = replace(DEEP, dense_layers=dense), ExpertParallel(2, 1, **experts)  # type: ignore[arg-type]
+    dense, ranks, degree, stages, zero, recompute, overlap, how = CASES[number]
+    model = replace(DEEP, dense_layers=dense)
     plans = [plan_of(lengths, ranks, 4 // degree, first=2 * at) for at, lengths in enumerate(batches)]
     step = whole_step(model, plans, degree, zero, overlap, recompute, how, stages)
     return step, execute(step, plans, degree, model, how, overlap.token_slices)

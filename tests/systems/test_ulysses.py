@@ -22,7 +22,7 @@ def operations_of(plan: Plan, rank: int) -> list[tuple[bool, list[int]]]:
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 4])
 def test_a_slice_is_sent_behind_its_attend_and_own_queries_come_last(slices: int) -> None:
-    """Of four ranks: as many attends as slices."""
+    """Each of four ranks has as many attends as there are slices."""
     (batch,) = batches(1)
     (plan,) = Ulysses(small(1, 4), slices=slices).plan(batch)
     for rank in range(4):

@@ -17,7 +17,7 @@ from zbench.correctness.loop.command import compared_loop, judged_again, judged_
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.job import ONE_STEP_OFF, STREAMED
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
+from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
 from zbench.rollouts.experience import CRITICS, GRPO, LEARNT_BY, PPO, REMAX, SAFE_RLHF
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
@@ -118,6 +118,7 @@ def test_every_pair_is_there() -> None:
         pairs, wanted = ({tuple(getattr(one, name) for name in of) for one in some} for some in (few, every))
         assert pairs == wanted
     assert len(few) < 30 < len(every) == (3 * len(LAYOUTS) + 3) * len(SYSTEMS) * len(LEARNT_BY)
+    assert {one.engine for one in every} == set(EVERY_ENGINE)
     once = each_layout(*given)
     assert [(one.engine, str(one.train), str(one.generate), one.replicas) for one in once] == list(LAYOUTS)
     for name, values in (("algorithm", LEARNT_BY), ("schedule", LOOP_SCHEDULES), ("system", SYSTEMS)):

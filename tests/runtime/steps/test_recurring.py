@@ -14,7 +14,7 @@ from zbench.step.template import Encoding, Step
 
 
 def kept(store: KeptPrograms, step: Step, process: int = 0) -> Programs:
-    """Programs of a step as a process gets them: the step comes anew from another one."""
+    """Returns the programs of a step as a process gets it, which is anew, from another process."""
     return store.of(pickle.loads(pickle.dumps(step)), process, holders(step))
 
 
@@ -62,7 +62,7 @@ def encoded(step: Step) -> Step:
 
 
 def coarser(step: Step) -> Step:
-    """The same step with fewer bits a value, which its encoding alone says."""
+    """Returns the step with an encoding of fewer bits a value, and nothing else changed."""
     return replace(encoded(step), encodings=(Encoding("fp4", 4, True, 4),))
 
 
