@@ -48,7 +48,8 @@ class Runtime:
 
     Raises:
         ValueError: there is no group, this process is not in it, or an argument cannot be.
-        TimeoutError: a rank did not come.
+        TimeoutError: a rank did not come. These ranks make no Runtime after that: torch keeps the addresses of those
+            that came, where nobody listens any more.
     """
 
     def __init__(
