@@ -20,7 +20,7 @@ def running(out: Path, *words: str) -> "tuple[Popen[str], int, list[int]]":
     started = start(out, LONG, "executor.timeout=8", *words)
     assert until(lambda: bool(steps(out)) or started.poll() is not None, 120)
     assert started.poll() is None, started.communicate()[1]
-    (launcher,) = [child for child in children(started.pid) if len(children(child)) == 4]
+    (launcher,) = [child for child in descendants(started.pid) if len(children(child)) == 4]
     return started, launcher, sorted(children(launcher))
 
 

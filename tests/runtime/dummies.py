@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class Summer:
             "parent": os.getppid(),
             "argument": self.argument,
             "port": self.port,
+            "directory": str(Path.cwd()),
+            "mark": os.environ.get("MARK"),
             "torch threads": torch.get_num_threads(),
         }
 

@@ -82,9 +82,10 @@ def test_ranks_are_processes_of_the_launcher_and_got_the_argument(shared: LocalF
     assert [about["pid"] for about in told] == list(shared.pids)
     assert {about["parent"] for about in told} == {shared.launcher_pid}
     assert {about["torch threads"] for about in told} == {max(1, len(os.sched_getaffinity(0)) // RANKS)}
-    assert shared.launcher_pid in children(os.getpid())
+    assert shared.launcher_pid in children(shared.server_pid)
+    assert shared.server_pid in children(os.getpid())
     assert [about["argument"] for about in told] == [{"any": "thing"}] * RANKS
-    assert {os.getpgid(pid) for pid in (*shared.pids, shared.launcher_pid)} == {os.getpgid(0)}
+    assert {os.getpgid(pid) for pid in (*shared.pids, shared.launcher_pid, shared.server_pid)} == {os.getpgid(0)}
 
 
 def test_large_arguments_and_results(shared: LocalFleet) -> None:
@@ -125,7 +126,9 @@ def test_closing_leaves_no_process_no_port_and_no_descriptor() -> None:
     def open_descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = open_descriptors()
+    with LocalFleet(2, "tests.runtime.dummies:Summer") as fleet:
+        server = fleet.server_pid  # kept, with a socket to it
+    before, of_server = open_descriptors(), len(list(Path(f"/proc/{server}/fd").iterdir()))
     fleet = LocalFleet(2, "tests.runtime.dummies:Summer")
     port = fleet.call("about")[0]["port"]
     pids = [fleet.launcher_pid, *fleet.pids]
@@ -134,6 +137,7 @@ def test_closing_leaves_no_process_no_port_and_no_descriptor() -> None:
     fleet.close()
     assert not any(map(lives, pids))
     assert open_descriptors() == before
+    assert len(list(Path(f"/proc/{server}/fd").iterdir())) == of_server
     socket.create_server(("127.0.0.1", port)).close()
     fleet.close()  # again: nothing
 
@@ -221,7 +225,9 @@ def test_a_stopped_launcher_leaves_nobody() -> None:
 
 @contextlib.contextmanager
 def driven() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """A driver in a session of its own, its launcher and ranks; in a loop by now. A test that fails leaves nobody."""
+    """A driver in a session of its own, its fork server, launcher and ranks; in a loop by now.
+
+    A test that fails leaves nobody."""
     with subprocess.Popen(
         [sys.executable, str(HERE / "driver.py")],
         stdout=subprocess.PIPE,
@@ -296,11 +302,13 @@ def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:
     ],
 )
 def test_what_cannot_start_is_told(target: str, argument: object, words: str) -> None:
-    before = children(os.getpid())
+    with LocalFleet(2, "tests.runtime.dummies:Summer"):
+        pass  # whose fork server may stay
+    before = descendants(os.getpid())
     with pytest.raises(RankFailed) as raised:
         LocalFleet(2, target, argument)
     assert str(raised.value).startswith(words)
-    assert children(os.getpid()) == before
+    assert set(descendants(os.getpid())) <= set(before)
 
 
 def test_an_object_that_fails_to_close_is_told() -> None:

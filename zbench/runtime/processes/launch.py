@@ -1,7 +1,8 @@
 """A fleet of processes on this machine. Linux. The driver's side: imports no torch.
 
-    driver -- launcher (imports torch once) -- rank 0, rank 1, ... (forked from it)
+    driver -- fork server (imports torch) -- launcher of a fleet (forked from it) -- rank 0, rank 1, ... (forked)
 
+The fork server is kept for fleets to come, zbench.runtime.processes.fork_servers says for how long.
 Each rank has a wire of its own to the driver and a slot of the board in memory that they share. What ranks print
 comes through pipes: the driver shows it as "rank 1: ..." on standard error, but not what libraries have to say once
 a rank has failed. All stays in the driver's process group.
@@ -14,18 +15,16 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zbench.runtime.network.namespaces import NoDesk, as_root
 from zbench.runtime.network.wiring import Wiring
 from zbench.runtime.processes.board import SLOT_BYTES
 from zbench.runtime.processes.fleet import Failure, RankFailed, ending, failure_sentence
-from zbench.runtime.processes.launcher import DIED, LINKS, NOT_STARTED, STARTED, Setup
+from zbench.runtime.processes.fork_servers import forget, launched
+from zbench.runtime.processes.launcher import DIED, ENDED, FORKED, LINKS, NOT_STARTED, STARTED, Setup
 from zbench.runtime.processes.serve import STARTING, start_message
 from zbench.runtime.processes.wire import Wire
 from zbench.runtime.processes.wired import ROUND, Wired
@@ -78,23 +77,27 @@ class LocalFleet(Wired):
             self._control = Wire(control)
             self._words = [Words(f"rank {rank}", pipes[rank][0]) for rank in range(num_ranks)]
             self._words.append(Words("launcher", pipes[-1][0]))
+            self._launcher_pid: int | None = None
+            self._launcher_status: int | None = None
+            self._is_over = False  # the launcher has ended, and its fork server has said so
             self._pids: list[int] = []
             self._statuses: dict[int, int] = {}
             self._lost: RankFailed | None = None
             self._links_down: list[str] = []
+            directory = os.open(".", os.O_RDONLY)
+            handed.callback(os.close, directory)
             setup = Setup(
-                path=sys.path,
-                driver=os.getpid(),
-                target=target,
                 num_threads=_num_threads(num_ranks),
                 control=its_control.fileno(),
                 store=store.fileno(),
                 board=board,
+                directory=directory,
+                own_words=pipes[-1][1],
                 wires=[theirs.fileno() for _, theirs in pairs],
                 words=[end_to_write for _, end_to_write in pipes[:-1]],
-                wiring=pickle.dumps(wiring).hex() if wiring else "",
+                wiring=pickle.dumps(wiring) if wiring else b"",
             )
-            self._launcher = _spawn(setup, pipes[-1][1])
+            self._server = launched(target, setup)
             port = store.getsockname()[1]
         self._also_hear(control, self._hear_launcher)
         for words in self._words:
@@ -108,9 +111,15 @@ class LocalFleet(Wired):
         return tuple(self._pids)
 
     @property
+    def server_pid(self) -> int:
+        """The process id of the fork server."""
+        return self._server.pid
+
+    @property
     def launcher_pid(self) -> int:
         """The process id of the launcher."""
-        return self._launcher.pid
+        assert self._launcher_pid is not None
+        return self._launcher_pid
 
     # -- what Wired asks ----------------------------------------------------------------------------
     def _status(self, rank: int) -> int | None:
@@ -145,13 +154,18 @@ class LocalFleet(Wired):
         return heard
 
     def _end(self) -> None:
+        self._signal_launcher(signal.SIGCONT)  # should it be stopped
+        with contextlib.suppress(OSError):
+            self._control.connection.shutdown(socket.SHUT_WR)  # then it kills and reaps whom there is, and ends
         if self._pids:
-            self._launcher.send_signal(signal.SIGCONT)  # should it be stopped
-            self._control.close()  # then it kills and reaps whom there is, and ends
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(END_SECONDS)
-        self._launcher.kill()  # it still imports, or does not answer; the kernel kills what ranks there are
-        self._launcher.wait()
+            self._await_launcher()
+        if not self._server.has_forked:  # it still imports, or could not
+            forget(self._server)
+            self._server.kill()
+        if not self._is_over:  # it does not answer; the kernel kills what ranks there are
+            self._signal_launcher(signal.SIGKILL)
+            self._await_launcher()
+        del self._server  # for the next fleet, or nobody
         self._control.close()
         deadline = time.monotonic() + END_SECONDS
         while self._connected and time.monotonic() < deadline:
@@ -161,6 +175,16 @@ class LocalFleet(Wired):
         if self._is_orderly:
             self._show()
         self._memory.close()
+
+    def _signal_launcher(self, number: int) -> None:
+        if self._launcher_pid is not None and not self._is_over:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._launcher_pid, number)
+
+    def _await_launcher(self) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        while not self._is_over and time.monotonic() < deadline:
+            super()._listen(0.02)
 
     def _show(self, until: float = math.inf) -> None:
         """Shows what the ranks printed, a moment late: when a rank fails, libraries in the others have much to say,
@@ -173,6 +197,11 @@ class LocalFleet(Wired):
         messages, is_open = self._control.take()
         for message in map(pickle.loads, messages):
             match message:
+                case (str(kind), int(pid)) if kind == FORKED:
+                    self._launcher_pid = pid
+                    self._server.has_forked = True
+                case (str(kind), int(status)) if kind == ENDED:
+                    self._launcher_status = status
                 case (str(kind), list(pids)) if kind == STARTED:
                     self._pids = pids
                     self._watch.begin()
@@ -186,35 +215,17 @@ class LocalFleet(Wired):
                     self._lost = RankFailed(told, None, failure.details)
         if not is_open:
             self._selector.unregister(self._control.connection)
+            self._is_over = True
             if self._lost is None and not self._ended:
-                status = self._launcher.wait()
+                who, status = "launcher", self._launcher_status
+                if status is None:  # nobody could say it
+                    who, status = "fork server", self._server.wait()
                 words = "\n".join(self._words[-1].last)
-                self._lost = RankFailed(f"the launcher of the ranks {ending(status)}", None, words)
+                self._lost = RankFailed(f"the {who} of the ranks {ending(status)}", None, words)
 
     def _hear_words(self, words: Words) -> None:
         if not words.take():
             self._selector.unregister(words.descriptor)
-
-
-def _spawn(setup: Setup, words: int) -> "subprocess.Popen[bytes]":
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",  # no thread before the fork; the ranks set torch's
-        "OPENBLAS_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    try:
-        own = as_root() if setup.wiring else []
-    except NoDesk as error:
-        raise RankFailed(f"the ranks could not start: {error}") from error
-    return subprocess.Popen(
-        [*own, *setup.command()],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=words,
-        stderr=words,
-        pass_fds=setup.descriptors(),
-    )
 
 
 def _num_threads(num_ranks: int) -> int:

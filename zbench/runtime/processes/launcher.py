@@ -1,17 +1,16 @@
 """The process that starts the ranks of a LocalFleet.
 
-It imports torch and the object's module once, then forks the ranks, from its only thread; then it serves the store
-they meet at, and tells the driver which of them ended and how. When the driver says so by closing its end, or is
-gone, it ends them all.
+Forked from a fork server, which has imported torch and the object's module, it forks the ranks, from its only thread;
+then it serves the store they meet at, and tells the driver which of them ended and how. When the driver says so by
+closing its end, or is gone, it ends them all.
 
-Nobody outlives anybody: the kernel kills the launcher when the driver ends, and the ranks when the launcher does,
-whatever way. Ctrl-C reaches all processes of a terminal; launcher and ranks leave it to the driver.
+Nobody outlives anybody: the kernel kills the fork server when the driver ends, the launcher when the fork server does,
+and the ranks when the launcher does, whatever way. Ctrl-C reaches all processes of a terminal; all but the driver
+leave it to the driver.
 """
 
 import contextlib
 import ctypes
-import gc
-import json
 import mmap
 import os
 import pickle
@@ -20,7 +19,8 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -29,15 +29,11 @@ from zbench.runtime.network.place import Place
 from zbench.runtime.processes.board import Board
 from zbench.runtime.processes.fleet import Failure
 from zbench.runtime.processes.rendezvous import store_at
-from zbench.runtime.processes.serve import resolve, serve
+from zbench.runtime.processes.serve import serve
 from zbench.runtime.processes.wire import receive, send
 
 _PR_SET_PDEATHSIG = 1
-_PROGRAM = (
-    "import json, sys; setup = json.loads(sys.argv[1]); sys.path[:] = setup['path']; "
-    "from zbench.runtime.processes import launcher; launcher.main(launcher.Setup(**setup))"
-)
-STARTED, DIED, NOT_STARTED, LINKS = "started", "died", "not started", "links"
+FORKED, STARTED, DIED, NOT_STARTED, LINKS, ENDED = "forked", "started", "died", "not started", "links", "ended"
 _LOOK_SECONDS = 0.5  # between looks at an emulated cluster's links
 
 
@@ -45,38 +41,53 @@ _LOOK_SECONDS = 0.5  # between looks at an emulated cluster's links
 class Setup:
     """The setup that the driver hands over: numbers, and descriptors.
 
-    path: its sys.path. driver: its process id. target: "module:Class". num_threads: of torch in each rank.
-    control: a socket to the driver. store: a socket that listens, for the store. board: memory for all slots.
+    num_threads: of torch in each rank. control: a socket to the driver. store: a socket that listens, for the store.
+    board: memory for all slots. directory: the driver's working directory. own_words: a pipe for what the launcher
+    prints.
     wires: a socket for each rank. words: a pipe for what each rank prints.
-    wiring: of an emulated cluster, pickled, as hexadecimal digits; empty: the ranks are on the machine itself.
+    wiring: of an emulated cluster, pickled; empty: the ranks are on the machine itself.
     """
 
-    path: list[str]
-    driver: int
-    target: str
     num_threads: int
     control: int
     store: int
     board: int
+    directory: int
+    own_words: int
     wires: list[int]
     words: list[int]
-    wiring: str = ""
+    wiring: bytes = b""
 
-    def command(self) -> list[str]:
-        """Returns the command that the driver runs."""
-        return [sys.executable, "-c", _PROGRAM, json.dumps(asdict(self))]
+    def descriptors(self) -> list[int]:
+        """Returns all descriptors, in the order that `received` takes."""
+        return [self.control, self.store, self.board, self.directory, self.own_words, *self.wires, *self.words]
 
-    def descriptors(self) -> set[int]:
-        """Returns the descriptors that the launcher inherits."""
-        return {self.control, self.store, self.board, *self.wires, *self.words}
+    def received(self, descriptors: Sequence[int]) -> "Setup":
+        """Returns the setup as another process has it, which got these descriptors in place of the driver's."""
+        control, store, board, directory, own_words, *rest = descriptors
+        wires, words = rest[: len(self.wires)], rest[len(self.wires) :]
+        return replace(
+            self,
+            control=control,
+            store=store,
+            board=board,
+            directory=directory,
+            own_words=own_words,
+            wires=wires,
+            words=words,
+        )
 
 
-def main(setup: Setup) -> NoReturn:
-    """Runs the launcher's whole life. It leaves at once: tearing torch down takes a while, and there is nothing to
-    save."""
+def main(setup: Setup, target: str, server: int) -> NoReturn:
+    """Runs the launcher's whole life, in a process that was just forked. It leaves at once: tearing torch down takes a
+    while, and there is nothing to save. target: "module:Class". server: the fork server's process id."""
     code = 1
     try:
-        code = _launch(setup)
+        die_with(server)
+        os.dup2(setup.own_words, 1)
+        os.dup2(setup.own_words, 2)
+        os.fchdir(setup.directory)
+        code = _launch(setup, target)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -85,19 +96,18 @@ def main(setup: Setup) -> NoReturn:
         os._exit(code)
 
 
-def _launch(setup: Setup) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(setup.driver)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+def _launch(setup: Setup, target: str) -> int:
     control = socket.socket(fileno=setup.control)
     try:
-        network = Network(pickle.loads(bytes.fromhex(setup.wiring))) if setup.wiring else None
-        pids = _start(setup, network)
         with contextlib.suppress(ConnectionError):  # if the driver is done with us already, _watch sees it
+            send(control, pickle.dumps((FORKED, os.getpid())))
+        network = Network(pickle.loads(setup.wiring)) if setup.wiring else None
+        pids = _start(setup, network)
+        with contextlib.suppress(ConnectionError):  # likewise
             send(control, pickle.dumps((STARTED, pids)))  # before the store, without which no rank can be ready
         store = _serve_store(setup.store)
     except BaseException as error:
-        failure = Failure.of(error, "", setup.target.partition(":")[0].partition(".")[0])
+        failure = Failure.of(error, "", target.partition(":")[0].partition(".")[0])
         send(control, pickle.dumps((NOT_STARTED, failure)))
         return 1
     _watch(control, dict(enumerate(pids)), network.watched() if network else None)
@@ -108,21 +118,14 @@ def _launch(setup: Setup) -> int:
 
 
 def _start(setup: Setup, network: Network | None) -> list[int]:
-    """Imports what the ranks need, forks them, and keeps none of their descriptors."""
-    import torch.distributed  # noqa: F401
-
-    made = resolve(setup.target)
-    if hasattr(made, "prepare"):
-        made.prepare()
-    gc.collect()
-    gc.freeze()  # what is there now stays shared with the ranks
+    """Forks the ranks, and keeps none of their descriptors."""
     pids = [_fork(setup, rank, network) for rank in range(len(setup.wires))]
-    for descriptor in {*setup.wires, *setup.words, setup.board}:
+    for descriptor in (*setup.wires, *setup.words, setup.board, setup.directory, setup.own_words):
         os.close(descriptor)
     return pids
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Has the kernel kill this process when its parent ends, whatever way."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError("the kernel refuses PR_SET_PDEATHSIG")
@@ -139,7 +142,7 @@ def _fork(setup: Setup, rank: int, network: Network | None) -> int:
         return pid
     code = 1
     try:
-        _die_with(launcher)
+        die_with(launcher)
         _rank(setup, rank, network)
         code = 0
     except (EOFError, OSError):  # the driver is gone
@@ -158,7 +161,7 @@ def _rank(setup: Setup, rank: int, network: Network | None) -> None:
     os.dup2(setup.words[rank], 1)
     os.dup2(setup.words[rank], 2)
     memory = mmap.mmap(setup.board, 0)
-    for descriptor in setup.descriptors() - {setup.wires[rank]}:
+    for descriptor in set(setup.descriptors()) - {setup.wires[rank]}:
         os.close(descriptor)
     torch.set_num_threads(setup.num_threads)
     with socket.socket(fileno=setup.wires[rank]) as wire:
