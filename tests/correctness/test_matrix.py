@@ -52,9 +52,9 @@ def test_a_cover_has_every_pair_and_where_it_can_one_that_can_be(data: st.DataOb
         assert {one.cluster for one in placed} == {cluster for model, cluster in able if able[model, cluster]}
 
 
-def test_a_cover_of_what_can_all_be_is_near_the_fewest() -> None:
+def test_a_cover_of_what_can_all_be_is_the_fewest() -> None:
     names = [[f"{group}{i}" for i in range(12)] for group in "smc"]
-    assert 144 <= len(pairwise_cover(*names, lambda model, cluster: True)) < 1.5 * 144
+    assert len(pairwise_cover(*names, lambda model, cluster: True)) == 144
 
 
 def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None:
@@ -162,8 +162,8 @@ def test_mistakes_of_systems_are_found(mistake: str, told: str) -> None:
 def test_what_is_too_large_is_out_of_memory_in_a_sentence(uneven: Cost) -> None:
     tight = replace(uneven, cluster=replace(uneven.cluster, device=replace(uneven.cluster.device, memory_bytes=2e5)))
     batch = Batch(np.array([4000, 3]), 0, 0)
-    assert check_step(lambda: Ring(uneven), uneven, batch).memory == ""
-    found = check_step(lambda: Ring(tight), tight, batch)
+    assert check_step(Ring(uneven), lambda: Ring(uneven), uneven, batch).memory == ""
+    found = check_step(Ring(tight), lambda: Ring(tight), tight, batch)
     assert found.memory.startswith("rank ")
     assert found.faults == ()
 

@@ -265,8 +265,10 @@ def test_a_choice_is_kept_and_a_broken_file_is_made_anew(tmp_path: Path) -> None
 
 
 def composed(*words: str) -> tuple[Parts, dict[str, object]]:
+    """On two nodes of two GPUs, of which there are a seventh of the configurations of two of eight."""
+    few = ["cluster=a800_2x8", "cluster.gpus_per_node=2", "cluster.nics_per_node=2"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["tracker=none", "system=static_best", "cluster=a800_2x8", "model=llama_3b", *words])
+        config = compose("config", ["tracker=none", "system=static_best", "model=llama_3b", *few, *words])
     return Parts.of(config, Settings.of(config)), config
 
 

@@ -123,7 +123,7 @@ class Combinations:
             return CombinationVerdict(combination, skipped=package)
         make = partial(make_system, self.systems[combination.system], cost, partial(self._factory, combination.system))
         try:
-            make()
+            system = make()
         except ValueError as error:
             return _refused(combination, str(error))
         fitting, too_large = 0, 0
@@ -131,7 +131,7 @@ class Combinations:
         batches = adversarial_batches(cost, self.tokens_per_gpu, self.seed)
         for kind in kinds:
             try:
-                checked = check_step(make, cost, batches[kind], adaptive)
+                checked = check_step(system, make, cost, batches[kind], adaptive)
             except Exception as error:  # whatever a system raises on a batch is what is looked for
                 if stop_in(error):
                     raise KeyboardInterrupt from error

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from zbench.describe.arrays import Flags
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,24 +31,39 @@ def pairwise_cover(
     """Chooses combinations that have every pair of a system, a model and a cluster.
 
     Of a pair with a system one combination at least is of a model on a cluster that it can be on, where there is one.
-    They are chosen one by one, each with the most pairs that are still missing; ties are broken by the seed.
+    Each system has as few as have all models and all clusters, of these those with pairs that no system before it has;
+    pairs that none has are given to systems in turn. Ties are broken by the seed.
     """
-    shape = len(systems), len(models), len(clusters)
+    rng = np.random.default_rng(seed)
     able = np.array([[can_be(model, cluster) for cluster in clusters] for model in models])
-    order = np.random.default_rng(seed).permutation(int(np.prod(shape)))
-    s, m, c = (axis.ravel()[order] for axis in np.indices(shape))
-    # Whether a combination serves its pair of system and model: it can be, or none of that model can. So with clusters.
-    placeable, filled = (np.logical_or.reduce(able, axis) for axis in (1, 0))
-    serves_model, serves_cluster = able[m, c] | ~placeable[m], able[m, c] | ~filled[c]
-    with_model, with_cluster, placed = (np.ones((shape[i], shape[j]), bool) for i, j in ((0, 1), (0, 2), (1, 2)))
+    missing = np.ones(able.shape, bool)  # pairs of a model and a cluster that no system has yet
     found: list[Combination] = []
-    while True:
-        first, second = with_model[s, m] & serves_model, with_cluster[s, c] & serves_cluster
-        gain = first.astype(int) + second + placed[m, c]
-        at = int(gain.argmax())
-        if gain[at] == 0:
-            return sorted(found)
-        found.append(Combination(systems[s[at]], models[m[at]], clusters[c[at]]))
-        with_model[s[at], m[at]] &= not serves_model[at]
-        with_cluster[s[at], c[at]] &= not serves_cluster[at]
-        placed[m[at], c[at]] = False
+    for system in systems:
+        mine = _fewest(able, missing, rng)
+        missing[tuple(zip(*mine, strict=True))] = False
+        found += [Combination(system, models[m], clusters[c]) for m, c in mine]
+    for turn, (m, c) in enumerate(np.argwhere(missing).tolist()):
+        found.append(Combination(systems[turn % len(systems)], models[m], clusters[c]))
+    return sorted(found)
+
+
+def _fewest(able: Flags, missing: Flags, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Returns the fewest pairs that have every model and every cluster, in one that can be where there is one; of
+    these, as far as can be seen, the most that are missing.
+
+    A largest matching, and one more pair for each model and each cluster outside it, is a smallest edge cover (Gallai).
+    """
+    # Whether a pair serves its model: it can be, or none of that model can. So with clusters.
+    of_model, of_cluster = able | ~able.any(1)[:, None], able | ~able.any(0)
+    rows, columns = (rng.permutation(size) for size in able.shape)
+    worth = (of_model & of_cluster) * (1.0 + len(rows) + missing)
+    m, c = linear_sum_assignment(worth[np.ix_(rows, columns)], maximize=True)
+    found = [pair for pair in zip(rows[m].tolist(), columns[c].tolist(), strict=True) if worth[pair] > 0]
+    served = [set(side) for side in zip(*found, strict=True)] or [set(), set()]
+    for model in rows.tolist():
+        if model not in served[0]:
+            found.append((model, int(columns[(of_model[model] * (1 + missing[model]))[columns].argmax()])))
+    for cluster in columns.tolist():
+        if cluster not in served[1]:
+            found.append((int(rows[(of_cluster[:, cluster] * (1 + missing[:, cluster]))[rows].argmax()]), cluster))
+    return found

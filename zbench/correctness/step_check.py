@@ -32,15 +32,17 @@ class StepCheck:
     faults: tuple[str, ...]
 
 
-def check_step(make: Callable[[], System], cost: Cost, batch: Batch, adaptive_recompute: bool = False) -> StepCheck:
+def check_step(
+    system: System, make: Callable[[], System], cost: Cost, batch: Batch, adaptive_recompute: bool = False
+) -> StepCheck:
     """Plans, verifies and simulates the batch by both clocks, and plans it again with another system that `make` makes.
-    adaptive_recompute: of the whole step's executor.
+    system: which may have planned other batches. adaptive_recompute: of the whole step's executor.
 
     Raises:
         zbench.proof.verify.PlanError: the plan is wrong.
         zbench.step.proof.prove.StepError: the whole step of it is.
     """
-    plans, again = make().plan(batch), make().plan(batch)
+    plans, again = system.plan(batch), make().plan(batch)
     faults = []
     if len(plans) != len(again) or not all(same_plan(one, other) for one, other in zip(plans, again, strict=True)):
         faults.append("another plan of the same batch is not the same")

@@ -83,6 +83,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     for kind, metadata in kinds.items():
         with whole_file("picture", path.with_suffix(f".{kind}"), PICTURE) as stream:
             figure.savefig(stream, format=kind, metadata=metadata)
+        figure.set_layout_engine("none")  # all is where it belongs: the next one needs no layout of its own
 
 
 def looks() -> Any:

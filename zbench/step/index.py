@@ -1,6 +1,7 @@
 """Indices that a step is cut along, maps between them, and relations that say which parts of two of them meet."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,6 +22,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Where every part begins among all tokens, heads or columns, and where the last one ends, [parts + 1]."""
+        return [0, *np.cumsum(self.sizes).tolist()]
 
 
 @dataclass(frozen=True)

@@ -151,10 +151,12 @@ class Interpreter:
     def _do(self, op: Transfer | Attend, backward: bool) -> None:
         if not (op.q_blocks and op.kv_blocks if isinstance(op, Attend) else op.blocks):
             raise Broken(f"{op} has no blocks")
-        for head in range(*op.heads):
-            if isinstance(op, Attend):
-                (self._attend_backward if backward else self._attend)(op, head)
-            else:
+        if isinstance(op, Attend):
+            seen = self._visible(op)
+            for head in range(*op.heads):
+                (self._attend_backward if backward else self._attend)(op, head, seen)
+        else:
+            for head in range(*op.heads):
                 self._transfer(op, head)
 
     def _transfer(self, op: Transfer, head: int) -> None:
@@ -177,14 +179,17 @@ class Interpreter:
                 raise Broken(f"{op}: {tensor} of block {block}, head {head}, is not on rank {op.rank}")
         return [rank[tensor, block, head] for block in blocks]
 
-    def _scores(self, op: Attend, head: int) -> tuple[Floats, Floats, Floats, Floats]:
+    def _visible(self, op: Attend) -> Flags:
+        """Returns which keys of an operation each of its queries sees."""
+        rows = np.concatenate([self.tokens[block] for block in op.q_blocks])
+        columns = np.concatenate([self.tokens[block] for block in op.kv_blocks])
+        seen: Flags = self.sequence[rows][:, None] == self.sequence[columns]
+        return seen & _seen(rows, columns, self.plan.mask)
+
+    def _scores(self, op: Attend, head: int, seen: Flags) -> tuple[Floats, Floats, Floats, Floats]:
         """Returns (scores with -inf where nothing is seen, q, k, v)."""
         q = np.concatenate(self._read(op, "q", op.q_blocks, head))
         k, v = np.concatenate(self._read(op, "kv", op.kv_blocks, head), axis=1)
-        rows = np.concatenate([self.tokens[block] for block in op.q_blocks])
-        columns = np.concatenate([self.tokens[block] for block in op.kv_blocks])
-        seen = self.sequence[rows][:, None] == self.sequence[columns]
-        seen &= _seen(rows, columns, self.plan.mask)
         return np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf), q, k, v
 
     def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[Floats, ...]) -> None:
@@ -193,16 +198,16 @@ class Interpreter:
         for block, *parts in zip(blocks, *(np.split(column, cuts) for column in columns), strict=True):
             self.ranks[op.rank].setdefault((tensor, block, head), []).append(tuple(parts))
 
-    def _attend(self, op: Attend, head: int) -> None:
-        scores, _, _, v = self._scores(op, head)
+    def _attend(self, op: Attend, head: int, seen: Flags) -> None:
+        scores, _, _, v = self._scores(op, head, seen)
         top = scores.max(axis=1)
         p = np.exp(scores - np.where(np.isfinite(top), top, 0.0)[:, None])
         total = p.sum(axis=1)
         lse = np.where(total > 0, np.log(np.where(total > 0, total, 1.0)) + top, -np.inf)
         self._add(op, "o", op.q_blocks, head, (p @ v / np.where(total > 0, total, 1.0)[:, None], lse))
 
-    def _attend_backward(self, op: Attend, head: int) -> None:
-        scores, q, k, v = self._scores(op, head)
+    def _attend_backward(self, op: Attend, head: int, seen: Flags) -> None:
+        scores, q, k, v = self._scores(op, head, seen)
         do, lse, delta = (np.concatenate(c) for c in zip(*self._read(op, "do", op.q_blocks, head), strict=True))
         p = np.exp(scores - lse[:, None])
         ds = p * (do @ v.T - delta[:, None]) / np.sqrt(q.shape[1])

@@ -20,6 +20,8 @@ from zbench.step.layout import StepLayout
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 Store = dict[tuple[str, int, int], dict[tuple[int, Cell], Any]]  # by (tensor, layer, micro-batch): by (place, cell)
 _ROUTED = {**EXPERT_FUNCTIONS, **COUNTED_FUNCTIONS}
+Wheres = dict[tuple[int, tuple[int | None, ...]], Where]  # by micro-batch and parts of SLOTS, the same on all places
+SLOTS = ("t", "s", "h", "g", "v")
 Choices = dict[tuple[int, int, int], tuple[Floats, dict[int, Ints]]]  # by (micro-batch, layer, part of a)
 
 
@@ -44,8 +46,7 @@ class Tokens:
 def store_key(layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
     """Returns the key of a tensor's store."""
     one = layout.tensors[tensor]
-    of_batch = any(layout.index[axis].of_batch for axis in one.axes)
-    return one.name, 0 if one.layers == "none" else layer, micro_batch if of_batch else -1
+    return one.name, 0 if one.layers == "none" else layer, micro_batch if layout.of_batch(tensor) else -1
 
 
 def add_value(held: dict[tuple[int, Cell], Any], name: str, at: tuple[int, Cell], value: Any) -> None:
@@ -67,7 +68,8 @@ class ComputeOnPlace:
     """A compute on a place, being interpreted: it reads and writes values there.
 
     there: all that is there; weights: of the model, whole; model: that they are of. choices: gets those of routers, by
-    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice.
+    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice. wheres: what was looked up for
+    operations before.
     """
 
     there: Store
@@ -79,6 +81,7 @@ class ComputeOnPlace:
     micro_batch: int
     place: int
     layer: int
+    wheres: Wheres = field(default_factory=dict)
     keys: set[tuple[str, int, int]] = field(default_factory=set)
 
     def key(self, one: Reference) -> tuple[str, int, int]:
@@ -99,13 +102,13 @@ class ComputeOnPlace:
 
     def _range(self, index: str, part: int) -> tuple[int, int]:
         """Returns [first, last) of a part, in heads, columns or words."""
-        ends = np.cumsum(self.layout.index[index].sizes)
-        return int(ends[part] - self.layout.index[index].sizes[part]), int(ends[part])
+        bounds = self.layout.index[index].bounds
+        return bounds[part], bounds[part + 1]
 
     def _inside(self, name: str, index: str, part: int) -> slice:
         """Returns where a part lies in its slice of a parameter."""
         first, last = self._range(index, part)
-        size = int(self.layout.index[index].sizes.sum()) // self._slices(name)
+        size = self.layout.size_of[index] // self._slices(name)
         return slice(first % size, first % size + last - first)
 
     def _slices(self, name: str) -> int:
@@ -236,6 +239,12 @@ class ComputeOnPlace:
         return np.zeros(shape)
 
     def _where(self, at: dict[str, int]) -> Where:
+        key = self.micro_batch, tuple(map(at.get, SLOTS))
+        if key not in self.wheres:
+            self.wheres[key] = self._looked_up(at)
+        return self.wheres[key]
+
+    def _looked_up(self, at: dict[str, int]) -> Where:
         none = np.zeros(0, np.int64)
         t, s, h = at.get("t"), at.get("s"), at.get("h")
         part = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("g", "h")), none)

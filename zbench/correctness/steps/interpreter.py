@@ -19,6 +19,7 @@ from zbench.correctness.steps.computing import (
     Missing,
     Store,
     Tokens,
+    Wheres,
     add_value,
     parts_meet,
     store_key,
@@ -43,6 +44,7 @@ class StepInterpreter:
     weights: Mapping[str, Floats]
     there: Store = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
+    _wheres: Wheres = field(default_factory=dict)
 
     def run(self) -> Store:
         """Executes all instances and returns what is there at the end.
@@ -206,7 +208,7 @@ class StepInterpreter:
         (lists, layer), layout = where, self.step.layouts[template.layout]
         tokens = self.tokens[template.layout] if template.layout < len(self.tokens) else Tokens([], [], [], [])
         of = self.there, self.weights, tokens, self.model, self.choices
-        run = ComputeOnPlace(*of, layout, template.layout, place, layer)
+        run = ComputeOnPlace(*of, layout, template.layout, place, layer, self._wheres)
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
         results: list[tuple[Reference, dict[str, int], Any]] = []
         for combination in product(*parts):
