@@ -46,7 +46,7 @@ class PathRow:
 
     @property
     def reasons(self) -> str:
-        """What was waited for, the most frequent first."""
+        """The words for what was waited for, the most frequent first."""
         return ", ".join(word for word, _ in self.waited.most_common())
 
     def __add__(self, other: "PathRow") -> "PathRow":
