@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import activation_bytes, peak_bytes
+from zbench.cost.memory import ADAM_BYTES, activation_bytes, peak_bytes, static_bytes
 from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.simulated.executor import Simulated
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -46,6 +48,26 @@ def test_a_token_without_pipelines_is_what_it_is_in_the_account(model: str) -> N
         batch = Batch(np.full(8, length), 0, 0)
         peaks.append(max(Simulated(cost).step(batch, LocalPacking(cost).plan(batch)).peak_bytes))
     assert (peaks[1] - peaks[0]) / 4096 == pytest.approx(activation_bytes(cost.model), rel=1e-4)
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "zero2", ShardDegrees(4, 4, WORLD, WORLD)], ids=str)
+def test_a_head_that_is_whole_at_the_loss_is_counted(sharding: str | ShardDegrees) -> None:
+    """Where it is larger than a layer: the fullest moment of two micro-batches, of any size, is what is reckoned, but
+    for state of norms' gains, which one GPU has, and parameters that are whole in the place of a GPU's own part."""
+    one = small(2, 4, model="gqa", memory=400e9)
+    cost = replace(one, model=replace(one.model, sharding=sharding, vocab=131072))  # type: ignore[arg-type]
+    model, over = cost.model, []
+    for length in (2048, 4096):
+        room = float(static_bytes(cost) + 1.5 * length * activation_bytes(model))
+        device = replace(cost.cluster.device, memory_bytes=room)
+        tight = replace(cost, cluster=replace(cost.cluster, device=device))
+        batch = Batch(np.full(16, length), 0, 0)
+        plans = LocalPacking(tight).plan(batch)
+        assert len(plans) == 2
+        over.append(int(peak_bytes(plans, cost).max()) - max(Simulated(cost).step(batch, plans).peak_bytes))
+    assert over[0] == over[1]
+    gains = (GRADIENT_BYTES + ADAM_BYTES) * (2 * model.num_layers + 1) * model.hidden
+    assert -gains <= over[0] <= model.element_bytes * (model.head_params + model.layer_params) // 4
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:

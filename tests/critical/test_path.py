@@ -54,6 +54,7 @@ def test_a_path_goes_from_the_step_s_end_to_its_begin(name: str, channels: int, 
     assert len(rows) < len(path) / 4
     made, listed = path_sheets(rows, seconds)
     assert sum(float(row[1]) for row in made.rows) == pytest.approx(1e3 * seconds, abs=1e-3 * len(made.rows))
+    assert all(float(row[1]) >= 9.99 * seconds for row in made.rows[:-1])  # a hundredth of it, in ms; others together
     assert listed.rows[0][0] == f"{1e3 * seconds:.3f}"
     assert {cell for row in listed.rows for cell in row[-1].split(", ")} <= {BEGIN, OPERAND, GPU, QUEUE, LINK}
 

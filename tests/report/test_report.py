@@ -14,6 +14,8 @@ import pytest
 from tests.record.test_record import step_line
 from zbench import __main__ as zbench_main
 from zbench.console.command import ran
+from zbench.console.sheet import Sheet
+from zbench.critical import __main__ as critical
 from zbench.describe.model import TENSOR_NAMES
 from zbench.record.flops import Facts
 from zbench.record.iterations import STAGES
@@ -166,6 +168,21 @@ def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
     shared = {"gather parameters forward", "reduce gradients backward"}
     assert {"attend o forward", "matmul q forward", *shared} <= set(of["names"])
     assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * run.steps[0]["seconds"], rel=1e-6)
+
+
+def test_a_whole_step_s_critical_path_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same words; what would take minutes to play has none, nor has a step of another clock."""
+    path, out = made(tmp_path, "system=ring", "workload=prolong64k", "baseline=null", "steps=1"), tmp_path / "path.md"
+    (run,) = read(path)[0]
+    told = report.look_inside(run, run.steps[0], {})["critical"]
+    monkeypatch.setattr(sys, "argv", ["zbench critical", path, "-o", str(out)])
+    assert critical.main() == 0
+    sheets = [Sheet(one["title"], one["columns"], one["rows"]).markdown() for one in told["sheets"]]
+    assert "\n".join([f"{told['head']}\n", *sheets]) == out.read_text()
+    monkeypatch.setattr(inside, "MOST_OPERATIONS", 100)
+    assert report.look_inside(run, run.steps[0], {})["critical"] is None
+    other = read(made(tmp_path, "executor=simulated_attention", "baseline=null", "steps=1"))[0][-1]
+    assert "critical" not in report.look_inside(other, other.steps[0], {})
 
 
 def test_a_whole_step_s_shares_are_its_account_and_a_window_of_several_layers_is_drawn(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) ->
     step, found, names = traced(tmp_path, *settings)
     assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * step["seconds"], abs=0.01)
     assert min(one["ts"] for one in found) >= 0
+    path = [one["dur"] for one in found if names[one["pid"], one["tid"]] == "critical path"]
+    assert sum(path) == pytest.approx(1e6 * step["seconds"], abs=0.01)  # one after another from begin to end
     sent = dict.fromkeys(range(len(step["nic_tx_bytes"])), 0)
     for one in found:
         title = names[one["pid"], one["tid"]]
@@ -53,5 +55,5 @@ def test_tracks_of_a_tensor_parallel_model_are_of_each_of_its_gpus_and_nics(tmp_
     tracks = [title for (node, _), title in names.items() if node == 1]
     assert tracks[:4] == [f"GPU {gpu}" for gpu in range(4, 8)]
     assert tracks[4:12] == [f"NIC {nic} {way}" for nic in range(4, 8) for way in ("sends", "receives")]
-    computing = {names[one["pid"], one["tid"]] for one in found if one["name"] == "attend o"}
+    computing = {names[one["pid"], one["tid"]] for one in found if one["name"] == "attend o"} - {"critical path"}
     assert computing == {f"GPU {gpu}" for gpu in range(8)}

@@ -37,10 +37,12 @@ def static_bytes(cost: Cost) -> int:
         return _nested_bytes(cost, model.sharding)
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + _adam_bytes(model)) / ranks
-        return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes + _chunks(model)
-    if model.sharding == "zero2":  # a layer's gradients are whole until they are reduced
+        whole = max(2 * model.layer_params * model.element_bytes, _whole_at_loss(model, weights=True))
+        return int(share * model.total_params) + whole + _chunks(model)
+    if model.sharding == "zero2":  # a layer's gradients, or the head's, are whole until they are reduced
         share = model.element_bytes + (GRADIENT_BYTES + _adam_bytes(model)) / ranks
-        return int(share * model.total_params) + model.layer_params * GRADIENT_BYTES + _chunks(model)
+        whole = max(model.layer_params * GRADIENT_BYTES, _whole_at_loss(model, weights=False))
+        return int(share * model.total_params) + whole + _chunks(model)
     if cost.model.stages_differ:
         return max(static for static, _, _, _ in _differing(cost))
     return _stage_state_bytes(cost, 1, cost.pp)
@@ -71,9 +73,17 @@ def _nested_bytes(cost: Cost, degrees: ShardDegrees) -> int:
         degree or ranks for degree in (degrees.secondary, degrees.gradients, degrees.optimizer)
     )
     found = model.total_params * (model.element_bytes / weights + GRADIENT_BYTES / gradients + ADAM_BYTES / state)
-    found += 2 * model.layer_params * model.element_bytes if degrees.weights != 1 else 0  # a layer's, and the next
-    found += model.layer_params * GRADIENT_BYTES if degrees.gradients != 1 else 0  # whole until they are reduced
-    return int(found) + _chunks(model)
+    whole = 2 * model.layer_params * model.element_bytes if degrees.weights != 1 else 0  # a layer's, and the next
+    if degrees.gradients != 1:  # whole until they are reduced
+        whole = max(whole + model.layer_params * GRADIENT_BYTES, _whole_at_loss(model, degrees.weights != 1))
+    return int(found) + whole + _chunks(model)
+
+
+def _whole_at_loss(model: Model, weights: bool) -> int:
+    """Returns the bytes of what is whole of a head whose gradient is cut, while the loss is computed: that gradient,
+    and with parameters that are gathered the head's and a layer's, which was the last or is the next."""
+    gathered = (model.layer_params + model.head_params) * model.element_bytes if weights else 0
+    return gathered + model.head_params * GRADIENT_BYTES
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:

@@ -6,8 +6,7 @@ from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     from zbench.console.console import say, show
-    from zbench.critical.path import critical_path
-    from zbench.critical.told import path_rows, path_sheets
+    from zbench.critical.told import told_path
     from zbench.record.kinds import PATH
     from zbench.record.outputs import check_apart, check_output, whole_file
     from zbench.record.record import Line, Run
@@ -16,8 +15,6 @@ with loading(__name__):
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
     from zbench.simulated.executor import Simulated
-    from zbench.simulator.steps.play import play_layers
-    from zbench.step.passes.own_plans import plans_of_layouts
 
 
 def main() -> int:
@@ -42,23 +39,16 @@ def _main() -> int:
     replay = Replay.of(run, arguments.trust)
     executor = replay.parts.executor
     if not isinstance(executor, Simulated):
-        told = label(run.start, "executor")
-        raise ValueError(f"the run has executor={told}; a critical path takes a run with executor=simulated")
+        other = label(run.start, "executor")
+        raise ValueError(f"the run has executor={other}; a critical path takes a run with executor=simulated")
     batch, plans = replay.step(line)
-    program, timeline = play_layers(executor.built(batch, plans), plans_of_layouts(plans), executor.cost.gpus)
-    seconds = float(timeline.done.max())
-    sheets = path_sheets(path_rows(program, critical_path(program, timeline)), seconds)
-    head = (
-        f"Critical path of step {line['step']}, {label(run.start, 'system')} on {label(run.start, 'workload')}: "
-        f"{seconds:.6g} s, simulated with all layers played out (the record has {line['seconds']:.6g}). "
-        "Each row waited for the one below it."
-    )
-    say(head)
-    for sheet in sheets:
+    told = told_path(*executor.all_layers(batch, plans), run.start, line)
+    say(told.head)
+    for sheet in (told.made, told.listed):
         show(sheet.rich())
     if arguments.out is not None:
         with whole_file("--out", arguments.out, PATH) as stream:
-            stream.write("\n".join([f"{head}\n", *(sheet.markdown() for sheet in sheets)]).encode())
+            stream.write("\n".join([f"{told.head}\n", told.made.markdown(), told.listed.markdown()]).encode())
     return 0
 
 

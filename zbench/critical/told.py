@@ -2,7 +2,7 @@
 
 Hops of one operation are one row. Then what repeats is told once: an operation that follows itself, a few that take
 turns, and layers, which have the same operations in the same order. What rows say is summed; nothing is left out, so
-their seconds sum to the step's.
+their seconds sum to the step's. The command, the report and a trace's track all say it with these rows.
 """
 
 from collections import Counter
@@ -15,13 +15,18 @@ from operator import add
 import numpy as np
 
 from zbench.console.sheet import Sheet
-from zbench.critical.path import PathHop
+from zbench.critical.path import PathHop, critical_path
+from zbench.record.record import Line
+from zbench.record.rows import label
+from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import CLASS, OP, RANK
 from zbench.simulator.steps.program import StepProgram
 from zbench.step.operations import COMPUTE
 from zbench.trace.whole_step import named_operation
 
 _LONGEST = 64  # rows that repeat together: a layer has about 40
+_LITTLE = 0.01  # of the step: what takes less is told together
+_MOST_SPANS = 6  # of numbers that are told one by one
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class PathRow:
     times: int
     waited: Counter[str]
 
+    @property
+    def reasons(self) -> str:
+        """The words for what was waited for, the most frequent first."""
+        return ", ".join(word for word, _ in self.waited.most_common())
+
     def __add__(self, other: "PathRow") -> "PathRow":
         """Returns both as one row, with what the first is called."""
         return replace(
@@ -53,8 +63,39 @@ class PathRow:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ToldPath:
+    """A critical path for a person. head: what it is of, in sentences; made: what it is made of; listed: from its end
+    back to its begin."""
+
+    head: str
+    made: Sheet
+    listed: Sheet
+
+
+def told_path(program: StepProgram, timeline: Timeline, start: Line, line: Line) -> ToldPath:
+    """Returns the critical path of a recorded step that was played again, with all its layers. start, line: of its run
+    and of itself, as in the record, whose seconds may be of fewer layers."""
+    seconds = float(timeline.done.max())
+    made, listed = path_sheets(path_rows(program, critical_path(program, timeline)), seconds)
+    head = (
+        f"Critical path of step {line['step']}, {label(start, 'system')} on {label(start, 'workload')}: "
+        f"{seconds:.6g} s, simulated with all layers played out (the record has {line['seconds']:.6g}). "
+        "Each row waited for the one below it."
+    )
+    return ToldPath(head, made, listed)
+
+
 def path_rows(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
     """Returns the rows of a path, from the step's begin to its end."""
+    rows = path_operations(program, path)
+    for period in range(1, _LONGEST + 1):
+        rows = _folded(rows, period)
+    return rows
+
+
+def path_operations(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
+    """Returns a row for every operation of a path, from the step's begin to its end."""
     bounds, owned = program.begin, [one.hop for one in path]
     instances = np.searchsorted(bounds, owned, "right") - 1
     marks = [(int(instance), int(program.table[OP, hop])) for instance, hop in zip(instances, owned, strict=True)]
@@ -62,19 +103,21 @@ def path_rows(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
         _row(program, instance, operation, [one for _, one in hops])
         for (instance, operation), hops in groupby(zip(marks, path, strict=True), key=lambda pair: pair[0])
     ]
-    rows = [row for row in rows if row.seconds > 0]  # else members met, and nobody waited for it
-    for period in range(1, _LONGEST + 1):
-        rows = _folded(rows, period)
-    return rows
+    return [row for row in rows if row.seconds > 0]  # else members met, and nobody waited for it
 
 
 def path_sheets(rows: Sequence[PathRow], seconds: float) -> tuple[Sheet, Sheet]:
-    """Returns (what the path is made of, the longest first; its rows from the step's end back to its begin)."""
+    """Returns (what the path is made of, the longest first, and what takes less than a hundredth of the step together;
+    its rows from the step's end back to its begin)."""
     names: dict[str, PathRow] = {}
     for row in rows:
         names[row.name] = names[row.name] + row if row.name in names else row
     longest = sorted(names.values(), key=lambda row: -row.seconds)
-    made = tuple((row.name, _time(row.seconds), f"{row.seconds / seconds:.1%}", str(row.times)) for row in longest)
+    most = [row for row in longest if row.seconds >= _LITTLE * seconds]
+    if others := longest[len(most) :]:
+        name = others[0].name if len(others) == 1 else f"{len(others)} others"
+        most.append(replace(reduce(add, others), name=name))
+    made = tuple((row.name, _time(row.seconds), f"{row.seconds / seconds:.1%}", str(row.times)) for row in most)
     listed = tuple(
         (
             _time(row.end),
@@ -82,9 +125,9 @@ def path_sheets(rows: Sequence[PathRow], seconds: float) -> tuple[Sheet, Sheet]:
             row.name,
             str(row.times),
             row.template,
-            _numbers(row.layers),
-            _numbers(row.gpus),
-            ", ".join(word for word, _ in row.waited.most_common()),
+            written_numbers(row.layers),
+            written_numbers(row.gpus),
+            row.reasons,
         )
         for row in reversed(rows)
     )
@@ -135,9 +178,11 @@ def _time(seconds: float) -> str:
     return f"{1e3 * seconds:.3f}"
 
 
-def _numbers(of: frozenset[int]) -> str:
-    """Writes numbers as ranges: '0-2 5'."""
+def written_numbers(of: frozenset[int]) -> str:
+    """Writes numbers as ranges, '0-2 5', or how many of which: '14 of 1-31'."""
     found = sorted(of)
     breaks = [0, *(at + 1 for at, (a, b) in enumerate(pairwise(found)) if b != a + 1), len(found)]
     spans = [(found[a], found[b - 1]) for a, b in pairwise(breaks) if a < b]
+    if len(spans) > _MOST_SPANS:
+        return f"{len(found)} of {found[0]}-{found[-1]}"
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -23,7 +23,7 @@ with loading(__name__):
     from zbench.record.words import convention_words, doubt_words
     from zbench.report.advice import advice_told, is_advice
     from zbench.report.columns import MOST_EVENTS
-    from zbench.report.inside import homes, timeline, whole_timeline
+    from zbench.report.inside import critical_path_table, homes, timeline, whole_timeline
     from zbench.report.measured import measured_timeline
     from zbench.report.overview import SERIES, SHARES, overview, rounded, step_overview
     from zbench.report.page import encoded, page
@@ -196,8 +196,11 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         batch, plans = replay.step(line)
         cost = replay.cost
         executor = replay.parts.executor
-        drawn = whole_timeline(batch, plans, executor) if isinstance(executor, Simulated) else timeline(plans, cost)
+        whole = isinstance(executor, Simulated)
+        drawn = whole_timeline(batch, plans, executor) if whole else timeline(plans, cost)
         found |= {"homes": homes(plans), "timeline": drawn}
+        if whole:
+            found["critical"] = critical_path_table(batch, plans, executor, run.start, line)
         if run.start["facts"].get("simulated"):
             executor.start()
             again = executor.step(replay.parts.workload.batch(line["step"]), plans).seconds

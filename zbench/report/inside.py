@@ -5,18 +5,21 @@ step of LAYERS layers in place of all (they are equal), whatever the run's execu
 again (zbench.report.measured has it where it was traced).
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.critical.told import told_path
 from zbench.describe.batch import Batch
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
+from zbench.record.record import Line
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.simulated.executor import Simulated
 from zbench.trace.file import Event
+from zbench.trace.step import MOST_EVENTS as MOST_OPERATIONS
 from zbench.trace.step import events
 from zbench.trace.tracks import sharing_track, titles
 from zbench.trace.whole_step import track_titles
@@ -80,6 +83,18 @@ def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -
         "gpus_per_rank": 1,
         **columns.table(plans),
     }
+
+
+def critical_path_table(
+    batch: Batch, plans: tuple[Plan, ...], executor: Simulated, start: Line, line: Line
+) -> Table | None:
+    """Returns the critical path of a whole step, as `zbench critical` tells it; None where playing all layers of its
+    plans would take minutes. start, line: as of zbench.critical.told.told_path."""
+    layers = executor.cost.model.num_layers
+    if layers * sum(len(plan.forward) + len(plan.backward) for plan in plans) > MOST_OPERATIONS:
+        return None
+    told = told_path(*executor.all_layers(batch, plans), start, line)
+    return {"head": told.head, "sheets": [asdict(sheet) for sheet in (told.made, told.listed)]}
 
 
 def _tracks(cost: Cost) -> list[str]:

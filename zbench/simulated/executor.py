@@ -6,7 +6,6 @@ zbench.simulator.simulate is the other one, which plays attention and charges th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 
@@ -26,20 +25,20 @@ from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import Left, after_switch, played_switch
+from zbench.simulated.traced import counted_events, write_whole_step
+from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
-from zbench.simulator.steps.program import StepParts
+from zbench.simulator.steps.program import StepParts, StepProgram
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
-from zbench.trace.file import Event, write_events
-from zbench.trace.step import MOST_EVENTS
-from zbench.trace.whole_step import track_names, whole_step_events
+from zbench.trace.file import Event
 
 # Bytes that building, proving and playing take for an operation of attention in one layer, at least: from 128 to 256
 # GPUs rings take 287 for each one more, gathers of keys and values more (python tests/bench/sizes.py).
@@ -163,19 +162,22 @@ class Simulated:
         return result if moved is None else after_switch(result, moved)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
-        """Plays one step, and writes its trace, all layers played out.
+        """Plays one step, and writes its trace, all layers played out, with its critical path.
 
         Raises:
             ValueError: the trace would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
         """
         if trace is not None:
-            write_events(
-                trace,
-                True,
-                self.cost.gpus.cluster,
-                chain(track_names(self.cost.gpus.cluster), self.events(batch, plans)),
-            )
+            write_whole_step(trace, *self.all_layers(batch, plans), self.cost.gpus.cluster)
         return self.step(batch, plans)
+
+    def all_layers(self, batch: Batch, plans: tuple[Plan, ...]) -> tuple[StepProgram, Timeline]:
+        """Plays a step with all its layers as one program.
+
+        Raises:
+            ValueError: as `built`.
+        """
+        return play_layers(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus)
 
     def events(self, batch: Batch, plans: tuple[Plan, ...]) -> Iterator[Event]:
         """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step.
@@ -183,13 +185,7 @@ class Simulated:
         Raises:
             ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
         """
-        program, timeline = play_layers(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus)
-        count = 2 * program.table.shape[1]  # at most: a message is at two ports
-        if count > MOST_EVENTS:
-            raise ValueError(
-                f"trace would hold up to {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers"
-            )
-        return whole_step_events(program, timeline, self.cost.gpus.cluster)
+        return counted_events(*self.all_layers(batch, plans), self.cost.gpus.cluster)
 
     def result(
         self,

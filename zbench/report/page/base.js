@@ -37,6 +37,23 @@ function element(tag, words, attributes = {}) {
   return made;
 }
 
+// A table of words and numbers; words: which columns have words.
+function sheet(of, words) {
+  const head = element("tr"), top = element("thead"), body = element("tbody"), table = element("table");
+  const kind = (i) => ({ class: words.has(i) ? "word" : "number" });
+  for (const [i, title] of of.columns.entries()) head.append(element("th", title, { scope: "col", ...kind(i) }));
+  for (const row of of.rows) {
+    const line = element("tr");
+    for (const [i, cell] of row.entries()) line.append(element("td", cell, kind(i)));
+    body.append(line);
+  }
+  top.append(head);
+  table.append(element("caption", of.title, { class: "skip" }), top, body);
+  const scroll = element("div", undefined, { class: "scroll", tabindex: "0", role: "region", "aria-label": of.title });
+  scroll.append(table);
+  return scroll;
+}
+
 const missing = (value) => value === null || value === undefined;
 const plain = (value, digits = 4) =>
   missing(value) ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));

@@ -23,6 +23,7 @@ function open_step() {
   for (const id of ["ranks", "nics"]) at(id).closest("figure").hidden = !found;
   at("curvesbox").hidden = !found || !found.record.curves;
   for (const id of ["planbox", "nodelabel"]) at(id).hidden = !found || !found.homes;
+  critical(found);
   at("facts").replaceChildren();
   at("again").textContent = again(run, number, found);
   if (!found) return show_timeline(null, -1);
@@ -62,6 +63,19 @@ function facts(run, of) {
   }
   if (!of.valid) add("valid", "no: the machine was too busy for its ranks' work or messages; no figure has this step");
   add("commit", run.commit ? run.commit.slice(0, 10) + (run.dirty ? ", changed" : "") : "unknown");
+}
+
+// The critical path, as zbench critical tells it.
+function critical(found) {
+  const of = found && found.critical;
+  at("criticalbox").hidden = !of;
+  if (!of) return;
+  at("criticalhint").textContent = of.head;
+  at("criticallist").replaceChildren();
+  for (const one of of.sheets) {
+    const words = new Set([...one.columns.keys()].filter((i) => ["operation", "template", "waited for"].includes(one.columns[i])));
+    at("criticallist").append(element("h3", one.title), sheet(one, words));
+  }
 }
 
 function wrapped(name, value) {

@@ -1,0 +1,31 @@
+"""A critical path as a track of a step's trace: an event an operation, one after another. Pure: no torch."""
+
+from collections.abc import Iterator
+
+from zbench.critical.path import critical_path
+from zbench.critical.told import path_operations, written_numbers
+from zbench.describe.cluster import Cluster
+from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.program import StepProgram
+from zbench.trace.file import Event
+from zbench.trace.tracks import complete_event
+
+TRACK = "critical path"
+
+
+def path_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+    """Yields the track of a step that was played with all its layers, which viewers show above the nodes', and its
+    events: each operation from when it began to when the next one did, which waited for it."""
+    place = {"ph": "M", "pid": cluster.num_nodes}
+    yield {**place, "name": "process_name", "args": {"name": TRACK}}
+    yield {**place, "name": "process_sort_index", "args": {"sort_index": -1}}
+    yield {**place, "tid": 0, "name": "thread_name", "args": {"name": TRACK}}
+    for row in path_operations(program, critical_path(program, timeline)):
+        begin, end = round(1e9 * row.begin), round(1e9 * row.end)  # one ends where the next begins, rounded too
+        args = {
+            "template": row.template,
+            "layer": min(row.layers),
+            "GPUs": written_numbers(row.gpus),
+            "waited for": row.reasons,
+        }
+        yield complete_event(row.name, cluster.num_nodes, 0, begin * 1e-9, (end - begin) * 1e-9, args)

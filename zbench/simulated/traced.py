@@ -1,0 +1,37 @@
+"""The trace of a whole step: every operation on the queue or link that it takes, and the critical path. Pure: no
+torch."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from zbench.critical.drawn import path_events
+from zbench.describe.cluster import Cluster
+from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.program import StepProgram
+from zbench.trace.file import Event, write_events
+from zbench.trace.step import MOST_EVENTS
+from zbench.trace.whole_step import track_names, whole_step_events
+
+
+def write_whole_step(path: str, program: StepProgram, timeline: Timeline, cluster: Cluster) -> None:
+    """Writes the trace of a step that was played with all its layers. cluster: of GPUs, each one a place of the step.
+
+    Raises:
+        ValueError: it would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
+    """
+    drawn = counted_events(program, timeline, cluster)
+    write_events(path, True, cluster, chain(path_events(program, timeline, cluster), track_names(cluster), drawn))
+
+
+def counted_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+    """Returns the events of operations, on the tracks of zbench.trace.whole_step.
+
+    Raises:
+        ValueError: they are more than zbench.trace.step.MOST_EVENTS.
+    """
+    count = 2 * program.table.shape[1]  # at most: a message is at two ports
+    if count > MOST_EVENTS:
+        raise ValueError(
+            f"trace would hold up to {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers"
+        )
+    return whole_step_events(program, timeline, cluster)
