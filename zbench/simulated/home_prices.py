@@ -1,10 +1,10 @@
 """A price of homes of tokens, for models with experts on several GPUs: the seconds of a step with a batch's plans in
 closed form, in a hundredth of the time that playing takes, to choose among homes and not to predict.
 
-Experts begin when the last of their tokens has come, so a layer takes as long as the rank on which most of it is in
-turn: what it computes at home, attention, messages of attention between nodes, tokens on their way to experts and home
-again. Homes change all four, and in different directions (docs/experts.md). What is the same with all homes is left out
-or taken as it is on average.
+Experts begin when the last of their tokens has come. So a layer takes as long as what is computed at home and attention
+with its messages take on the rank where that is most, and then what the rank with most to send to experts sends, out
+and home again: messages go in turns, in which all wait for the longest. Homes change all of that, and in different
+directions (docs/experts.md). What is the same with all homes is left out or taken as it is on average.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from zbench.plans.area import work
 from zbench.plans.plan import TRANSFER, Ops, Plan
 from zbench.step.passes.routing import ExpertParallel
 
-# How often the seconds of a message of attention between nodes, and of tokens to experts or back, are waited for. The
-# first meet gathers, and tokens of other ranks, on their NICs; of the second some are beside other ranks' attention.
-# Both were chosen on steps that were played (docs/experts.md, "What a price of homes is worth"), a quarter apart.
-NIC_WAITS, EXPERT_WAITS = 2.0, 0.75
+# How often the seconds of a message of attention between nodes are waited for: it meets tokens of other ranks, and
+# gathers, on its NICs, on its way there and back. 1, 1.5, 2, 2.5 and 3 were tried on steps that were played
+# (docs/experts.md, "A price of homes"): from 2.5 on it ranks them best.
+NIC_WAITS = 2.5
 OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess, as none of its choices was seen to be less
 
 
@@ -51,14 +51,14 @@ class HomePrices:
         """Returns the seconds of a layer's forward or backward. sent: seconds of each rank's tokens to experts; times:
         how often it computes what a forward does."""
         cost, model = self.cost, self.cost.model
-        tokens, exchanged = plan.tokens_per_rank.astype(np.float64), 2 * EXPERT_WAITS * sent
+        tokens, exchanged = plan.tokens_per_rank.astype(np.float64), 2 * float(sent.max())
         of_experts = model.experts_per_token * model.ffn_params / model.layer_matmul_params
         home = times * (1 - of_experts) * cost.linear_seconds(tokens) + self._attention_seconds(plan, ops)
         experts = times * of_experts * float(cost.linear_seconds(np.array([tokens.mean()]))[0])
         schedule = self.strategy.experts.exchanges
         chunks = OPEN_CHUNKS if schedule.is_open and schedule.degree == AUTO else schedule.chunks.forward
         # Chunks hide experts' matmuls behind messages or these behind matmuls, but for the first and the last one.
-        return float((home + np.maximum(exchanged + experts / chunks, exchanged / chunks + experts)).max())
+        return float(home.max()) + max(exchanged + experts / chunks, exchanged / chunks + experts)
 
     def _attention_seconds(self, plan: Plan, ops: Ops) -> Floats:
         """Returns the seconds of each rank's attention in one list, and of its messages: those inside nodes are beside
