@@ -2,9 +2,10 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from zbench.correctness import __main__, matrix
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.combinations import Combination, Combinations, CombinationVerdict
 from zbench.correctness.cover import pairwise_cover
-from zbench.correctness.memory_choices import MemoryChoice, choice_cover
 from zbench.correctness.step_check import check_step, same_plan, step_faults
+from zbench.correctness.strategy_choices import StrategyChoice, choice_cover, expert_degrees
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
@@ -59,9 +60,10 @@ def test_a_cover_of_what_can_all_be_is_the_fewest() -> None:
 
 def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None:
     """Of few combinations as of many; what can have one pair alone has it, what can have none has none."""
-    every = [MemoryChoice(again, held) for again in "abc" for held in "xyz"]
+    every = [StrategyChoice(again, held) for again in "abc" for held in "xyz"]
     cover = [Combination(system, "m", cluster) for system in ("s", "t") for cluster in "123456"]
-    able = {"1": every[8:], "2": [], "3": every[:2], **dict.fromkeys("456", every[:8])}
+    placed = [replace(one, experts=experts) for one in every[:8] for experts in ("whole", "cut")]
+    able = {"1": every[8:], "2": [], "3": every[:2], **dict.fromkeys("456", placed)}
     for seed in range(20):
         found = choice_cover(cover, lambda one: able[one.cluster], seed)
         assert found == choice_cover(cover, lambda one: able[one.cluster], seed)
@@ -71,25 +73,33 @@ def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None
             assert all(choice in able[cluster] for cluster, choice in mine.items())
             assert {one.recompute for one in mine.values()} == set("abc")
             assert {one.memory for one in mine.values()} == set("xyz")
+            assert {one.experts for one in mine.values()} == {"", "whole", "cut"}
 
 
 def test_choices_of_conf_are_those_that_a_job_can_have() -> None:
-    """Chunks go with no experts, hosts' memory with clusters that have a link to it, and with no stages."""
+    """Chunks go with no experts, hosts' memory with clusters that have a link to it, and with no stages; experts are on
+    every GPU, some on each of a node, or cut over one."""
     names = ["ring"], ["tiny", "moe_8x550m", "llama_7b_pp4"], ["h100_4x8", "h200_4x8"]
     combinations = Combinations(64, 0, names)
-    memory, costs = combinations.memory, combinations.costs
+    held_by, costs = combinations.strategy_choices, combinations.costs
 
     def held(model: str, cluster: str) -> set[str]:
         cost = costs[model, cluster]
         assert isinstance(cost, Cost)
-        return {str(one) for one in memory.possible(cost, combinations.strategies[model])}
+        return {str(one) for one in held_by.possible(cost, combinations.strategies[model])}
 
     offloads = {f"recompute={again} memory=zero_offload" for again in ("none", "selective", "full", "adaptive")}
     offloads |= {"recompute=full memory=offload", "recompute=full memory=alst"}
     assert held("tiny", "h100_4x8") - held("tiny", "h200_4x8") == offloads
-    assert held("llama_7b_pp4", "h100_4x8") == held("tiny", "h200_4x8") > held("moe_8x550m", "h200_4x8")
+    without = {one.partition(" experts=")[0] for one in held("moe_8x550m", "h200_4x8")}
+    assert held("llama_7b_pp4", "h100_4x8") == held("tiny", "h200_4x8") > without
     assert not any("chunk" in one for one in held("moe_8x550m", "h100_4x8"))
-    assert {one.mlp_chunk_tokens for one in memory.memory.values()} == {"whole", 32}
+    assert {one.partition(" experts=")[2] for one in held("moe_8x550m", "h100_4x8")} == {"home", "whole", "cut"}
+    cost = costs["moe_8x550m", "h100_4x8"]
+    assert isinstance(cost, Cost)
+    degrees = [expert_degrees(cost, one) for one in ("home", "whole", "cut")]
+    assert degrees == [(1, 1), (8, 1), (4, 8)]
+    assert {one.mlp_chunk_tokens for one in held_by.memory.values()} == {"whole", 32}
 
 
 # -- the batches ------------------------------------------------------------------------------------
@@ -240,6 +250,31 @@ def test_failures_are_told_and_end_with_code_1(
     assert re.search(r"^matrix: ring-tiny-one_gpu, recompute=\w+ memory=\w+: no$", told.err, re.MULTILINE)
 
 
+def test_what_is_kept_in_a_file_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What failed is, and all of it with other batches; the table is the same."""
+    arguments = ["--systems", "ring", "--models", "tiny,moe_8x550m", "--clusters", "local_2x2,h100_4x8", "--nodes", "1"]
+    arguments += ["--tokens-per-gpu", "64", "--batches", "one", "--out", str(tmp_path / "matrix.jsonl")]
+    assert matrix.main(arguments) == 0
+    first = capsys.readouterr().out
+    assert "ring with moe_8x550m on local_2x2: " in first.replace("1 system with", "ring with")
+    tried: list[Combination] = []
+
+    def check(
+        self: Combinations, one: Combination, kinds: Sequence[str], choice: StrategyChoice | None
+    ) -> CombinationVerdict:
+        tried.append(one)
+        return CombinationVerdict(one, failures=("no",), choice=choice)
+
+    monkeypatch.setattr(Combinations, "check", check)
+    assert matrix.main(arguments) == 0
+    assert (capsys.readouterr().out, tried) == (first, [])
+    for _ in range(2):
+        assert matrix.main([*arguments, "--seed", "1"]) == 1
+    assert len(tried) == 2 * 4
+
+
 def test_what_was_finished_is_told_when_the_user_stops(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +300,7 @@ def test_what_was_finished_is_told_when_the_user_stops(
         (["--batches", "all"], "--batches has 'all'; it takes tail, giant, two, equal, primes, one"),
         (["--tokens-per-gpu", "0"], "--tokens-per-gpu is 0; it takes a whole number of at least 1"),
         (["--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),
+        (["--nodes", "0"], "--nodes is 0; it takes a whole number of at least 1"),
         (["now"], "unrecognized arguments: now (see --help)"),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
         (
             lambda: Experts(homes="dispatch"),
-            "experts.homes is 'dispatch'; it takes planned, attention, even, even_in_node or fastest",
+            "experts.homes is 'dispatch'; it takes planned, attention, even, even_in_node, priced or fastest",
         ),
         (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),

@@ -18,10 +18,10 @@ from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
 from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combination, Combinations, choices
 from zbench.correctness.cover import pairwise_cover
-from zbench.correctness.memory_choices import MemoryChoice
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
 from zbench.correctness.step_check import same_plan, step_faults
+from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import nic_bytes
@@ -164,9 +164,9 @@ def test_the_suite_found_the_systems() -> None:
 
 
 @cache
-def conf() -> tuple[Combinations, list[Combination], dict[Combination, MemoryChoice]]:
+def conf() -> tuple[Combinations, list[Combination], dict[Combination, StrategyChoice]]:
     """What conf/ has, combinations of it that have every pair of a system, a model and a cluster, and the choices of
-    recompute= and memory= that they are tried with.
+    recompute=, memory= and experts' GPUs that they are tried with.
 
     Clusters have at most three nodes here: the command has them whole, and property tests draw some of four.
     """
@@ -179,7 +179,7 @@ def conf() -> tuple[Combinations, list[Combination], dict[Combination, MemoryCho
 @pytest.mark.parametrize("name", choices("system"))
 def test_every_model_and_every_cluster_of_conf(name: str) -> None:
     """One kind of batches with one combination, another with the next: the command takes all. So with choices of
-    recompute= and memory=, of which every system has each."""
+    recompute=, memory= and where experts are, of which every system has each."""
     combinations, cover, chosen = conf()
     mine = [one for one in cover if one.system == name]
     kinds = [KINDS[number % len(KINDS)] for number in range(len(mine))]
@@ -190,4 +190,5 @@ def test_every_model_and_every_cluster_of_conf(name: str) -> None:
     had = [one.choice for one in found if one.choice]
     assert {one.recompute for one in had} == set(choices("recompute"))
     assert {one.memory for one in had} == set(choices("memory"))
+    assert {one.experts for one in had} == {"", "home", "whole", "cut"}
     assert sum(one.fitting for one in found) > 0

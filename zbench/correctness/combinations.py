@@ -15,13 +15,14 @@ from zbench import CONF
 from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.cover import Combination
-from zbench.correctness.memory_choices import MemoryChoice, MemoryChoices, choice_cover
 from zbench.correctness.step_check import check_step
+from zbench.correctness.strategy_choices import StrategyChoice, StrategyChoices, choice_cover
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY
 from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.run.choices import choices, missing_package
 from zbench.run.system import make_system
@@ -35,7 +36,7 @@ _SENTENCE = re.compile(r"(system|model|cluster|sharding|parallel)[\w.]* is [^\n]
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """The verdict on a combination that was checked. choice: of recompute= and memory=, None as the model has them.
+    """The verdict on a combination that was checked. choice: of a strategy, None as the model has it.
     fitting, too_large: how many batches were as they should be, and fitted the described GPUs' memory or did not.
     refused: the sentence with which zbench says that it cannot be, "" if it can. skipped: the package that the system
     needs and that is not installed. failures: what is wrong, batch by batch."""
@@ -46,7 +47,7 @@ class CombinationVerdict:
     refused: str = ""
     skipped: str = ""
     failures: tuple[str, ...] = ()
-    choice: MemoryChoice | None = None
+    choice: StrategyChoice | None = None
 
 
 @dataclass(slots=True)
@@ -62,8 +63,8 @@ class Combinations:
     systems: Mapping[str, DictConfig] = field(init=False)
     costs: Mapping[tuple[str, str], Cost | str] = field(init=False)
     strategies: Mapping[str, TrainingStrategy] = field(init=False)
-    memory: MemoryChoices = field(init=False)
-    _possible: dict[tuple[str, str], list[MemoryChoice]] = field(default_factory=dict, init=False)
+    strategy_choices: StrategyChoices = field(init=False)
+    _possible: dict[tuple[str, str], list[StrategyChoice]] = field(default_factory=dict, init=False)
     _factories: dict[tuple[str, str], Callable[..., Any]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Combinations:
                 for group, name in chosen.items():
                     found[group][name] = config
         self.systems = found["system"]
-        self.memory = MemoryChoices.of(max(self.tokens_per_gpu // CHUNKS_A_GPU, 1))
+        self.strategy_choices = StrategyChoices.of(max(self.tokens_per_gpu // CHUNKS_A_GPU, 1))
         self.strategies = {model: make_strategy(config) for model, config in found["model"].items()}
         models: dict[str, Model | str] = {
             name: _made(partial(make_model, config, strategy=self.strategies[name]))
@@ -94,31 +95,30 @@ class Combinations:
         """Returns whether there is a cost model of this model on this cluster."""
         return isinstance(self.costs[model, cluster], Cost)
 
-    def choices(self, combinations: Sequence[Combination]) -> dict[Combination, MemoryChoice]:
-        """Returns which recomputation and memory each combination is tried with, all of them for every system; none
-        for one that cannot be."""
+    def choices(self, combinations: Sequence[Combination]) -> dict[Combination, StrategyChoice]:
+        """Returns which recomputation, memory and experts' GPUs each combination is tried with, all of them for every
+        system; none for one that cannot be."""
         return choice_cover(combinations, self._choices_of, self.seed)
 
-    def _choices_of(self, combination: Combination) -> list[MemoryChoice]:
+    def _choices_of(self, combination: Combination) -> list[StrategyChoice]:
         pair = combination.model, combination.cluster
         if pair not in self._possible:
             cost = self.costs[pair]
             strategy = self.strategies[combination.model]
-            self._possible[pair] = [] if isinstance(cost, str) else self.memory.possible(cost, strategy)
+            self._possible[pair] = [] if isinstance(cost, str) else self.strategy_choices.possible(cost, strategy)
         return self._possible[pair]
 
     def check(
-        self, combination: Combination, kinds: Sequence[str] = KINDS, choice: MemoryChoice | None = None
+        self, combination: Combination, kinds: Sequence[str] = KINDS, choice: StrategyChoice | None = None
     ) -> CombinationVerdict:
         """Tries a batch of each of `kinds` on a combination, and returns the verdict. choice: one that it can have;
         None: as the model's yaml has it."""
         cost = self.costs[combination.model, combination.cluster]
         if isinstance(cost, str):
             return _refused(combination, cost)
-        adaptive = False
+        strategy = USUAL_STRATEGY
         if choice is not None:
-            cost = self.memory.cost(cost, self.strategies[combination.model], choice)
-            adaptive = self.memory.is_adaptive(choice)
+            cost, strategy = self.strategy_choices.made(cost, self.strategies[combination.model], choice)
         if package := missing_package(combination.system):
             return CombinationVerdict(combination, skipped=package)
         make = partial(make_system, self.systems[combination.system], cost, partial(self._factory, combination.system))
@@ -131,7 +131,7 @@ class Combinations:
         batches = adversarial_batches(cost, self.tokens_per_gpu, self.seed)
         for kind in kinds:
             try:
-                checked = check_step(system, make, cost, batches[kind], adaptive)
+                checked = check_step(system, make, cost, batches[kind], strategy)
             except Exception as error:  # whatever a system raises on a batch is what is looked for
                 if stop_in(error):
                     raise KeyboardInterrupt from error

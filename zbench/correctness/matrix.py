@@ -3,14 +3,16 @@ edge.
 
 Every combination of conf/ plans adversarial and long-tailed batches, which are verified and simulated
 (zbench.correctness.step_check). A combination that cannot be has to be refused in a sentence, and a batch that is too
-large has to be out of memory in one.
+large has to be out of memory in one. With --out what was stopped goes on where it was.
 Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,11 +21,15 @@ from zbench.console.command import Parser
 from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
+from zbench.correctness.ledger import Finding, Ledger
+from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.describe.checks import check_whole_number
 from zbench.describe.units import with_noun
+from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices
 
 SECONDS_BETWEEN_LINES = 10.0
+KEPT = ("fitting", "too_large", "refused", "skipped")  # of a verdict in a file, where nothing failed
 
 
 def main(arguments: list[str]) -> int:
@@ -35,6 +41,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens-per-gpu", type=int, default=2048, help="of a batch, at most (default 2048)")
     parser.add_argument("--seed", type=int, default=0, help="the batches are a function of it (default 0)")
     parser.add_argument("--pairs", action="store_true", help="only combinations enough to have every pair")
+    parser.add_argument("--nodes", type=int, help="of a cluster at most (default as conf has them)")
+    parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
     asked = parser.parse_args(arguments)
     given = {group: getattr(asked, f"{group}s").split(",") for group in GROUPS}
@@ -46,14 +54,21 @@ def main(arguments: list[str]) -> int:
             raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
     for flag, value, least in (("--tokens-per-gpu", asked.tokens_per_gpu, 1), ("--seed", asked.seed, 0)):
         check_whole_number(flag, value, least)
-    combinations = Combinations(asked.tokens_per_gpu, asked.seed, [given[group] for group in GROUPS])
+    if asked.nodes is not None:
+        check_whole_number("--nodes", asked.nodes, 1)
+    kinds = asked.batches.split(",")
+    ledger = None
+    if asked.out is not None:
+        asked_for: dict[str, Any] = {name: getattr(asked, name) for name in ("tokens_per_gpu", "seed", "nodes")}
+        ledger = Ledger(asked.out, {"sources": source_digest(), "batches": kinds, **asked_for})
+    combinations = Combinations(asked.tokens_per_gpu, asked.seed, [given[group] for group in GROUPS], asked.nodes)
     every = [Combination(*names) for names in product(*given.values())]
     if asked.pairs:
         systems, models, clusters = (given[group] for group in GROUPS)
         every = pairwise_cover(systems, models, clusters, combinations.can_be, asked.seed)
     found: list[CombinationVerdict] = []
     try:
-        for verdict in _checked(combinations, every, asked.batches.split(",")):
+        for verdict in _checked(combinations, every, kinds, ledger):
             found.append(verdict)
     finally:  # Ctrl-C, too, leaves the table of what was finished
         print_matrix(found, given["model"], asked.markdown)
@@ -61,12 +76,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _checked(
-    combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]
+    combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str], ledger: Ledger | None
 ) -> Iterator[CombinationVerdict]:
-    """Checks one after the other and tells of them on stderr now and then, and of every failure at once."""
+    """Checks one after the other and tells of them on stderr now and then, and of every failure at once. ledger: of
+    what was found before."""
     spoke, failed, chosen = monotonic(), 0, combinations.choices(every)
     for number, combination in enumerate(every, 1):
-        verdict = combinations.check(combination, kinds, chosen.get(combination))
+        choice = chosen.get(combination)
+        case = f"{combination}, {choice}"
+        if ledger is not None and ledger.has(case):
+            verdict = _kept(ledger.found[case], combination, choice)
+        else:
+            verdict = combinations.check(combination, kinds, choice)
+            if ledger is not None:
+                told = {name: getattr(verdict, name) for name in KEPT}
+                ledger.add(case, bool(verdict.failures), **told, chosen=verdict.choice is not None)
         failed += bool(verdict.failures)
         for failure in verdict.failures:
             _tell(f"{_named(verdict)}: {failure}")
@@ -74,6 +98,12 @@ def _checked(
             spoke = monotonic()
             _tell(f"{number} of {len(every)} combinations, {failed} of them failed; at {combination}")
         yield verdict
+
+
+def _kept(found: Finding, combination: Combination, choice: StrategyChoice | None) -> CombinationVerdict:
+    """Returns the verdict that a file keeps."""
+    told = {name: found[name] for name in KEPT}
+    return CombinationVerdict(combination, **told, choice=choice if found["chosen"] else None)
 
 
 def _named(verdict: CombinationVerdict) -> str:

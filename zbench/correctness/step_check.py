@@ -10,6 +10,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
@@ -33,10 +34,10 @@ class StepCheck:
 
 
 def check_step(
-    system: System, make: Callable[[], System], cost: Cost, batch: Batch, adaptive_recompute: bool = False
+    system: System, make: Callable[[], System], cost: Cost, batch: Batch, strategy: StepStrategy = USUAL_STRATEGY
 ) -> StepCheck:
     """Plans, verifies and simulates the batch by both clocks, and plans it again with another system that `make` makes.
-    system: which may have planned other batches. adaptive_recompute: of the whole step's executor.
+    system: which may have planned other batches. strategy: of the whole step.
 
     Raises:
         zbench.proof.verify.PlanError: the plan is wrong.
@@ -62,12 +63,12 @@ def check_step(
     faults += step_faults(result, cost)
     if result.out_of_memory != bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")
-    faults += whole_step_faults(batch, plans, cost, adaptive_recompute)
+    faults += whole_step_faults(batch, plans, cost, strategy)
     return StepCheck(memory, tuple(faults))
 
 
 def whole_step_faults(
-    batch: Batch, plans: tuple[Plan, ...], cost: Cost, adaptive_recompute: bool = False
+    batch: Batch, plans: tuple[Plan, ...], cost: Cost, strategy: StepStrategy = USUAL_STRATEGY
 ) -> Iterator[str]:
     """Yields a sentence for everything that cannot be so in the whole step of a batch's plans; nothing where there are
     no whole steps of such plans.
@@ -82,7 +83,7 @@ def whole_step_faults(
         return
     if cost.model.tied_embeddings and cost.pp > 1:  # whose table would be on two stages
         return
-    for fault in step_faults(Simulated(cost, adaptive_recompute=adaptive_recompute).step(batch, plans), cost):
+    for fault in step_faults(Simulated(cost, **strategy.arguments).step(batch, plans), cost):
         yield f"as a whole step: {fault}"
 
 

@@ -16,9 +16,10 @@ AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
 FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
 DRAWN, TOKEN_CHOICE, EXPERT_CHOICE = ROUTINGS = ("drawn", "token_choice", "expert_choice")  # who chooses, by what
-PLANNED, ATTENTION, EVEN, EVEN_IN_NODE, FASTEST = HOMES = (
-    "planned", "attention", "even", "even_in_node", "fastest",
+PLANNED, ATTENTION, EVEN, EVEN_IN_NODE, PRICED, FASTEST = HOMES = (
+    "planned", "attention", "even", "even_in_node", "priced", "fastest",
 )  # fmt: skip
+CHOSEN_HOMES = (PRICED, FASTEST)  # for every batch, among the others
 DROPLESS = "dropless"  # of a capacity: an expert takes every token that chose it
 MOST_CAPACITY = 1024  # of a factor: any model's number of experts, from which on nothing can be dropped: a judgement
 DEGREES = (1, 2, 4, 8)  # among which schedules choose, as FSMoE's planner does (github xpan413/FSMoE, tools/optim.py)

@@ -1,0 +1,127 @@
+"""A price of homes of tokens, for models with experts on several GPUs: the seconds of a step with a batch's plans in
+closed form, in a hundredth of the time that playing takes, to choose among homes and not to predict.
+
+Experts begin when the last of their tokens has come. So a layer takes as long as what is computed at home and attention
+with its messages take on the rank where that is most, and then what the rank with most to send to experts sends, out
+and home again: messages go in turns, in which all wait for the longest. Homes change all of that, and in different
+directions (docs/experts.md). What is the same with all homes is left out or taken as it is on average.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import AUTO
+from zbench.describe.links import NIC
+from zbench.describe.strategies.step_strategy import StepStrategy
+from zbench.plans.area import work
+from zbench.plans.plan import TRANSFER, Ops, Plan
+from zbench.step.passes.routing import ExpertParallel
+
+# How often the seconds of a message of attention between nodes are waited for: it meets tokens of other ranks, and
+# gathers, on its NICs, on its way there and back. 1, 1.5, 2, 2.5 and 3 were tried on steps that were played
+# (docs/experts.md, "A price of homes"): from 2.5 on it ranks them best.
+NIC_WAITS = 2.5
+OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess, as none of its choices was seen to be less
+
+
+@dataclass(frozen=True, slots=True)
+class HomePrices:
+    """Prices homes of plans for a job. cost: of the machine that plans are for; strategy: of its whole steps."""
+
+    cost: Cost
+    strategy: StepStrategy
+
+    def seconds(self, batch: Batch, plans: Sequence[Plan]) -> float:
+        """Returns the price of a batch's plans, in seconds of all layers."""
+        layers, again, found = self.cost.layers, self.cost.again_layers, 0.0
+        for plan in plans:
+            sent = self.rows_sent(batch, plan)
+            found += (layers + again) * self._pass_seconds(plan, plan.forward, sent, 1)
+            found += layers * self._pass_seconds(plan, plan.backward, sent, 2)
+            found += float(self.cost.head_seconds(plan.tokens_per_rank).max())
+        return found
+
+    def _pass_seconds(self, plan: Plan, ops: Ops, sent: Floats, times: int) -> float:
+        """Returns the seconds of a layer's forward or backward. sent: seconds of each rank's tokens to experts; times:
+        how often it computes what a forward does."""
+        cost, model = self.cost, self.cost.model
+        tokens, exchanged = plan.tokens_per_rank.astype(np.float64), 2 * float(sent.max())
+        of_experts = model.experts_per_token * model.ffn_params / model.layer_matmul_params
+        home = times * (1 - of_experts) * cost.linear_seconds(tokens) + self._attention_seconds(plan, ops)
+        experts = times * of_experts * float(cost.linear_seconds(np.array([tokens.mean()]))[0])
+        schedule = self.strategy.experts.exchanges
+        chunks = OPEN_CHUNKS if schedule.is_open and schedule.degree == AUTO else schedule.chunks.forward
+        # Chunks hide experts' matmuls behind messages or these behind matmuls, but for the first and the last one.
+        return float(home.max()) + max(exchanged + experts / chunks, exchanged / chunks + experts)
+
+    def _attention_seconds(self, plan: Plan, ops: Ops) -> Floats:
+        """Returns the seconds of each rank's attention in one list, and of its messages: those inside nodes are beside
+        it, those between nodes before it or after it."""
+        cost, cluster, ranks = self.cost, self.cost.cluster, plan.num_ranks
+        at, amount = work(plan, ops)
+        attend = cost.attend_seconds(plan, ops, at, amount, ops is plan.backward)
+        computed = np.bincount(ops.src[at], weights=attend, minlength=ranks)
+        moved = np.flatnonzero(ops.kind == TRANSFER)
+        src, dst, via = ops.src[moved].astype(np.int64), ops.dst[moved].astype(np.int64), ops.via[moved] >= 0
+        size, link = cost.message_bytes(plan, ops)[moved], cluster.link_of(src, dst)
+        seconds, nic = cost.transfer_seconds(size, link), link == NIC
+        near = [np.bincount(end[~nic], weights=seconds[~nic], minlength=ranks) for end in (src, dst)]
+        pairs = np.zeros((ranks, ranks))
+        direct = nic & ~via
+        np.add.at(pairs, (src[direct], dst[direct]), size[direct])
+        every, one = cost.transfer_seconds(pairs, NIC), cost.message_seconds(pairs, NIC)
+        far = np.zeros(ranks)
+        for axis, end in ((1, src), (0, dst)):
+            far += np.maximum(every.sum(axis), one.max(axis))  # a peer alone has one channel
+            spread = np.bincount(cluster.node_of[end[nic & via]], seconds[nic & via], cluster.num_nodes)
+            far += spread[cluster.node_of] / cluster.nics_per_node  # of what is routed, by all NICs of a node
+        return np.maximum(computed, np.maximum(*near)) + NIC_WAITS * far
+
+    def rows_sent(self, batch: Batch, plan: Plan) -> Floats:
+        """Returns the seconds for which each rank's busiest port sends its tokens to experts once, float64 [ranks]: as
+        many as are expected of the law by which experts are drawn."""
+        cost, cluster, model = self.cost, self.cost.cluster, self.cost.model
+        strategy, gpus = self.strategy, self.cost.gpus.cluster
+        degrees = strategy.expert_parallel, strategy.expert_tensor_parallel
+        how = ExpertParallel.chosen(*degrees, strategy.experts, gpus.gpus_per_node).of(batch)
+        unit = max(how.node, 1)  # GPUs that a row goes to once
+        each = self._rows_to(how, unit)
+        ranks = max(how.degree // cost.tp, 1)  # that hold all experts together
+        unit = max(unit // cost.tp, 1)
+        to_units = each.reshape(ranks // unit, -1).sum(axis=1)
+        tokens, number = plan.tokens_per_rank.astype(np.float64), np.arange(plan.num_ranks)
+        first, sent = number // ranks * ranks, np.zeros((len(cluster.links), plan.num_ranks))
+        for at, rows in enumerate(to_units.tolist()):
+            there = first + at * unit + number % unit  # the GPU of a unit that has the sender's number in its own
+            size = rows * tokens * model.hidden * model.element_bytes
+            link = cluster.link_of(number, there)
+            away = number // unit != there // unit
+            seconds = cost.transfer_seconds(size, link)
+            np.add.at(sent, (link[away], number[away]), seconds[away])
+        shared = np.bincount(cluster.nic_of, weights=sent[NIC], minlength=cluster.num_nics)
+        sent[NIC] = shared[cluster.nic_of]
+        return np.asarray(sent.max(axis=0), np.float64)
+
+    def _rows_to(self, how: ExpertParallel, unit: int) -> Floats:
+        """Returns the rows that a token has, as expected, on each unit of GPUs of those that hold all experts."""
+        model, experts = self.cost.model, self.strategy.experts
+        count, chosen, units = model.num_experts, model.experts_per_token, how.degree // unit
+        groups = max(how.degree // how.tensor_parallel, 1)
+        odds = np.exp(how.odds(count))
+        shares = (odds / odds.sum()).reshape(min(units, groups), -1).sum(axis=1)
+        inside = count // len(shares)
+        if how.padded or how.counted:  # a row for each expert that was chosen there, and rows of padding
+            rows = chosen * shares * (float(experts.capacity) if how.padded else 1.0)
+        elif how.skew:  # choices one by one, of which none is left out because it was made before
+            rows = 1 - (1 - shares) ** chosen
+        else:
+            rows = np.full(len(shares), 1 - comb(count - inside, chosen) / comb(count, chosen))
+        return np.repeat(
+            rows, max(units // len(rows), 1)
+        )  # to every GPU of a single group that all experts are cut over
