@@ -12,7 +12,8 @@ from zbench.describe.exchanges import UNCUT, ExchangeOverlap, TokenSlices
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
-from zbench.step.passes.build import forward_step, whole_step
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.forwards.forward import forward_step
 from zbench.step.passes.parameters.zero import ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.template import Step
@@ -76,6 +77,29 @@ def test_stages_pass_on_what_they_have(zero: str, head: str) -> None:
     assert (fault(step), unrolled_fault(step)) == ("", "")
     trained = whole_step(model, plans, 2, zero, stages=2)
     assert loss_of(step, plans, 2, model) == pytest.approx(loss_of(trained, plans, 2, model), rel=1e-12)
+
+
+def test_micro_batches_that_are_alike_share_what_they_have_and_are_played_as_if_they_did_not() -> None:
+    plans = [plan_of(lengths, 2, 2, first=at) for at, lengths in enumerate([[7], [7], [5], [7], [5]])]
+    step = forward_step(replace(MODEL, num_layers=4), plans, 2, ZeroCut("1"), USUAL, stages=2)
+    assert step.same_layouts == (0, 1, 2, 1, 2)  # the first one gathers, and no other does
+    apart = replace(
+        step,
+        layouts=tuple(map(copy, step.layouts)),
+        templates=tuple(replace(one, operations=copy(one.operations)) for one in step.templates),
+    )
+    assert (apart.same_layouts, unrolled_fault(step)) == ((0, 1, 2, 3, 4), "")
+    assert (fault(step), step_text(step)) == (fault(apart), step_text(apart))
+    cost = Cost(cluster=cluster(2, 4), model=replace(MODEL, num_layers=4, tensor_parallel=2))
+    shared, each = (play_step(one, plans, cost) for one in (step, apart))
+    assert (shared.seconds, shared.ends, shared.memory.peak.tolist()) == (
+        each.seconds,
+        each.ends,
+        each.memory.peak.tolist(),
+    )
+    assert {name: one.tolist() for name, one in shared.busy.items()} == {
+        name: one.tolist() for name, one in each.busy.items()
+    }
 
 
 def test_experts_are_refused() -> None:
