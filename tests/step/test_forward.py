@@ -1,21 +1,28 @@
 """Forwards by themselves: proven, the same loss as the training step's, and a part of its seconds."""
 
+from copy import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.helpers import dense_step
 from tests.helpers.steps import EXPERTS, MODEL, fault, plan_of, sequences_of, tokens_of
+from zbench.api.parts import cluster_named
 from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.cost.cost import Cost
 from zbench.describe.exchanges import UNCUT, ExchangeOverlap, TokenSlices
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
-from zbench.step.passes.build import forward_step, whole_step
+from zbench.simulator.steps.play import play_step
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.forwards.forward import forward_step
 from zbench.step.passes.parameters.zero import ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.template import Step
+from zbench.step.text import step_text
 
 USUAL = StepOverlap(1)
 
@@ -76,6 +83,25 @@ def test_stages_pass_on_what_they_have(zero: str, head: str) -> None:
     assert (fault(step), unrolled_fault(step)) == ("", "")
     trained = whole_step(model, plans, 2, zero, stages=2)
     assert loss_of(step, plans, 2, model) == pytest.approx(loss_of(trained, plans, 2, model), rel=1e-12)
+
+
+def test_micro_batches_that_are_alike_share_what_they_have_and_are_played_as_if_they_did_not() -> None:
+    plans = [plan_of(lengths, 2, 2, first=at) for at, lengths in enumerate([[7], [7], [5], [7], [5]])]
+    step = forward_step(replace(MODEL, num_layers=4), plans, 2, ZeroCut("1"), USUAL, stages=2)
+    assert step.same_layouts == (0, 1, 2, 1, 2)  # the first one gathers, and no other does
+    apart = replace(
+        step,
+        layouts=tuple(map(copy, step.layouts)),
+        templates=tuple(replace(one, operations=copy(one.operations)) for one in step.templates),
+    )
+    assert (apart.same_layouts, unrolled_fault(step)) == ((0, 1, 2, 3, 4), "")
+    assert (fault(step), step_text(step)) == (fault(apart), step_text(apart))
+    cost = Cost(cluster=cluster_named("a100_80g_16x8", {"num_nodes": 1}), model=replace(MODEL, num_layers=4))
+    shared, each = (play_step(one, plans, cost) for one in (step, apart))
+    assert (shared.seconds, shared.ends) == (each.seconds, each.ends)
+    assert np.array_equal(shared.memory.peak, each.memory.peak)
+    for name, busy in each.busy.items():
+        assert np.array_equal(shared.busy[name], busy)
 
 
 def test_experts_are_refused() -> None:

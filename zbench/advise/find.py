@@ -38,9 +38,10 @@ def find(question: Question, advice: Advice, tell: Callable[[str, str], None]) -
         raise ValueError(_nothing(question, advice))
     if question.framework in FRAMEWORKS:
         _deploy(question, advice, FRAMEWORKS[question.framework](), tell)
-    for world, words in worlds_of(question, sorted(path.stem for path in (CONF / "world").glob("*.yaml"))):
+    worlds = list(worlds_of(question, sorted(path.stem for path in (CONF / "world").glob("*.yaml"))))
+    for number, (world, words) in enumerate(worlds, start=1):
         for one in advice.contenders:
-            tell("worlds", f"{world}: {one.candidate.name}")
+            tell("worlds", f"{number} of {len(worlds)}, {world}: {one.candidate.name}")
             play_world(question, one, world)
         advice.worlds[world] = words
     advice.complete = True

@@ -1,9 +1,9 @@
 """The seconds and bytes of each model of a job with rollouts on so many GPUs, for every layout that it may have.
 
-Whole steps are built, proven and played (zbench.simulated): updates of the models that are trained, forwards of those
-that score. Generation has its own clock (zbench.rollouts.generate), and so has the weights' way to it. Sequences are
-packed by predicted time into micro-batches of at most `pack_tokens` a GPU, none is cut. Which layouts there are is said
-by zbench.placement.offers; here each part of them is priced once, for all sets that want it.
+Updates and forwards are whole steps, built, proven and played (zbench.simulated). Generation has its own clock
+(zbench.rollouts.generate), and so has the weights' way to it. Sequences are packed by predicted time into micro-batches
+of at most `pack_tokens` a GPU, none is cut. Which layouts there are is said by zbench.placement.offers; here each part
+of them is priced once, for all sets that want it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,7 @@ from zbench.describe.model import Model
 from zbench.describe.rollouts.stages import ACTOR, IterationStages
 from zbench.describe.units import with_noun
 from zbench.placement.layout import StageTimes
+from zbench.plans.alike import plan_digest
 from zbench.plans.plan import Plan
 from zbench.rollouts.generate import GenerationCost, generate
 from zbench.rollouts.transition import job_transition
@@ -221,10 +222,15 @@ class PlacementPrices:
         told = f"{of.model.name}, tensor {of.model.tensor_parallel}, stages {of.model.pipeline_parallel}"
         self.tell(f"{told}, {of.model.sharding} on {with_noun(of.gpus, 'GPU')}")
         cost, plans = self._cost(of), self.pack(of, trains)
-        steps = Simulated(cost).steps
-        step = steps.of(Batch(self._lengths(trains), 0, 0), plans) if trains else steps.forwards(plans)
-        played = play_step(step, plans_of_layouts(plans), cost.gpus)
-        return played.seconds, float(played.memory.peak[: of.gpus].max())
+
+        def played() -> tuple[float, float]:
+            steps = Simulated(cost).steps
+            step = steps.of(Batch(self._lengths(trains), 0, 0), plans) if trains else steps.forwards(plans)
+            found = play_step(step, plans_of_layouts(plans), cost.gpus)
+            return found.seconds, float(found.memory.peak[: of.gpus].max())
+
+        # Another limit of a micro-batch's tokens often comes to the same micro-batches.
+        return self._once(("played", trains, of.model, of.gpus, *map(plan_digest, plans)), played)
 
     def _cost(self, of: PackedModel) -> Cost:
         return make_cost(self.part_of(of.gpus), of.model, False, True)

@@ -54,14 +54,17 @@ class _Generated:
 class SimulatedIterations(Simulated):
     """Plays iterations on the cluster of `cost`, which is the part of it that trains the actor; nodes that generate
     alone, and those of other sets of models, are beside it where the job has some. models, planner: as of
-    zbench.simulated.placed_models.PlacedModels."""
+    zbench.simulated.placed_models.PlacedModels. transitions: that were played, by job and cost models; executors that
+    are made of one another have them in common, as where settings are compared."""
 
     job: RolloutJob = TRAINING
     models: Mapping[str, Model] = field(default_factory=dict)
     planner: Planner | None = None
+    transitions: dict[tuple[RolloutJob, Cost, Cost], Transition] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _placed: PlacedModels | None = field(default=None, init=False, repr=False, compare=False)
     _generation: JobGeneration | None = field(default=None, init=False, repr=False, compare=False)
-    _transition: Transition | None = field(default=None, init=False, repr=False, compare=False)
     _beside: float | None = field(default=None, init=False, repr=False, compare=False)
 
     @staticmethod
@@ -132,7 +135,10 @@ class SimulatedIterations(Simulated):
         """
         if batch.rollouts is None:
             raise ValueError("a batch has no prompts and responses; job=rlhf takes a workload of both, as rl_traces")
-        transition = self._transition = self._transition or job_transition(self.job, self.cost.gpus, self._whole)
+        change = self.job, self.cost.gpus, self._whole
+        if change not in self.transitions:
+            self.transitions[change] = job_transition(*change)
+        transition = self.transitions[change]
         generated = self._generated(batch, batch.rollouts)
         models = self.placed.play(batch, plans, self.job.schedule == STREAMED)
         seconds = StageSeconds(transition.seconds, generated.ends, models.score, models.train)

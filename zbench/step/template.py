@@ -181,6 +181,12 @@ class Step:
     leading: int = 0
 
     @cached_property
+    def same_layouts(self) -> tuple[int, ...]:
+        """The number of the first layout that is the very one that each is: micro-batches that are alike have one."""
+        first = dict[int, int]()
+        return tuple(first.setdefault(id(one), number) for number, one in enumerate(self.layouts))
+
+    @cached_property
     def pipelines(self) -> tuple[tuple[StageStart, ...], ...]:
         """The stages of every pipeline."""
         begin = [at for at, one in enumerate(self.stages) if one.layer == 0]

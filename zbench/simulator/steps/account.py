@@ -34,11 +34,15 @@ def step_memory(parts: StepParts) -> StepMemory:
         name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))
     }
     variants, which = parts.of_step
-    templates = {id(one.of): one.of for one in variants}
+    templates = {id(one.of.flow): one.of for one in variants}  # those of micro-batches that are alike have one
     lives = {number: HeldTemplate.of(one, parts.cost.model) for number, one in templates.items()}
     rows = [np.array([names[name] for name in (*one.number, LOGITS)], np.int64) for one in step.layouts]
-    shape = len(names), step.num_places
-    held = [held_by(one, lives[id(one.of)], rows[one.of.template.layout], shape) for one in variants]
+    shape, lowered = (len(names), step.num_places), {id(one.lowered): one for one in variants}
+    of_lowered = {
+        number: held_by(one, lives[id(one.of.flow)], rows[one.of.template.layout], shape)
+        for number, one in lowered.items()
+    }
+    held = [of_lowered[id(one.lowered)] for one in variants]
     began = _beginnings(parts, names)
     changes = np.stack([one.after - one.before for one in held])
     totals = changes.sum(axis=1)[which]

@@ -219,12 +219,14 @@ class _Played:
         cluster = self.parts.cost.cluster
         variants, which = self.parts.of_step
         times = np.bincount(which, minlength=len(variants)).tolist()
+        lowered = {id(one.lowered): one for one in variants}  # those of micro-batches that are alike have the same hops
+        amounts_of_hops = {number: amounts_of(one, cluster) for number, one in lowered.items()}
         rows = {"attend": ATTEND, "optimizer": OPTIMIZER, **{name: row for row, name in enumerate(QUEUES)}}
         busy = {name: np.zeros(cluster.num_ranks) for name in rows}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
         inside = dict.fromkeys(QUEUES[1:], 0)
         for variant, count in zip(variants, times, strict=True):
-            amounts = amounts_of(variant, cluster)
+            amounts = amounts_of_hops[id(variant.lowered)]
             for name, row in rows.items():
                 busy[name] += count * amounts.busy[row]
             for row, name in enumerate(QUEUES[1:], start=1):

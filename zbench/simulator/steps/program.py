@@ -9,7 +9,7 @@ read one are done, as Megatron-LM gathers the next bucket when one is first used
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
-from zbench.step.template import ACROSS, Step
+from zbench.step.template import ACROSS, ITEM_COLUMNS, Step
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,12 @@ class StepParts:
     cost: Cost
     _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
+    _same: dict[tuple[int, ...], PlayedTemplate] = field(default_factory=dict)  # of micro-batches that are alike
     _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
     _alike: dict[tuple[int, int, int, int, int], Variant] = field(default_factory=dict)
     _reaches: dict[int, int] = field(default_factory=dict)  # PlayedTemplate.reach
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
+    _lowered: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
 
     @cached_property
@@ -152,11 +154,15 @@ class StepParts:
         """Returns a template."""
         if number not in self._templates:
             template = self.step.templates[number]
-            plan = self.plans[template.layout] if template.layout < len(self.plans) else None
-            if template.layout not in self._arrays:
-                self._arrays[template.layout] = LayoutArrays.of(self.step.layouts[template.layout])
-            arrays = self._arrays[template.layout]
-            self._templates[number] = PlayedTemplate.of(self.step, template, plan, self.cost, arrays)
+            first = self.step.same_layouts[template.layout]
+            named = (getattr(one, name) for one in (template.needs, template.leaves) for name in ITEM_COLUMNS[:5])
+            key = first, id(template.operations), *map(id, named)  # counts of sums take no time
+            if key not in self._same:
+                plan = self.plans[first] if first < len(self.plans) else None
+                if first not in self._arrays:
+                    self._arrays[first] = LayoutArrays.of(self.step.layouts[first])
+                self._same[key] = PlayedTemplate.of(self.step, template, plan, self.cost, self._arrays[first])
+            self._templates[number] = replace(self._same[key], template=template)
         return self._templates[number]
 
     def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
@@ -174,9 +180,12 @@ class StepParts:
         if key not in self._alike:
             missing = self.template(number).missing(*key[1:4])
             if (number, missing, place) not in self._variants:
-                where = step.where(max(place, ACROSS), layer)
-                made = Variant.of_layers(self.template(number), missing, (place, where), self._ports)
-                self._variants[number, missing, place] = made
+                of = self.template(number)
+                same = id(of.flow), missing, place
+                if same not in self._lowered:
+                    where = step.where(max(place, ACROSS), layer)
+                    self._lowered[same] = Variant.of_layers(of, missing, (place, where), self._ports)
+                self._variants[number, missing, place] = replace(self._lowered[same], of=of)
             self._alike[key] = self._variants[number, missing, place]
         return self._alike[key]
 

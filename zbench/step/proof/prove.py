@@ -41,19 +41,24 @@ def prove_step(step: Step) -> Proven:
     Raises:
         StepError: the first rule broken.
     """
+    first = step.same_layouts
     for number, layout in enumerate(step.layouts):
-        _hold(layout_fault(step, layout), f"layout {number}: ")
+        if first[number] == number:
+            _hold(layout_fault(step, layout), f"layout {number}: ")
     _hold(stages_fault(step))
     names = [template.name for template in step.templates]
     if not step.layouts or len(set(names)) < len(names):
         raise StepError("a step has at least one layout, and templates with different names")
-    owners = [Owners.in_layout(layout) for layout in step.layouts]
+    owned = {number: Owners.in_layout(step.layouts[number]) for number in set(first)}
+    owners = [owned[number] for number in first]
     for name, items in (("begins", step.begins), ("ends", step.ends)):
         _hold(items_fault(step.layouts[0], items, owners[0]), f"{name} ")
     counts = whole_counts(step)
-    tables = [walk_tables(step, layout, count) for layout, count in zip(step.layouts, counts, strict=True)]
+    walked = {number: walk_tables(step, step.layouts[number], counts[number]) for number in set(first)}
+    tables = [walked[number] for number in first]
     hops = {tensor.name: 0 for tensor in step.layouts[0].tensors}
     looked: list[Looked] = []
+    alike: dict[tuple[int, ...], Looked] = {}  # of templates that say the same of a layout that is the same
     for template in step.templates:
         if not 0 <= template.layout < len(step.layouts):
             raise StepError(f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}")
@@ -61,9 +66,14 @@ def prove_step(step: Step) -> Proven:
         known = range(len(step.layouts[template.layout].formulas))
         if len(formulas) < len(template.formulas) or not formulas <= set(known):
             raise StepError(f"template {template.name} makes a formula twice, or one that its layout has not")
-        broken, found = template_fault(step, template, tables[template.layout], owners[template.layout])
-        _hold(broken)
-        assert found is not None  # there is one where there is no fault
+        said = (template.operations, template.formulas, template.needs, template.leaves)
+        key = (first[template.layout], *map(id, said))
+        if key not in alike:
+            broken, found = template_fault(step, template, tables[template.layout], owners[template.layout])
+            _hold(broken)
+            assert found is not None  # there is one where there is no fault
+            alike[key] = found
+        found = alike[key]
         looked.append(found)
         for tensor, most in zip(step.layouts[template.layout].tensors, found.hops.tolist(), strict=True):
             hops[tensor.name] = max(hops.get(tensor.name, 0), most)

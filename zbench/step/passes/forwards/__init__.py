@@ -1,0 +1,1 @@
+"""Forwards by themselves, as models that score sequences have them."""
