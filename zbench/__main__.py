@@ -28,7 +28,7 @@ with loading(__name__):
     from zbench import CONF, __version__
     from zbench.console.garbage import collect_from_now_on, without_collection
     from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
-    from zbench.console.overrides import added, as_typed, check_choices
+    from zbench.console.overrides import added, as_typed, check_choices, of_swept_groups
     from zbench.console.run_mode import told_mode
     from zbench.console.signals import stop_in
 
@@ -145,7 +145,7 @@ def _main(outcome: JobsOutcome) -> int:
         with told_mode(sys.argv[1:]), contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
                 # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
-                given = sys.argv[1:]
+                given = sys.argv[1:] = of_swept_groups(sys.argv[1:])
                 sys.argv.append(f"hydra.sweep.dir='{stack.enter_context(tempfile.TemporaryDirectory())}'")
                 sys.argv += [ONE_AT_A_TIME] if is_one_at_a_time(given, CONF / "experiment") else []
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit

@@ -30,6 +30,7 @@ def test_seeds_have_an_interval_and_other_runs_a_column_of_their_own() -> None:
         "|---|---|---|",
         f"| 1 to 2 | 4.500 ± {half:.3f} | 3.750 (1 seed) |",
         f"| 3 to 4 | 2.500 ± {half:.3f} | 1.750 (1 seed) |",
+        "| tokens/s | 100 | 100 |",
     ]  # the fifth step is no window
     assert "system mine" in told[0]
     assert "sync" not in told[0]
@@ -43,12 +44,13 @@ def test_seeds_have_an_interval_and_other_runs_a_column_of_their_own() -> None:
 
 def test_a_run_that_went_on_is_one_and_gaps_are_not_told() -> None:
     first, second = trained("a", "co2", 5, {0: 3.0, 1: 2.0}), trained("b", "co2", 5, {1: 1.0, 2: 4.0})
-    assert losses([first, second], 2).splitlines()[-1] == "| 1 to 2 | 2.000 (1 seed) |"
-    assert losses([first, second], 1).splitlines()[-1] == "| 3 to 3 | 4.000 (1 seed) |"
+    second.steps[-1]["seconds"] = 3.0
+    assert losses([first, second], 2).splitlines()[-2:] == ["| 1 to 2 | 2.000 (1 seed) |", "| tokens/s | 60 |"]
+    assert losses([first, second], 1).splitlines()[-2] == "| 3 to 3 | 4.000 (1 seed) |"
     second.start["config"]["changes"] = {"executor": {"checkpoint_every": 2}}
-    assert losses([first, second], 2).splitlines()[-1] == "| 1 to 2 | 2.000 (1 seed) |"
+    assert losses([first, second], 2).splitlines()[-2] == "| 1 to 2 | 2.000 (1 seed) |"
     gap = trained("c", "slowmo", 5, {0: 3.0, 2: 4.0})
-    assert losses([first, gap], 2).splitlines()[-1] == "| 1 to 2 | 2.500 (1 seed) | - |"
+    assert losses([first, gap], 2).splitlines()[-2] == "| 1 to 2 | 2.500 (1 seed) | - |"
 
 
 def test_what_has_no_losses_is_refused() -> None:

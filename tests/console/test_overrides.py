@@ -9,7 +9,7 @@ from hydra.errors import OverrideParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.console.overrides import check_choices, quoted, several, unreadable
+from zbench.console.overrides import check_choices, of_swept_groups, quoted, several, unreadable
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="\\$`"), min_size=1, max_size=20)
 
@@ -78,3 +78,14 @@ def test_a_list_or_keys_are_no_choice_of_a_group(override: str, told: str) -> No
 
 def test_lists_of_keys_are_left_alone() -> None:
     check_choices(["check=[exact,bytes]", "system.strategies=[1,2]", "system=ring"], ["system", "model"])
+
+
+def test_a_key_of_a_group_that_is_swept_is_a_sweep_of_one_value() -> None:
+    given = ["-m", "sync=co2,slowmo", "sync.steps=4", "sync.lr=0.5,1", "overlap.slices=2", "steps=8", "+sync.x=1"]
+    given += ["system=ring,mesh", "system.name='a b'"]
+    wanted = [*given[:2], "sync.steps=choice(4)", *given[3:]]
+    assert of_swept_groups(given) == wanted
+    (override,) = OverridesParser.create().parse_overrides(["sync.steps=choice(4)"])
+    assert override.is_sweep_override()
+    assert list(override.sweep_string_iterator()) == ["4"]
+    assert of_swept_groups(["sync=co2", "sync.steps=4"]) == ["sync=co2", "sync.steps=4"]

@@ -41,7 +41,7 @@ def _main() -> int:
         "--losses",
         metavar="STEPS",
         type=int,
-        help="markdown, mean losses of so many steps down, of runs that differ in their seeds together",
+        help="markdown, mean losses of so many steps down and tokens/s, of runs that differ in their seeds together",
     )
     form.add_argument(
         "--fail-over",

@@ -1,7 +1,8 @@
-"""Loss curves of runs as Markdown: windows of steps down, kinds of runs across, intervals over seeds. Pure."""
+"""Loss curves of runs as Markdown: windows of steps down, kinds of runs across, intervals over seeds, and below them
+tokens a second, as losses and speed are told together. Pure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,16 @@ from zbench.record.interval import interval
 from zbench.record.record import Run
 from zbench.record.rows import GROUPS, label
 
-Losses = dict[int, float]  # of steps, by their numbers
+
+class TrainedStep(NamedTuple):
+    """What a step came to."""
+
+    loss: float
+    tokens: int
+    seconds: float
+
+
+Losses = dict[int, TrainedStep]  # of steps, by their numbers
 _NOT_TRAINED = ("timeout", "warmup", "checkpoint", "checkpoint_every")  # keys of executors that no loss depends on
 
 
@@ -21,7 +31,8 @@ def losses(runs: Sequence[Run], window: int) -> str:
     seeds, and half the width of its 95 % interval by Student's t where there are three or more.
 
     Runs of one kind and seed are one, as one that went on from a checkpoint is; of a step that several have the last
-    counts. A window that a seed has not all steps of is not told of it. A dash: no seed has all of them.
+    counts. A window that a seed has not all steps of is not told of it. A dash: no seed has all of them. The last row
+    has the tokens of all steps of all seeds over their seconds.
 
     Raises:
         ValueError: no run has losses, or `window` is no number of steps.
@@ -32,7 +43,11 @@ def losses(runs: Sequence[Run], window: int) -> str:
         config = run.start["config"]
         start = {"config": {**config, "changes": _of_training(config.get("changes", {}))}}
         key = (*(label(start, group) for group in names), f"{config.get('tokens_per_gpu')} tokens a GPU")
-        own = {int(one["step"]): float(one["loss"]) for one in run.steps if one.get("loss") is not None}
+        own = {
+            int(one["step"]): TrainedStep(float(one["loss"]), int(one["tokens"]), float(one["seconds"]))
+            for one in run.steps
+            if one.get("loss") is not None
+        }
         if own:
             found.setdefault(key, {}).setdefault(int(config.get("seed", 0)), {}).update(own)
     if not found:
@@ -44,7 +59,11 @@ def losses(runs: Sequence[Run], window: int) -> str:
         cells = [_cell(seeds, range(first, first + window)) for seeds in found.values()]
         if any(cell != "-" for cell in cells):
             lines.append(f"| {first + 1} to {first + window} | {' | '.join(cells)} |")
-    head = f"{alike}. Cells: mean loss of {with_noun(window, 'step')}, mean of seeds ± half of its 95 % interval."
+    lines.append(f"| tokens/s | {' | '.join(_per_second(seeds.values()) for seeds in found.values())} |")
+    head = (
+        f"{alike}. Cells: mean loss of {with_noun(window, 'step')}, mean of seeds ± half of its 95 % interval; "
+        "tokens/s: of all steps, by their recorded seconds."
+    )
     return head + "\n\n" + "\n".join(lines)
 
 
@@ -71,10 +90,16 @@ def _titles(names: Sequence[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _cell(seeds: Mapping[int, Losses], steps: range) -> str:
     """Writes the mean loss of some steps, of the seeds that have all of them."""
-    whole = [float(np.mean([own[step] for step in steps])) for own in seeds.values() if own.keys() >= set(steps)]
+    whole = [float(np.mean([own[step].loss for step in steps])) for own in seeds.values() if own.keys() >= set(steps)]
     if not whole:
         return "-"
     mean, half = interval(whole)
     if half is not None:
         return f"{mean:.3f} ± {half:.3f}"
     return f"{mean:.3f} ({with_noun(len(whole), 'seed')})"
+
+
+def _per_second(seeds: Iterable[Losses]) -> str:
+    """Writes the tokens of all steps over their seconds."""
+    steps = [one for own in seeds for one in own.values()]
+    return f"{sum(one.tokens for one in steps) / sum(one.seconds for one in steps):,.0f}"

@@ -5,7 +5,7 @@ that for the shell again: "out='runs(1).jsonl'".
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 BASELINE_KEYS = "baseline_system"  # what a run changes of its baseline's yaml
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
@@ -48,6 +48,23 @@ def added(argument: str) -> str:
 def as_typed(argument: str) -> str:
     """Returns a setting as the user typed it, of what `added` made of it."""
     return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
+
+
+def of_swept_groups(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a sweep, with each key of a group that is swept itself, as in sync=co2,slowmo
+    sync.steps=4, written as a sweep of one value.
+
+    Hydra composes a sweep once without what is swept, where such a key would be one of the group's usual choice and
+    refused if that has none. What is swept it sets in each job alone.
+    """
+    swept = {
+        word.partition("=")[0] for word in arguments if re.fullmatch(r"[A-Za-z_]\w*=[\w.-]+(,[\w.-]+)+", word.strip())
+    }
+    keys = [re.fullmatch(r"([A-Za-z_]\w*)(\.\w+)+=([\w./+-]+)", word) for word in arguments]
+    return [
+        f"{word.partition('=')[0]}=choice({key[3]})" if key is not None and key[1] in swept else word
+        for word, key in zip(arguments, keys, strict=True)
+    ]
 
 
 def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:

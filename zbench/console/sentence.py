@@ -225,4 +225,9 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         return f"{error.full_key} refers to something that is not there: {_line(error.msg or str(error))}"
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return f"{error.full_key} is missing from the configuration"
+    if str(error).startswith("Cannot merge DictConfig with ListConfig"):  # in either order
+        given, takes = "keys", f"a list, as in {error.full_key}=[...]"
+        if error.object_type is dict:
+            given, takes = "a list", f"keys, each by itself, as in {error.full_key}.KEY=..."
+        return f"{error.full_key} is given {given}; it takes {takes}"
     return _line(str(error))
