@@ -89,7 +89,7 @@ class LinkUse:
 @nb.njit(cache=True)
 def _parted(hops, joined, times, gpus):  # type: ignore[no-untyped-def]
     """Returns the columns of _Moves, in the order of hops, and of _Busy. times: when hops begin and end."""
-    row, queue_a, queue_b, link_class, queues = hops
+    row, queue_a, _, link_class, queues = hops
     bounds, count = np.zeros(gpus + 1, np.int64), 0
     for hop in range(len(row)):
         if link_class[row[hop]] >= 0:
