@@ -99,8 +99,8 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
 
 @dataclass
 class _Runs:
-    """What is known of the runs of a program that have ended. agree: whether all have settled. tell_all: whether all tell
-    what their other layers do (zbench.simulator.steps.repeating)."""
+    """What is known of the runs of a program that have ended. agree: whether all have settled. tell_all: whether all
+    tell what their other layers do (zbench.simulator.steps.repeating)."""
 
     agree: bool = True
     tell_all: bool = True
