@@ -66,12 +66,19 @@ class RepeatingLayers:
     def left_out(self) -> LeftOut | None:
         """Returns the same layers left out of each run where it repeats, of a program that was played to its end, in
         which all runs tell all. None where something else is under way meanwhile, or where messages are later by what
-        runs without any add, as the GPUs that they are between may then be apart in another way."""
+        runs without any add, as the GPUs that they are between may then be apart in another way.
+
+        Runs without messages are left where they were unless all with messages repeat, as what is under way beside
+        them would not be as late as they are.
+        """
         program, timeline, skipped = self.of.program, self.of.timeline, np.zeros_like(self.of.skipped)
         sends, repeating = program.hops.rows.link_a[program.hops.row] >= 0, set[int]()
+        found = {cut for cut in self.of.cuts if self.found(cut)}
+        if any(cut not in found and not program.is_linkless(cut) for cut in self.of.cuts):
+            found = {cut for cut in found if not program.is_linkless(cut)}
         for cut in self.of.cuts:
             same, run = self.of.alike(cut), program.of_runs[program.instances[cut].run]
-            if not self.found(cut):
+            if cut not in found:
                 skipped[cut] = self.of.skipped[cut]
                 continue
             at, end = same[self._first(same)], program.begin[run[-1] + 1]
@@ -80,5 +87,5 @@ class RepeatingLayers:
             later = timeline.start[end:][sends[end:]].min(initial=np.inf)
             if not program.is_linkless(at) and later < self._done(at - 1).max():
                 return None
-        found = replace(self.of, skipped=skipped, repeating=frozenset(repeating))
-        return None if found.later_computes[sends].any() else found
+        left = replace(self.of, skipped=skipped, repeating=frozenset(repeating))
+        return None if left.later_computes[sends].any() else left
