@@ -1,4 +1,4 @@
-"""Layers that repeat: what a program of twelve tells is what all layers show."""
+"""Layers that repeat or add the same: what a program of twelve tells is what all layers show."""
 
 from dataclasses import replace
 from functools import cache
@@ -65,16 +65,24 @@ def test_a_step_whose_layers_repeat_is_told_by_twelve(system: str) -> None:
         assert abs(one - other).max() <= 1e-12 * every.seconds
 
 
-@pytest.mark.parametrize("system", ["zeppelin", "ulysses", "ring"])
-def test_what_is_known_of_more_layers_is_what_they_show(system: str) -> None:
-    of, longer = left_out(system, 12), left_out(system, 24)
-    told = [RepeatingLayers(of).may_agree(cut, 12) for cut in of.cuts]
-    shown = [longer.agrees(cut) for cut in longer.cuts]
-    repeats = [RepeatingLayers(of).found(cut) for cut in of.cuts]
-    assert any(repeats)
-    assert [one for one, known in zip(told, repeats, strict=True) if known] == [
-        one for one, known in zip(shown, repeats, strict=True) if known
-    ]
+def test_a_step_whose_layers_add_the_same_ends_as_with_all() -> None:
+    """Reductions of a ring's backward fall behind layer by layer, so that messages are under way otherwise."""
+    parts, of = parts_of("ring"), left_out("ring", 12)
+    assert [RepeatingLayers(of).found(cut) for cut in of.cuts] == [True, False, True]
+    assert of.is_even(of.cuts[1])
+    played = play._settled(parts, 0.0)
+    assert len(played.left_out.repeating) == 1
+    some, every = played.result(), play.play_some_layers(parts.step, parts.plans, parts.cost, 32)
+    (ends, *others), (whole, *wanted) = sums(some), sums(every)
+    assert abs(ends - whole).max() <= 1e-12 * every.seconds
+    for one, other in zip(others, wanted, strict=True):
+        assert abs(one - other).max() <= 0.01 * every.seconds
+
+
+def test_what_tells_nothing_of_other_layers_is_played_with_all() -> None:
+    parts, of = parts_of("distca"), left_out("distca", 12)
+    assert not all(RepeatingLayers(of).tells_all(cut) for cut in of.cuts)
+    assert len(play._settled(parts, 0.0).ends) == len(parts.of_step[1])
 
 
 def test_layers_that_nearly_repeat_do_not() -> None:

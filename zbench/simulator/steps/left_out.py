@@ -6,7 +6,6 @@ so much longer. A hop that waits for several begins when the last of them has en
 what was left out of one stage of a pipeline may be hidden behind another. A hop waits for links as long as it did.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.program import StepProgram
 
 _AGREE = 0.01  # relative: of what layers add in the third and in the last quarter
+_SAME = 1e-10  # relative: of the same where layers add evenly; rounding is some 1e-13
 
 
 class Added(NamedTuple):
@@ -34,14 +34,14 @@ class Added(NamedTuple):
 class LeftOut:
     """The layers that were left out of a program. timeline: of the program without it. skipped: for each instance,
     how many layers stood between it and the one before it in its run. turn: the layers after which what is played
-    repeats, of which the steady half of a run has whole turns. repeating: whether layers are left out where they repeat
-    (zbench.simulator.steps.repeating), so that the last but one before a cut stands for the whole steady half."""
+    repeats, of which the steady half of a run has whole turns. repeating: the cuts that are where layers repeat
+    (zbench.simulator.steps.repeating), so that the last but one before the cut stands for the whole steady half."""
 
     program: StepProgram
     timeline: Timeline
     skipped: Ints
     turn: int = 1
-    repeating: bool = False
+    repeating: frozenset[int] = frozenset()
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -56,8 +56,8 @@ class LeftOut:
         return found
 
     @cached_property
-    def _adds(self) -> list[tuple[Floats, bool]]:
-        """For each cut what a layer adds to each queue, seconds [queues], and whether quarters of its run agree."""
+    def _adds(self) -> list[tuple[Floats, float]]:
+        """For each cut what `_steady` has."""
         return [self._steady(number) for number in self.cuts]
 
     def alike(self, number: int) -> list[int]:
@@ -72,22 +72,20 @@ class LeftOut:
         half, quarter = count // 2, 2 * self.turn
         return half if self.turn == 1 else count - max((count - half) // quarter, 1) * quarter
 
-    def _steady(self, number: int) -> tuple[Floats, bool]:
-        if self.repeating:
-            return self.ends_of(number - 1) - self.ends_of(number - 2), True
+    def _steady(self, number: int) -> tuple[Floats, float]:
+        """Returns what a layer of a cut's run adds to each queue, seconds [queues], and by how much, relatively, the
+        most that one adds to a queue differs between the third and the last quarter of the run."""
+        if number in self.repeating:
+            return self.ends_of(number - 1) - self.ends_of(number - 2), 0.0
         same = self.alike(number)
-        return self.steady_of(len(same), lambda at: self.ends_of(same[at]))
-
-    def steady_of(self, count: int, ends: Callable[[int], Floats]) -> tuple[Floats, bool]:
-        """Returns what `_adds` has of so many instances that are alike. ends: of each, by queue."""
-        half, last = self._half(count), count - 1
+        half, last = self._half(len(same)), len(same) - 1
         if half < 1 or last - half < 1:
-            return np.zeros(self.program.queues), False
+            return np.zeros(self.program.queues), np.inf
         middle = (half + last) // 2
-        begin, center, end = ends(half - 1), ends(middle), ends(last)
+        begin, center, end = (self.ends_of(same[at]) for at in (half - 1, middle, last))
         mean = (end - begin) / (last - half + 1)
         first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
-        return mean, bool(abs(first.max() - second.max()) <= _AGREE * max(mean.max(), 1e-12) * 2)
+        return mean, float(abs(first.max() - second.max()) / (max(mean.max(), 1e-12) * 2))
 
     def looked_at(self, number: int) -> Ints:
         """Returns the hops of the instances by which the run of a cut is found to have settled."""
@@ -98,7 +96,12 @@ class LeftOut:
 
     def agrees(self, number: int) -> bool:
         """Returns whether the run of a cut has settled, of which what `looked_at` returns has ended."""
-        return self._steady(number)[1]
+        return self._steady(number)[1] <= _AGREE
+
+    def is_even(self, number: int) -> bool:
+        """Returns whether layers of the run of a cut add the same, to rounding; as `agrees` otherwise. Others of its
+        queues may fall behind, layer by layer, as those of reductions do."""
+        return self.turn == 1 and self._steady(number)[1] <= _SAME
 
     @cached_property
     def steady(self) -> list[tuple[list[int], float]]:
@@ -107,7 +110,7 @@ class LeftOut:
         found = []
         for number in self.cuts:
             same = self.alike(number)
-            half = [number - 2] if self.repeating else same[max(self._half(len(same)), 0) :]
+            half = [number - 2] if number in self.repeating else same[max(self._half(len(same)), 0) :]
             found.append((half, self.skipped[number] / len(half)))
         return found
 
@@ -117,13 +120,13 @@ class LeftOut:
         float64 [instances]."""
         found = np.ones(len(self.program.instances))
         for number, (half, more) in zip(self.cuts, self.steady, strict=True):
-            found[half] += 0 if self.repeating and self.program.is_linkless(number) else more
+            found[half] += 0 if number in self._beside_others else more
         return found
 
     @property
     def settled(self) -> bool:
         """Whether all runs are that something was left out of."""
-        return all(agree for _, agree in self._adds)
+        return all(apart <= _AGREE for _, apart in self._adds)
 
     @cached_property
     def added(self) -> Added:
@@ -156,21 +159,27 @@ class LeftOut:
 
     @cached_property
     def later_computes(self) -> Floats:
-        """The seconds by which hops are later with all layers of those runs alone whose hops take no links, [hops]."""
-        linkless = [self.program.is_linkless(number) for number in self.cuts]
+        """The seconds by which hops are later with all layers of those runs alone that repeat and whose hops take no
+        links, [hops]."""
+        linkless = [number in self._beside_others for number in self.cuts]
         return self._later_by(self.added.late * np.array([*linkless, False])[:, None])
+
+    @cached_property
+    def _beside_others(self) -> frozenset[int]:
+        """The cuts where layers repeat whose hops take no links, as those of optimizers."""
+        return frozenset(number for number in self.repeating if self.program.is_linkless(number))
 
     @cached_property
     def beside(self) -> Timeline:
         """The timeline in which what is under way beside computes is counted. Where layers repeat, those of runs whose
         hops take no links are in it, as what others send meanwhile goes on at its own time."""
         played, program = self.timeline, self.program
-        if not self.repeating:
+        if not self._beside_others:
             return played
         more = self.later_computes
         found = Timeline(played.start + more, played.release + more, played.done + more)
         for cut, late in zip(self.cuts, self.added.late, strict=False):
-            if program.is_linkless(cut):
+            if cut in self._beside_others:
                 hops = slice(*program.begin[cut - 1 : cut + 1].tolist())
                 found.release[hops] += late[program.hops.rows.queue_a[program.rows_of(cut - 1)]]
         return found

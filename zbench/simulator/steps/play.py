@@ -28,7 +28,7 @@ from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 
-LAYERS = (12, 24)  # that are played; the second where the first have not settled, and all where these have not either
+LAYERS = (12, 24)  # that are played; the second where the first do not tell, and all where these do not either
 _ROUNDING = 1e-9  # relative: of sums of the same numbers in another order
 
 
@@ -78,11 +78,11 @@ def step_seconds(parts: StepParts, least: float = 0.0) -> float:
 def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
     longest = longest_stage(parts.step)
-    left = sorted({min(most, longest) for most in LAYERS} - {longest})
-    while left:
-        played, left = _Played.settling(parts, left)
-        if played is not None and played.settled and played.seconds >= least * (1 - _ROUNDING):
-            return played
+    for kept in LAYERS:
+        if kept < longest:
+            played = _Played.settling(parts, kept)
+            if played is not None and played.seconds >= least * (1 - _ROUNDING):
+                return played
     return _Played.of(parts, longest)
 
 
@@ -98,30 +98,23 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
 
 
 @dataclass
-class _Layers:
-    """Numbers of layers to play a step with. kept: that are played first; others: of which the run that was found not
-    to have settled may, ascending. repeating: whether a run has not, nor would it with these, so that this program
-    will do only where all runs repeat."""
+class _Runs:
+    """What is known of the runs of a program that have ended. agree: whether all have settled. tell_all: whether all
+    tell what their other layers do (zbench.simulator.steps.repeating)."""
 
-    kept: int
-    others: list[int]
-    repeating: bool = False
+    agree: bool = True
+    tell_all: bool = True
 
-    def reasons(self, made: StepProgram, skipped: Ints, turn: int) -> list[Unless]:
-        """Returns when to stop playing a program, as a run of layers has not settled."""
-        nothing = np.zeros(0)
-        of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
+    def reasons(self, of: LeftOut) -> list[Unless]:
+        """Returns when to stop playing a program: when its runs neither have settled nor tell all. of: what is left out
+        of it, without a timeline."""
         return [Unless(of.looked_at(cut), partial(self._stops, of, cut)) for cut in of.cuts]
 
     def _stops(self, of: LeftOut, cut: int, timeline: Timeline) -> bool:
-        """Returns whether the run of a cut has not settled, unless all would be played next and layers repeat."""
-        of, known = replace(of, timeline=timeline), [cut]
-        if not self.repeating:
-            if of.agrees(cut):
-                return False
-            self.others = [one for one in self.others if RepeatingLayers(of).may_agree(cut, one - self.kept)]
-            self.repeating, known = not self.others, of.cuts[: of.cuts.index(cut) + 1]
-        return not (self.repeating and all(RepeatingLayers(of).found(one) for one in known))
+        of = replace(of, timeline=timeline)
+        self.agree = self.agree and of.agrees(cut)
+        self.tell_all = self.tell_all and RepeatingLayers(of).tells_all(cut)
+        return not (self.agree or self.tell_all)
 
 
 @dataclass(frozen=True)
@@ -134,34 +127,20 @@ class _Played:
     @staticmethod
     def of(parts: StepParts, kept: int) -> "_Played":
         """Plays a step with at most `kept` layers of each stage."""
-        found = _Played._playing(parts, kept, None)
+        found = _played(parts, kept, None)
         assert found is not None
-        return found
+        return _Played(parts, found)
 
     @staticmethod
-    def settling(parts: StepParts, kept: list[int]) -> "tuple[_Played | None, list[int]]":
-        """Plays a step with at most the first of some numbers of layers of each stage; None where a run of layers has
-        not settled. Returns those of the other numbers as well with which it may."""
-        layers = _Layers(kept[0], kept[1:])
-        return _Played._playing(parts, kept[0], layers), layers.others
-
-    @staticmethod
-    def _playing(parts: StepParts, kept: int, layers: _Layers | None) -> "_Played | None":
-        """Plays a step with at most `kept` layers of each stage; None where it was stopped, or not all runs repeat that
-        have to. layers: None where it is played to its end."""
-        short, order, skipped = with_fewer_layers(parts.step, kept)
-        made = program(parts, order, short)
-        cluster = parts.cost.cluster
-        free, turn = Free.of(cluster, made.queues), parts.step.turn_layers
-        reasons = layers.reasons(made, skipped, turn) if layers else []
-        timeline = run_unless(made, cluster.num_ranks, free, reasons)
-        if timeline is None:
+    def settling(parts: StepParts, kept: int) -> "_Played | None":
+        """Plays a step with at most `kept` layers of each stage; None where these do not tell what the others do, nor
+        have settled."""
+        runs = _Runs()
+        found = _played(parts, kept, runs)
+        if found is None:
             return None
-        if not np.isfinite(timeline.done).all():
-            raise AssertionError("hops wait for each other")
-        of = LeftOut(made, timeline, skipped, turn)
-        left_out = RepeatingLayers(of).left_out() if layers and layers.repeating else of
-        return _Played(parts, left_out) if left_out else None
+        whole = RepeatingLayers(found).left_out() if runs.tell_all else None
+        return _Played(parts, whole or found) if whole or runs.agree else None
 
     @property
     def program(self) -> StepProgram:
@@ -234,6 +213,21 @@ class _Played:
                 received[name] += count * amounts.received[row]
                 inside[name] += count * int(amounts.inside[row])
         return busy, sent, received, inside
+
+
+def _played(parts: StepParts, kept: int, runs: _Runs | None) -> LeftOut | None:
+    """Plays a step with at most `kept` layers of each stage, and returns what is left out of it; None where it was
+    stopped. runs: what is known of its runs, and when to stop; None: it is played to its end."""
+    short, order, skipped = with_fewer_layers(parts.step, kept)
+    made = program(parts, order, short)
+    cluster, turn, nothing = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
+    of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
+    timeline = run_unless(made, cluster.num_ranks, Free.of(cluster, made.queues), runs.reasons(of) if runs else [])
+    if timeline is None:
+        return None
+    if not np.isfinite(timeline.done).all():
+        raise AssertionError("hops wait for each other")
+    return replace(of, timeline=timeline)
 
 
 def _ends(made: StepProgram, done: Floats) -> Floats:

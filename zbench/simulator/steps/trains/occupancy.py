@@ -7,7 +7,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
@@ -39,48 +39,15 @@ class LinkedHops(NamedTuple):
     queues: int
 
 
-@dataclass(frozen=True)
-class LinkUse:
-    """The use of GPUs' links while hops are played. moves, across: hops that transfer, in the order of their begin,
-    and those of them that do across nodes. hops: all. times: when each begins and ends, with the pieces that follow it
-    at once. busy: when GPUs compute."""
+class _Moves(NamedTuple):
+    """Hops that transfer, but for those joined to the one before them: when each begins and ends, with the pieces that
+    follow it at once, the GPUs at its ends (-1: a host), and whether it goes across nodes."""
 
-    moves: Ints
-    across: Ints
-    hops: LinkedHops
-    times: "_Times"
-    busy: "_Busy"
-
-    @staticmethod
-    def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, trains: Ints = NO_TRAINS) -> "LinkUse":
-        """Reads hops that were played.
-
-        trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
-        here.
-        """
-        joined, end = _joined(trains, timeline.start, timeline.release)
-        bounds, order, moves = _parted(hops, joined, num_gpus)
-        # Which of several that begin at one moment is first makes no difference, so the quicker sort will do.
-        moves = moves[np.argsort(timeline.start[moves])]
-        return LinkUse(
-            moves,
-            moves[hops.link_class[hops.row[moves]] == NIC],
-            hops,
-            _Times(timeline.start, end),
-            _Busy(timeline.start[order], timeline.release[order], bounds),
-        )
-
-    def spans(self, marks: Floats) -> Occupancy:
-        """Tells of the spans that end at `marks`, seconds, ascending; the first begins at 0."""
-        moving, exposed = _under_way(self.moves, self.hops, self.times, self.busy, marks)
-        return Occupancy(moving, exposed, _under_way(self.across, self.hops, self.times, self.busy, marks)[1])
-
-
-class _Times(NamedTuple):
-    """The moments at which hops begin and end."""
-
-    start: Floats
-    release: Floats
+    begin: Floats
+    end: Floats
+    gpu: Column
+    other: Column
+    across: Flags
 
 
 class _Busy(NamedTuple):
@@ -91,10 +58,37 @@ class _Busy(NamedTuple):
     bounds: Ints
 
 
+@dataclass(frozen=True)
+class LinkUse:
+    """The use of GPUs' links while hops are played. moves: hops that transfer; order: their numbers in the order in
+    which they begin. busy: when GPUs compute."""
+
+    moves: _Moves
+    order: Ints
+    busy: _Busy
+
+    @staticmethod
+    def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, trains: Ints = NO_TRAINS) -> "LinkUse":
+        """Reads hops that were played.
+
+        trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
+        here.
+        """
+        joined, end = _joined(trains, timeline.start, timeline.release)
+        moves, busy = _parted(hops, joined, (timeline.start, end), num_gpus)
+        # Which of several that begin at one moment is first makes no difference, so the quicker sort will do.
+        return LinkUse(_Moves(*moves), np.argsort(moves[0]), _Busy(*busy))
+
+    def spans(self, marks: Floats) -> Occupancy:
+        """Tells of the spans that end at `marks`, seconds, ascending; the first begins at 0."""
+        moving, exposed = _under_way(self.order, self.moves, self.busy, marks)
+        across = self.order[self.moves.across[self.order]]
+        return Occupancy(moving, exposed, _under_way(across, self.moves, self.busy, marks)[1])
+
+
 @nb.njit(cache=True)
-def _parted(hops, joined, gpus):  # type: ignore[no-untyped-def]
-    """Returns (where the computes of each GPU begin, these, and hops that transfer and are not joined to the one before
-    them)."""
+def _parted(hops, joined, times, gpus):  # type: ignore[no-untyped-def]
+    """Returns the columns of _Moves, in the order of hops, and of _Busy. times: when hops begin and end."""
     row, queue_a, _, link_class, queues = hops
     bounds, count = np.zeros(gpus + 1, np.int64), 0
     for hop in range(len(row)):
@@ -104,17 +98,29 @@ def _parted(hops, joined, gpus):  # type: ignore[no-untyped-def]
             bounds[queue_a[row[hop]] // queues + 1] += 1
     for gpu in range(gpus):
         bounds[gpu + 1] += bounds[gpu]
-    fill, order, moves, at = bounds[:-1].copy(), np.empty(bounds[gpus], np.int64), np.empty(count, np.int64), 0
-    for hop in range(len(row)):
-        if link_class[row[hop]] >= 0:
+    moves = np.empty(count), np.empty(count), np.empty(count, np.int32), np.empty(count, np.int32)
+    across, busy = np.empty(count, np.bool_), (np.empty(bounds[gpus]), np.empty(bounds[gpus]))
+    _put_apart(hops, joined, times, gpus, (*moves, across), (*busy, bounds[:-1].copy()))
+    return (*moves, across), (*busy, bounds)
+
+
+@nb.njit(**IN_PLACE)
+def _put_apart(hops, joined, times, gpus, moves, busy):  # type: ignore[no-untyped-def]
+    """Writes the columns of `_parted`. busy: with where the next compute of each GPU goes."""
+    (row_of, queue_a, queue_b, link_class, queues), (start, end) = hops, times
+    (begin, until, first, second, across), (since, release, fill), at = moves, busy, 0
+    for hop in range(len(row_of)):
+        row = row_of[hop]
+        if link_class[row] >= 0:
             if not joined[hop]:
-                moves[at] = hop
+                begin[at], until[at], across[at] = start[hop], end[hop], link_class[row] == NIC
+                first[at] = queue_a[row] // queues if queue_a[row] >= 0 else -1
+                second[at] = queue_b[row] // queues if queue_b[row] >= 0 else -1
                 at += 1
-        elif 0 <= queue_a[row[hop]] < gpus * queues:
-            gpu = queue_a[row[hop]] // queues
-            order[fill[gpu]] = hop
+        elif 0 <= queue_a[row] < gpus * queues:
+            gpu = queue_a[row] // queues
+            since[fill[gpu]], release[fill[gpu]] = start[hop], end[hop]
             fill[gpu] += 1
-    return bounds, order, moves
 
 
 @nb.njit(cache=True)
@@ -168,31 +174,30 @@ def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no
 
 
 @nb.njit(cache=True)
-def _under_way(moves, hops, times, busy, marks):  # type: ignore[no-untyped-def]
-    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. moves:
-    in the order in which they start."""
+def _under_way(order, moves, busy, marks):  # type: ignore[no-untyped-def]
+    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. order: of
+    transfers, as they begin."""
     gpus = len(busy.bounds) - 1
     moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
     state = (np.zeros(gpus), np.zeros(gpus)), (busy.bounds[:-1].copy(), np.zeros(gpus, np.int64))
-    _follow(moves, hops, times, busy, marks, (moving, exposed), state)
+    _follow(order, moves, busy, marks, (moving, exposed), state)
     return moving, exposed
 
 
 @nb.njit(**IN_PLACE)
-def _follow(moves, hops, times, busy, marks, sums, state):  # type: ignore[no-untyped-def]
-    """Adds the transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
+def _follow(order, moves, busy, marks, sums, state):  # type: ignore[no-untyped-def]
+    """Adds transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
     (moving, exposed), ((left, right), (place, span)) = sums, state
-    for hop in moves:
-        begin, end, row = times.start[hop], times.release[hop], hops.row[hop]
-        for queue in (hops.queue_a[row], hops.queue_b[row]):
-            if queue < 0:
+    for at in order:
+        begin, end = moves.begin[at], moves.end[at]
+        for gpu in (moves.gpu[at], moves.other[at]):
+            if gpu < 0:
                 continue
-            gpu = queue // hops.queues
             if begin <= right[gpu]:
                 right[gpu] = max(right[gpu], end)
                 continue
             where = (gpu, place[gpu], span[gpu])
             place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
             left[gpu], right[gpu] = begin, end
-    for gpu in range(len(left)):
-        _close(moving, exposed, marks, busy, (gpu, place[gpu], span[gpu]), left[gpu], right[gpu])
+    for one in range(len(left)):
+        _close(moving, exposed, marks, busy, (one, place[one], span[one]), left[one], right[one])
