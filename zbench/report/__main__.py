@@ -196,10 +196,9 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         batch, plans = replay.step(line)
         cost = replay.cost
         executor = replay.parts.executor
-        whole = isinstance(executor, Simulated)
-        drawn = whole_timeline(batch, plans, executor) if whole else timeline(plans, cost)
+        drawn = whole_timeline(batch, plans, executor) if isinstance(executor, Simulated) else timeline(plans, cost)
         found |= {"homes": homes(plans), "timeline": drawn}
-        if whole:
+        if isinstance(executor, Simulated):
             found["critical"] = critical_path_table(batch, plans, executor, run.start, line)
         if run.start["facts"].get("simulated"):
             executor.start()
