@@ -51,7 +51,7 @@ class ServerSetup:
         return [sys.executable, "-c", _PROGRAM, json.dumps(asdict(self))]
 
 
-def request(requests: socket.socket, setup: launcher.Setup) -> None:
+def ask_for(requests: socket.socket, setup: launcher.Setup) -> None:
     """Asks the server for a launcher.
 
     Raises:
