@@ -87,7 +87,7 @@ class ForkServer:
 
     @property
     def status(self) -> int | None:
-        """What it ended with: negative for a signal, else its exit code; None while it runs."""
+        """The exit code of a server that ended, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def wait(self) -> int:
