@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.commands import ROOT, called
+
 SMALL = (
     "executor=desk",
     "cluster=desk_2x4_a800",
@@ -27,15 +28,9 @@ def start(out: Path, *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def command(out: Path, *words: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
-    running = start(out, *words)
-    with running:
-        try:
-            told, errors = running.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            raise
-    return subprocess.CompletedProcess(running.args, running.returncode, told, errors)
+def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs it in this process; `start` starts one of its own, to be killed or to run beside another."""
+    return called(*SMALL, f"out={out}", *words)
 
 
 def steps(out: Path) -> list[dict[str, Any]]:

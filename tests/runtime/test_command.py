@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.commands import ROOT, called
 from tests.helpers.processes import until
 from zbench.record.record import read
 from zbench.run.replay import Replay
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "executor=torch",
     "model=tiny",
@@ -103,7 +103,7 @@ def test_torchruns_report_ends_with_our_sentence(tmp_path: Path) -> None:
 
 def test_a_sweep_measures_its_baseline_once(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    done = command("-m", *SMALL, "steps=1", "cluster.num_nodes=1", "system=ulysses,zeppelin", f"out={out}")
+    done = called("-m", *SMALL, "steps=1", "cluster.num_nodes=1", "system=ulysses,zeppelin", f"out={out}")
     assert done.returncode == 0, done.stderr
     runs, _ = read(str(out))
     assert [run.start["config"]["choices"]["system"] for run in runs] == ["static_best", "ulysses", "zeppelin"]
@@ -113,9 +113,9 @@ def test_a_sweep_measures_its_baseline_once(tmp_path: Path) -> None:
 def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     out, folder = tmp_path / "runs.jsonl", tmp_path / "point"
     common = (*SMALL, "cluster.num_nodes=1", "baseline=null", f"out={out}")
-    done = command(*common, "executor.checkpoint_every=1", f"executor.checkpoint={folder}")
+    done = called(*common, "executor.checkpoint_every=1", f"executor.checkpoint={folder}")
     assert done.returncode == 0, done.stderr
-    done = command(*common, "steps=3", f"resume={folder}")
+    done = called(*common, "steps=3", f"resume={folder}")
     assert done.returncode == 0, done.stderr
     assert [step["step"] for step in lines(out, "step")] == [0, 1, 2]
     runs, problems = read(str(out))
@@ -126,7 +126,7 @@ def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
         (("steps=4", "seed=7"), "its run had seed 0, and this one has 7"),
         (("steps=4", "model.ffn_hidden=100"), "its run had ffn_hidden 192, and this one has 100"),
     ):
-        done = command(*common, *words, f"resume={folder}")
+        done = called(*common, *words, f"resume={folder}")
         assert done.returncode == 2, done.stderr
         assert told in done.stderr
     assert len(read(str(out))[0]) == 2  # nothing was begun

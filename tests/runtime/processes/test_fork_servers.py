@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.processes import all_gone, lives
 from zbench.runtime.processes.fleet import RankFailed
-from zbench.runtime.processes.fork_server import _receive, request
+from zbench.runtime.processes.fork_server import _receive, ask_for
 from zbench.runtime.processes.fork_servers import KEPT, Origin
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.processes.launcher import Setup
@@ -99,7 +99,7 @@ def test_any_number_of_descriptors_is_handed_over() -> None:
     with ours, theirs, Path(__file__).open() as here:
         ranks = 256
         sent = Setup(1, *[here.fileno()] * 5, wires=[here.fileno()] * ranks, words=[here.fileno()] * ranks)
-        request(ours, sent)
+        ask_for(ours, sent)
         got = _receive(theirs)
         assert got is not None
         assert len(set(got.descriptors())) == 5 + 2 * ranks

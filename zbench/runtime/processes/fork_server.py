@@ -51,7 +51,7 @@ class ServerSetup:
         return [sys.executable, "-c", _PROGRAM, json.dumps(asdict(self))]
 
 
-def request(requests: socket.socket, setup: launcher.Setup) -> None:
+def ask_for(requests: socket.socket, setup: launcher.Setup) -> None:
     """Asks the server for a launcher.
 
     Raises:
@@ -90,22 +90,22 @@ def _serve(setup: ServerSetup) -> None:
     running: dict[int, tuple[int, socket.socket]] = {}  # by a descriptor of the launcher: its process id, its control
     with socket.socket(fileno=setup.requests) as requests:
         while True:
-            ready, _, _ = select.select([requests, *running], [], [])
-            for ended in [one for one in ready if one is not requests]:
+            ready, _, _ = select.select([requests.fileno(), *running], [], [])
+            for ended in running.keys() & set(ready):
                 pid, control = running.pop(ended)
                 os.close(ended)
                 _tell(control, (launcher.ENDED, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-            if requests not in ready:
+            if requests.fileno() not in ready:
                 continue
             asked = _receive(requests)
             if asked is None:
                 return
+            pid = 0 if failure else _fork(asked, setup.target, requests, running)
             control = socket.socket(fileno=os.dup(asked.control))
-            if failure is None:
-                pid = _fork(asked, setup.target, requests, running)
-                running[os.pidfd_open(pid)] = pid, control
-            else:
+            if failure:
                 _tell(control, (launcher.NOT_STARTED, failure))
+            else:
+                running[os.pidfd_open(pid)] = pid, control
             for descriptor in asked.descriptors():
                 os.close(descriptor)
 

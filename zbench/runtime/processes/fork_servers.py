@@ -18,7 +18,7 @@ from typing import Self
 
 from zbench.runtime.network.namespaces import NoDesk, as_root
 from zbench.runtime.processes.fleet import RankFailed
-from zbench.runtime.processes.fork_server import ServerSetup, request
+from zbench.runtime.processes.fork_server import ServerSetup, ask_for
 from zbench.runtime.processes.launcher import Setup
 
 KEPT = 2  # a guess: fleets of two kinds in turn; an idle server has some 300 MB, most of it torch
@@ -87,7 +87,7 @@ class ForkServer:
 
     @property
     def status(self) -> int | None:
-        """How it ended: negative for a signal, else its exit code; None while it runs."""
+        """The exit code of a server that ended, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def wait(self) -> int:
@@ -99,7 +99,7 @@ class ForkServer:
         if self.status is not None:
             return False
         try:
-            request(self._requests, setup)
+            ask_for(self._requests, setup)
         except OSError:
             return False
         return True

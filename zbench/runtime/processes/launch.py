@@ -217,11 +217,11 @@ class LocalFleet(Wired):
             self._selector.unregister(self._control.connection)
             self._is_over = True
             if self._lost is None and not self._ended:
-                who, status = "launcher", self._launcher_status
-                if status is None:  # nobody could say it
-                    who, status = "fork server", self._server.wait()
-                words = "\n".join(self._words[-1].last)
-                self._lost = RankFailed(f"the {who} of the ranks {ending(status)}", None, words)
+                if self._launcher_status is not None:
+                    told = f"the launcher of the ranks {ending(self._launcher_status)}"
+                else:  # who would have said it is gone
+                    told = f"the fork server of the ranks {ending(self._server.wait())}"
+                self._lost = RankFailed(told, None, "\n".join(self._words[-1].last))
 
     def _hear_words(self, words: Words) -> None:
         if not words.take():
