@@ -54,7 +54,8 @@ def _fewest(able: Flags, missing: Flags, rng: np.random.Generator) -> list[tuple
     A largest matching, and one more pair for each model and each cluster outside it, is a smallest edge cover (Gallai).
     """
     # Whether a pair serves its model: it can be, or none of that model can. So with clusters.
-    of_model, of_cluster = able | ~able.any(1)[:, None], able | ~able.any(0)
+    of_model: Flags = able | ~able.any(1, keepdims=True)
+    of_cluster: Flags = able | ~able.any(0, keepdims=True)
     rows, columns = (rng.permutation(size) for size in able.shape)
     worth = (of_model & of_cluster) * (1.0 + len(rows) + missing)
     m, c = linear_sum_assignment(worth[np.ix_(rows, columns)], maximize=True)

@@ -25,7 +25,7 @@ class Index:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where every part begins among all tokens, heads or columns, and where the last one ends, [parts + 1]."""
+        """The beginning of every part among all tokens, heads or columns, and the end of the last one, [parts + 1]."""
         return [0, *np.cumsum(self.sizes).tolist()]
 
 

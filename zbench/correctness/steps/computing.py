@@ -20,8 +20,8 @@ from zbench.step.layout import StepLayout
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
 Store = dict[tuple[str, int, int], dict[tuple[int, Cell], Any]]  # by (tensor, layer, micro-batch): by (place, cell)
 _ROUTED = {**EXPERT_FUNCTIONS, **COUNTED_FUNCTIONS}
-Wheres = dict[tuple[int, tuple[int | None, ...]], Where]  # by micro-batch and parts of SLOTS, the same on all places
-SLOTS = ("t", "s", "h", "g", "v")
+_SLOTS = ("t", "s", "h", "g", "v")
+Wheres = dict[tuple[int, tuple[int | None, ...]], Where]  # by micro-batch and parts of these, the same on all places
 Choices = dict[tuple[int, int, int], tuple[Floats, dict[int, Ints]]]  # by (micro-batch, layer, part of a)
 
 
@@ -239,10 +239,8 @@ class ComputeOnPlace:
         return np.zeros(shape)
 
     def _where(self, at: dict[str, int]) -> Where:
-        key = self.micro_batch, tuple(map(at.get, SLOTS))
-        if key not in self.wheres:
-            self.wheres[key] = self._looked_up(at)
-        return self.wheres[key]
+        key = self.micro_batch, tuple(map(at.get, _SLOTS))
+        return self.wheres.get(key) or self.wheres.setdefault(key, self._looked_up(at))
 
     def _looked_up(self, at: dict[str, int]) -> Where:
         none = np.zeros(0, np.int64)

@@ -3,6 +3,7 @@
 What zbench.step.proof.order concludes from contracts is looked at here operation by operation, layer by layer.
 """
 
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
@@ -38,7 +39,7 @@ MOST_ITEMS, MOST_TENSORS = 200_000, 999
 def unrolled_fault(step: Step) -> str:
     """Returns what is wrong with a step whose contracts are well-formed, "" if nothing; for small steps."""
     counts = whole_counts(step)
-    tables = _all_tables(step, counts)
+    tables, keys = _all_tables(step, counts)
     for template in step.templates:
         layout = step.layouts[template.layout]
         if fault := numbers_fault(step, template, Owners.in_layout(layout)):
@@ -46,7 +47,7 @@ def unrolled_fault(step: Step) -> str:
         _, word = formulas_fault(layout, tables[template.layout], template)
         if word:
             return word
-    state = new_state(MOST_ITEMS, MOST_TENSORS)
+    state = new_state(min(keys, MOST_ITEMS), MOST_TENSORS)
     enter_items(tables[0], _every_layer(step, tables[0], step.begins), state.items)
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
@@ -63,8 +64,9 @@ def unrolled_fault(step: Step) -> str:
     return _end(step, tables[0], state)
 
 
-def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> list[WalkTables]:
-    """Returns the tables of all layouts over one space of keys, in which the step's tensors are the same in all."""
+def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> tuple[list[WalkTables], int]:
+    """Returns the tables of all layouts over one space of keys, in which the step's tensors are the same in all, and
+    how many keys that has."""
     shared: dict[str, int] = {}
     begin, found = 0, []
     for layout, total in zip(step.layouts, counts, strict=True):
@@ -78,7 +80,7 @@ def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> list[WalkTables]:
         zeros = np.zeros(len(highest), np.int64)
         tables = walk_tables(step, layout, total)
         found.append(with_layers(tables, zeros, np.array(highest, np.int64), np.array(base, np.int64)))
-    return found
+    return found, begin
 
 
 def layout_of(step: Step, one: Instance) -> StepLayout:
@@ -119,6 +121,13 @@ def _of_stage(step: Step, layout: StepLayout, tables: WalkTables, layer: int, pl
     return tables._replace(tensors=tensors)
 
 
+def _keys(tables: WalkTables, tensor: Ints, layer: Ints, place: Ints, cell: Ints) -> Ints:
+    """Returns the keys of items, as key_of."""
+    about = tables.tensors[tensor]
+    rows = (layer - about[:, LOWEST]) * tables.num_places + place
+    return np.asarray(about[:, BASE] + rows * about[:, SHAPE0] * about[:, SHAPE1] + cell)
+
+
 def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
     """Returns the step's own items for every layer that has them."""
     rows = np.stack(item_rows(items, tables))
@@ -129,7 +138,7 @@ def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
         mine = rows[:, (first[rows[0]] <= layer) & (layer <= last[rows[0]])].copy()
         mine[1] = layer
         mine[2] = np.where(tables.tensors[mine[0], LAYERED] == 1, step.where(ACROSS, layer)[mine[2]], mine[2])
-        mine[7] = [key_of(tables, *where) for where in mine[:4].T.tolist()]
+        mine[7] = _keys(tables, *mine[:4])
         found.append(mine)
     return ItemRows(*np.concatenate(found, axis=1))
 
@@ -138,14 +147,13 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
     """Drops what an instance used and does not leave; tells of sums that are lost with it."""
     layout, items = step.layouts[template.layout], state.items
     needs, leaves = (item_rows(part, tables) for part in (template.needs, template.leaves))
-    about, left, where = tables.tensors, set(), step.where(one.place, layer)
+    about, where = tables.tensors, step.where(one.place, layer)
     here = np.full(step.num_places, True)
     if one.place != ACROSS:
         here = step.pipeline_of == step.pipeline_of[one.place]
-    for tensor, offset, place, cell in zip(*leaves[:4], strict=True):
-        at = (layer + offset) * about[tensor, LAYERED]
-        if about[tensor, LOWEST] <= at <= about[tensor, HIGHEST]:
-            left.add(int(key_of(tables, tensor, at, int(where[place]), cell)))
+    at = (layer + leaves.layer) * about[leaves.tensor, LAYERED]
+    there = (about[leaves.tensor, LOWEST] <= at) & (at <= about[leaves.tensor, HIGHEST])
+    left = np.sort(_keys(tables, leaves.tensor, at, where[leaves.place], leaves.cell)[there])
     used = _used(layout, template)
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*needs[:2], strict=True)}
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*leaves[:2], strict=True)}
@@ -155,15 +163,27 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
             continue
         cells = int(about[tensor, SHAPE0] * about[tensor, SHAPE1])
         first = int(key_of(tables, tensor, at, 0, 0))
-        for key in range(first, first + cells * step.num_places):
-            if not (here[(key - first) // cells] or layout.of_batch(tensor)):
-                continue  # what is of the step is there in each pipeline
-            slot = find_item(items, key)
-            if items["key"][slot] == key and items["flags"][slot] & THERE and key not in left:
-                if about[tensor, NATURE] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:
-                    return f"a sum of {layout.tensors[tensor].name} is lost"
-                items["flags"][slot] = 0
+        stays = np.repeat(~(here | layout.of_batch(tensor)), cells)  # what is of the step is there in each pipeline
+        begin, end = np.searchsorted(left, (first, first + len(stays)))
+        stays[left[begin:end] - first] = True
+        if _forgotten(items, first, stays, about[tensor, NATURE] == SUM):
+            return f"a sum of {layout.tensors[tensor].name} is lost"
     return ""
+
+
+@nb.njit(cache=True)
+def _forgotten(items, first, stays, is_sum):  # type: ignore[no-untyped-def]
+    """Drops the items of keys from the first on that do not stay, up to a sum of what nobody has read; returns whether
+    there is one."""
+    for i in range(len(stays)):
+        if stays[i]:
+            continue
+        slot = find_item(items, first + i)
+        if items[slot].key == first + i and items[slot].flags & THERE:
+            if is_sum and items[slot].count != 0 and not items[slot].flags & READ_ALREADY:
+                return True
+            items[slot].flags = 0
+    return False
 
 
 def _used(layout: StepLayout, template: Template) -> set[tuple[int, int]]:
