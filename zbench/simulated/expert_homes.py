@@ -24,10 +24,8 @@ from zbench.simulated.executor import Simulated
 from zbench.simulated.home_prices import HomePrices
 
 NOTE = "homes"  # of a plan: which homes were chosen, and as "homes_even_seconds" those of a played step with these
-PLAYED = 2  # those as planned, and of the others the cheapest, which the best was among in all but one of 34 batches
-KNOWN = (
-    0.005  # of a price: between other shares steps are slower as often as faster (docs/experts.md, A price of homes)
-)
+PLAYED = 2  # those as planned and the cheapest others: the best, or 0.9 % off, in all of 41 batches (docs/experts.md)
+KNOWN = 0.005  # of a price: homes that were cheaper by less were slower as often as faster in these batches
 
 
 def in_expert_homes(system: System, cost: Cost, strategy: StepStrategy) -> System:

@@ -27,7 +27,7 @@ from zbench.step.passes.routing import ExpertParallel
 # gathers, on its NICs, on its way there and back. 1, 1.5, 2, 2.5 and 3 were tried on steps that were played
 # (docs/experts.md, "A price of homes"): from 2.5 on it ranks them best.
 NIC_WAITS = 2.5
-OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess, as none of its choices was seen to be less
+OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess
 
 
 @dataclass(frozen=True, slots=True)
