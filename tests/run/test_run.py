@@ -356,7 +356,7 @@ def test_memory_is_judged_by_the_layout_that_a_system_chooses(tmp_path: Path) ->
     }
     usual = request(tmp_path / "r.jsonl")
     room = least_bytes(Parts.of(usual.config, usual.settings).cost, 1) - 1
-    given = {
+    given: dict[str, Any] = {
         "cluster": {**CLUSTER, "device": {**DEVICE, "memory_bytes": room}},
         "workload": {"_target_": "zbench.workloads.fixed.Fixed", "length": 16},
     }
@@ -365,7 +365,7 @@ def test_memory_is_judged_by_the_layout_that_a_system_chooses(tmp_path: Path) ->
     (done,) = run_with_baseline(request(tmp_path / "r.jsonl", chooses, **given))
     assert done.start["chosen"]["model"]["pipeline_parallel"] == 2
     assert not done.steps[0]["out_of_memory"]
-    with pytest.raises(ValueError, match="^baseline=ring: model is small; .* one token need at least"):
+    with pytest.raises(ValueError, match=r"^baseline=ring: model is small; .* one token need at least"):
         run_with_baseline(request(tmp_path / "r.jsonl", chooses, RING, **given))
 
 

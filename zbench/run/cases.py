@@ -41,7 +41,7 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
     tell: takes a system's name and what it does, where it chooses its configuration first.
 
     Raises:
-        ValueError: one of them cannot be made, or no plan has room with the layout that it has, maybe by its own choice.
+        ValueError: one of them cannot be made, or no plan has room with the layout that it has or chose.
     """
     config = resolved(request.config)
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
