@@ -12,6 +12,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory import least_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.dealt import ChangedPlans, undealt
 from zbench.interfaces.protocols import Tracked
@@ -344,6 +345,28 @@ def test_memory_that_no_plan_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model is .* one token need at least .* GiB on every GPU"):
         run_with_baseline(request(tmp_path / "r.jsonl", cluster=small))
     assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_memory_is_judged_by_the_layout_that_a_system_chooses(tmp_path: Path) -> None:
+    chooses = {
+        "_target_": "zbench.systems.static_best.planner.StaticBest",
+        "batching": "balanced",
+        "search": "uniform",
+        "free_groups": [],
+    }
+    usual = request(tmp_path / "r.jsonl")
+    room = least_bytes(Parts.of(usual.config, usual.settings).cost, 1) - 1
+    given: dict[str, Any] = {
+        "cluster": {**CLUSTER, "device": {**DEVICE, "memory_bytes": room}},
+        "workload": {"_target_": "zbench.workloads.fixed.Fixed", "length": 16},
+    }
+    with pytest.raises(ValueError, match="one token need at least"):
+        run_with_baseline(request(tmp_path / "r.jsonl", **given))
+    (done,) = run_with_baseline(request(tmp_path / "r.jsonl", chooses, **given))
+    assert done.start["chosen"]["model"]["pipeline_parallel"] == 2
+    assert not done.steps[0]["out_of_memory"]
+    with pytest.raises(ValueError, match=r"^baseline=ring: model is small; .* one token need at least"):
+        run_with_baseline(request(tmp_path / "r.jsonl", chooses, RING, **given))
 
 
 def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

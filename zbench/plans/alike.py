@@ -23,7 +23,7 @@ def _add(digest: blake2b, value: object) -> None:
     """Adds a field to a digest, column by column."""
     if isinstance(value, np.ndarray):
         digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value))
+        digest.update(value.tobytes())
     elif is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for field in fields(value):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from zbench.cost.memory import check_memory
 from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
@@ -38,6 +39,9 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
     """Returns the run's own system and its baseline; None for the baseline if there is none or the system is it.
 
     tell: takes a system's name and what it does, where it chooses its configuration first.
+
+    Raises:
+        ValueError: one of them cannot be made, or no plan has room with the layout that it has or chose.
     """
     config = resolved(request.config)
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
@@ -45,6 +49,7 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
     shared |= {"fingerprint": fingerprint()}
     name = str(own["choices"].get("system"))
     mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
+    check_memory(mine.parts.cost)
     if request.baseline is not None:
         other = {
             **own,
@@ -76,11 +81,13 @@ def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Se
     """Returns the baseline's system; whatever is wrong with it is told as the baseline's.
 
     Raises:
-        ValueError: it cannot be made.
+        ValueError: it cannot be made, or nothing has room as it is laid out.
     """
     assert request.baseline is not None
     try:
-        return settled(request.baseline, parts, tell=tell)
+        found = settled(request.baseline, parts, tell=tell)
+        check_memory(found.parts.cost)
+        return found
     except ValueError as error:
         kind = PlugInError if isinstance(error, PlugInError) else ValueError
         told = re.sub(r"\bsystem\.", "baseline_system.", str(error))  # by the name that its keys have on a command line

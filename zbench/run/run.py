@@ -13,7 +13,6 @@ from zbench.console.console import say
 from zbench.console.meter import Meter, Sweep
 from zbench.console.signals import stop_in, stopped_by
 from zbench.console.table import print_run
-from zbench.cost.memory import check_memory
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.interfaces.abilities import SavesCheckpoints, TracesSteps
@@ -70,7 +69,6 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
     saver = parts.executor if isinstance(parts.executor, SavesCheckpoints) else None
     folders = (settings.resume, None if saver is None or saver.checkpoint_every is None else saver.checkpoint)
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
-    check_memory(parts.cost)
     with Meter(settings.steps, sweep) as meter:
         own, baseline = run_cases(request, parts, lambda name, doing: meter.show(name, 0, doing=doing))
     admit(settings, parts, own, baseline)
