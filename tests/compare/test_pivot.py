@@ -193,3 +193,12 @@ def measured(runs: list[Run]) -> list[Row]:
     for run in runs:
         run.start["facts"]["simulated"] = False
     return rows(runs)
+
+
+def test_runs_in_rounds_are_told_of_beside_what_they_lost() -> None:
+    found = both("w", 2.0, loss=2.5)
+    assert "synchronous" not in lines(rows(found), "tokens_per_second")[0]
+    found[1].start["facts"]["synchronous"] = False
+    told = lines(rows(found), "tokens_per_second", "loss")
+    assert "Runs in rounds (sync) are not synchronous: tokens/s of theirs compare at equal loss alone." in told[0]
+    assert told[-1] == "| mine | 50, 2.5000 |"

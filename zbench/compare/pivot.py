@@ -21,6 +21,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "plan_seconds": ("planning time", lambda value: f"{value * 1e3:.1f} ms"),
     "step_seconds": ("step", "{:.4g} s".format),
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
+    "loss": ("loss of the last step", "{:.4f}".format),
     "nic_utilization": ("NIC utilisation", "{:.1%}".format),
     **{
         f"nic_{purpose}": (f"share of NICs' rate that {purpose.replace('_', ' ')} takes", "{:.1%}".format)
@@ -85,6 +86,8 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     if any(simulated := [row["simulated"] for row in found]):
         which = "" if all(simulated) else f"Runs of executor {simulated_words(found)} are "
         head.append(f"{which}SIMULATED: nothing was measured on hardware.")
+    if not all(row["synchronous"] for row in found):
+        head.append("Runs in rounds (sync) are not synchronous: tokens/s of theirs compare at equal loss alone.")
     if "speedup" in names and any(row["speedup_told"] is False for row in found):
         head.append("A speed-up with ?: too few steps to tell.")
     if "speedup" in names and any(row["speedup_least"] is not None for row in found):

@@ -167,6 +167,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "baseline": start["baseline"]["name"] if start.get("baseline") else None,
         "mfu_convention": convention,
         "simulated": start["facts"].get("simulated"),
+        "synchronous": start["facts"].get("synchronous", True),
         "num_ranks": start["facts"]["num_ranks"],
         "num_gpus": start["facts"]["num_gpus"],
         "time": start["time"],
