@@ -17,8 +17,7 @@ from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.play import play_step
-from zbench.step.passes.build import whole_step
-from zbench.step.passes.forwards.forward import forward_step
+from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.parameters.zero import ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.template import Step

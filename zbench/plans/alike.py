@@ -1,4 +1,4 @@
-"""Which plans are alike: the same work on the same ranks, whichever sequences of the batch it is for."""
+"""Plans are alike that do the same work on the same ranks, whichever sequences of the batch it is for."""
 
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b

@@ -60,8 +60,8 @@ class SimulatedIterations(Simulated):
     job: RolloutJob = TRAINING
     models: Mapping[str, Model] = field(default_factory=dict)
     planner: Planner | None = None
-    transitions: dict[tuple[RolloutJob, Cost, Cost], Transition] = field(
-        default_factory=dict, repr=False, compare=False
+    transitions: list[tuple[tuple[RolloutJob, Cost, Cost], Transition]] = field(
+        default_factory=list, repr=False, compare=False
     )
     _placed: PlacedModels | None = field(default=None, init=False, repr=False, compare=False)
     _generation: JobGeneration | None = field(default=None, init=False, repr=False, compare=False)
@@ -135,10 +135,7 @@ class SimulatedIterations(Simulated):
         """
         if batch.rollouts is None:
             raise ValueError("a batch has no prompts and responses; job=rlhf takes a workload of both, as rl_traces")
-        change = self.job, self.cost.gpus, self._whole
-        if change not in self.transitions:
-            self.transitions[change] = job_transition(*change)
-        transition = self.transitions[change]
+        transition = self._transition()
         generated = self._generated(batch, batch.rollouts)
         models = self.placed.play(batch, plans, self.job.schedule == STREAMED)
         seconds = StageSeconds(transition.seconds, generated.ends, models.score, models.train)
@@ -147,6 +144,15 @@ class SimulatedIterations(Simulated):
         self._beside = whole.beside
         result = self._together((transition, generated, models), seconds, whole)
         return replace(result, rollouts=self._told(batch, generated, seconds, whole.waited, late))
+
+    def _transition(self) -> Transition:
+        """Returns the weights' way to generation, which is played once."""
+        change = self.job, self.cost.gpus, self._whole
+        for known, transition in self.transitions:
+            if known == change:
+                return transition
+        self.transitions.append((change, job_transition(*change)))
+        return self.transitions[-1][1]
 
     def _generated(self, batch: Batch, rollouts: Rollouts) -> _Generated:
         """Plays generation, and what replicas score meanwhile."""

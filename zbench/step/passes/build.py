@@ -5,7 +5,9 @@ and heads (parts), linear modules and the exchanges of their groups (tensor_para
 (routing, experts), parameters, gradients and their collectives (zero), stages (pipeline), the update (optimizer). Here
 they are put together, and exchanges of groups and of experts are put beside matmuls (overlap).
 
-Models that score sequences have forwards alone (zbench.step.passes.forwards.forward).
+A model that scores sequences, as the reference and the reward of rollouts do, has forwards alone (`forward_step`):
+there is no formula of a gradient, so a layer leaves its output and nothing else, and no optimizer state is there.
+Micro-batches of forwards that are alike have the same operations and layout, which are looked at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,20 +36,23 @@ from zbench.step.passes.pipeline import (
     TwoKinds,
     border_templates,
     dense_of_stages,
+    first_alike,
+    forward_order,
     moved_entries,
     pipeline_order,
     stage_starts,
+    template_alike,
 )
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.passes.sections import sections
+from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
 from zbench.step.template import Instance, Items, Step, Template
 from zbench.step.tensor import FOLLOWING, LEADING
 
 
 @dataclass
-class BuiltParts:
+class _Built:
     """The parts of a step that are built so far.
 
     gradients: contributions of every GPU of a stage to each parameter's, -1: none at all.
@@ -107,7 +112,7 @@ def whole_step(
     dense = model.dense_layers
     formulas = sections(level, *kinds, router, dense > 0)
     none = np.full(groups * degree, -1, np.int64)
-    built = BuiltParts([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
+    built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
     for number, plan in enumerate(plans):
         parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
@@ -121,7 +126,7 @@ def whole_step(
         built.templates += one.kept_templates(begun) if some is not None else []
         built.templates += one.dense_templates(begun, built.gradients) if dense else []
         reduced.append(_numbered(built, reductions(one, begun, built.gradients)))
-    fetches = stage_fetches(built, stages)
+    fetches = _fetches(built, stages)
     first = _numbered(built, gathers_first(replace(built.batches[0], count=1)))[0]
     order = order_of_gathers(first, starts, model.num_layers) if first >= 0 else []
     buckets = Buckets(parameters.bucket_layers, parameters.reduced_last, reduced)
@@ -160,7 +165,67 @@ def whole_step(
     return with_gradients_between(step, parameters, overlap.experts.gradients)
 
 
-def _numbered(built: BuiltParts, templates: Sequence[Template]) -> tuple[int, int]:
+def forward_step(
+    model: Model, plans: Sequence[Plan], degree: int, zero: ZeroCut, overlap: StepOverlap, stages: int = 1
+) -> Step:
+    """Returns the forwards of plans, one a micro-batch, on plan ranks x `degree` x `stages` GPUs. zero, overlap,
+    stages: as of whole_step; between micro-batches parameters are where training has them while it computes. What
+    training gathers before all else, as a window of all layers has it, comes one layer ahead.
+
+    Raises:
+        ValueError: the model has experts or plans have pipelines, or a degree cannot be.
+    """
+    if model.num_experts > 1:
+        raise ValueError(
+            f"model {model.name} has num_experts={model.num_experts}; a forward by itself takes one without"
+        )
+    if plans[0].pipelines is not None:
+        raise ValueError("plans have pipelines of their own; a forward by itself takes plans without")
+    check_plans(model, tuple(plans), degree)
+    overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
+    parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
+    formulas = forward_sections(model.kind_of_head)
+    starts = stage_starts(model, stages, parameters.num_gpus)
+    built, firsts, loss, alike = _Built([], [], {}), list[int](), 0, first_alike(plans)
+    for number, (plan, same) in enumerate(zip(plans, alike, strict=True)):
+        firsts.append(len(built.templates))
+        if same < number:
+            one = replace(built.batches[same], number=number)
+            more = sum(len(before.parts.home) for before in built.batches[same:])
+            every = built.templates[firsts[same] : firsts[same + 1]]
+            made = [template_alike(each, number, one.layout.number["loss"], more) for each in every]
+            loss += len(one.parts.home)
+        else:
+            parts = PlanParts(plan, model, degree, token_slices=overlap.token_slices)
+            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
+            made, loss = one.forward_templates(loss)
+            made += border_templates(one, False) if stages > 1 else []
+        built.templates += made
+        built.batches.append(one)
+    order = forward_order(starts, model.num_layers, firsts, [one for one, _ in _fetches(built, stages, False)])
+    batches, last = built.batches, starts[-1].place
+    rows = batches[0].parameters
+    begins = _entries(rows, last, rows.resting)
+    ends = _entries(rows, last, lambda weight: rows.held(weight, weight, parameters.degrees.weights))
+    lists, layout = batches[0].lists, batches[0].layout
+    ends.append([layout.number["loss"], 0, lists.number(PLACE, [last]), -1, -1, loss, 0, 0])
+    own = {same: replace(batches[same].layout, lists=batches[same].lists.lists()) for same in alike}
+    step = Step(
+        parameters.num_gpus * stages,
+        0,
+        model.num_layers,
+        (),
+        tuple(own[same] for same in alike),
+        tuple(built.templates),
+        tuple(order),
+        Items.of(begins),
+        Items.of(ends),
+        starts,
+    )
+    return with_exchanges(step, overlap.exchanges)
+
+
+def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:
     """Adds up to two templates and returns their numbers, -1 where there is none."""
     first = len(built.templates)
     built.templates += templates
@@ -168,7 +233,7 @@ def _numbered(built: BuiltParts, templates: Sequence[Template]) -> tuple[int, in
     return one, other
 
 
-def stage_fetches(built: BuiltParts, stages: int, trains: bool = True) -> list[tuple[int, int]]:
+def _fetches(built: _Built, stages: int, trains: bool = True) -> list[tuple[int, int]]:
     """Adds the templates that gather a stage's first layers ahead and returns those of every micro-batch, forward and
     backward, -1 where there is none: with stage 3 each has both, and where parameters are gathered once a step, the
     first one's forward has. trains: whether there are backwards."""
@@ -183,7 +248,7 @@ def stage_fetches(built: BuiltParts, stages: int, trains: bool = True) -> list[t
     return found
 
 
-def _updates(built: BuiltParts, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:
+def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:
     """Adds the templates of the optimizer and returns their instances: of each stage's layers, kind by kind, and of
     what is before the first and after the last. places, layers: the first ones of each stage."""
     rows, layout = built.batches[0].parameters, built.batches[0].layout
@@ -211,10 +276,10 @@ def _resting(rows: GradientRows, version: int, last: int) -> Rows:
         state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
         return rows.resting(weight, version) + state
 
-    return step_entries(rows, last, of)
+    return _entries(rows, last, of)
 
 
-def step_entries(rows: GradientRows, last: int, of: Callable[[str], Rows]) -> Rows:
+def _entries(rows: GradientRows, last: int, of: Callable[[str], Rows]) -> Rows:
     """Returns the entries that `of` has of all parameters. last: as of _resting."""
     found: Rows = []
     for weight in (*rows.of.of_layers, *rows.of.outside):

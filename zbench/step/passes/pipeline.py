@@ -11,6 +11,8 @@ from itertools import accumulate
 import numpy as np
 
 from zbench.describe.model import Model
+from zbench.plans.alike import plan_digest
+from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, operation_row
@@ -178,6 +180,23 @@ def forward_order(
             else:
                 order.append(Instance(first + HEAD + 1, end - 1, place=one.place))
     return order
+
+
+def first_alike(plans: Sequence[Plan]) -> list[int]:
+    """Returns the number of the first micro-batch of forwards alone that is as each is. None is as the first one, which
+    finds parameters as they are between steps."""
+    first: dict[tuple[bytes, bool], int] = {}
+    return [first.setdefault((plan_digest(plan), number == 0), number) for number, plan in enumerate(plans)]
+
+
+def template_alike(of: Template, number: int, loss: int, more: int) -> Template:
+    """Returns a template of a micro-batch for another one that is alike, with the same operations. loss: the number of
+    that tensor; more: contributions to it that are there besides."""
+    needs, leaves = (
+        replace(one, count=np.where(one.tensor == loss, one.count + more, one.count)) if loss in one.tensor else one
+        for one in (of.needs, of.leaves)
+    )
+    return replace(of, name=f"{of.name.split('.')[0]}.{number}", layout=number, needs=needs, leaves=leaves)
 
 
 def moved_entries(entries: Rows, layout: StepLayout, lists: ListTable, place: int) -> Rows:

@@ -1,1 +1,0 @@
-"""Forwards by themselves, as models that score sequences have them."""
