@@ -15,7 +15,7 @@ from zbench.record.rows import GROUPS, label
 
 
 class TrainedStep(NamedTuple):
-    """What a step came to."""
+    """The outcome of a step, as its record has it."""
 
     loss: float
     tokens: int
