@@ -64,7 +64,7 @@ def test_the_degree_is_the_least_that_holds_the_context_limit() -> None:
 
 def test_the_default_degree_holds_what_its_ranks_receive_too() -> None:
     """Two ranks have room for the sequence's own tokens, and not for another's keys beside them."""
-    cost = small(2, 2, memory=6e9)
+    cost = small(2, 2, memory=6.4e9)
     longest = 2 * fitting_tokens(cost)
     batch = batch_of(longest)
     assert (
