@@ -13,14 +13,14 @@ from zbench import __main__
 ROOT = Path(__file__).parents[2]
 
 
-def called(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m zbench` with these words, in the project's folder, and returns its exit code and what it says."""
+def called(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m zbench` with these words, in a folder, and returns its exit code and what it says."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as told,
         redirect_stderr(io.StringIO()) as errors,
     ):
-        patch.chdir(ROOT)
+        patch.chdir(folder)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
         patch.setattr(sys, "argv", ["zbench", *words])
