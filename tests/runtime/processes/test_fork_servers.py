@@ -85,6 +85,17 @@ def test_a_server_that_was_killed_ends_its_fleets_and_another_takes_its_place() 
     assert made()[0] != between
 
 
+@pytest.mark.parametrize("which", ["server_pid", "launcher_pid"])
+def test_whose_parent_was_killed_is_reaped_when_a_fleet_has_ended(which: str) -> None:
+    with LocalFleet(2, SUMMER) as fleet:
+        killed = getattr(fleet, which)
+        pids = [pid for pid in (fleet.launcher_pid, *fleet.pids) if pid != killed]
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(RankFailed, match=r"of the ranks was killed by signal 9"):
+            fleet.call("loop")
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 def test_a_thread_has_servers_of_its_own_which_end_with_it() -> None:
     servers = [made()[0]]
     thread = threading.Thread(target=lambda: servers.append(made()[0]))

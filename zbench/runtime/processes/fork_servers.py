@@ -6,6 +6,7 @@ kept, and each is ended when the thread that started it ends, or this process do
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from zbench.runtime.processes.launcher import Setup
 
 KEPT = 2  # a guess: fleets of two kinds in turn; an idle server has some 300 MB, most of it torch
 _PATIENCE = 5.0
+_PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 _TOLD_ANEW = {"PYTEST_CURRENT_TEST"}  # the name of the test under way, which is no setting of anything
 
 
@@ -61,6 +63,7 @@ class ForkServer:
         self.has_forked = False  # whether a fleet has heard of its launcher, so that all is imported
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.settimeout(_PATIENCE)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parent is killed is ours to reap
         with theirs, contextlib.ExitStack() as handed:
             errors = os.dup(2)
             handed.callback(os.close, errors)

@@ -166,6 +166,8 @@ class LocalFleet(Wired):
             self._signal_launcher(signal.SIGKILL)
             self._await_launcher()
         del self._server  # for the next fleet, or nobody
+        if self._launcher_status != 0:
+            self._reap()
         self._control.close()
         deadline = time.monotonic() + END_SECONDS
         while self._connected and time.monotonic() < deadline:
@@ -175,6 +177,18 @@ class LocalFleet(Wired):
         if self._is_orderly:
             self._show()
         self._memory.close()
+
+    def _reap(self) -> None:
+        """Reaps those whose parents were killed, which the kernel has given to this process."""
+        deadline = time.monotonic() + END_SECONDS
+        for pid in (self._launcher_pid, *self._pids):
+            while pid is not None and time.monotonic() < deadline:
+                try:
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        break
+                except ChildProcessError:  # its own parent has
+                    break
+                time.sleep(0.01)
 
     def _signal_launcher(self, number: int) -> None:
         if self._launcher_pid is not None and not self._is_over:
