@@ -73,29 +73,39 @@ def run_of(
     return Run(line, steps, end_line(line["run"]))
 
 
-def event(name: str, node: int, track: int, begin: float, seconds: float) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "pid": node, "tid": track, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": {}}
+def event(name: str, node: int, track: int, begin: float, seconds: float, template: str = "forward") -> dict[str, Any]:
+    purposes = {"kv": "attention", "reduce gradients": "gradients"}
+    args = {"template": template, **({"for": purposes[name]} if name in purposes else {})}
+    return {"ph": "X", "name": name, "pid": node, "tid": track, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": args}
 
 
 def thread(name: str, node: int, track: int) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": node, "tid": track, "args": {"name": name}}
 
 
-COLLECTIVES = "parameters, gradients"
 TRACKS = [
     {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "node 0"}},
-    *[thread(name, 0, track) for track, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives", COLLECTIVES))],
-    *[thread(name, 1, track) for track, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives", COLLECTIVES))],
+    thread("critical path", 2, 0),
+    *[
+        thread(name, node, track)
+        for node in range(2)
+        for track, name in enumerate(
+            (f"GPU {node}", f"NIC {node} sends", f"NIC {node} receives", f"GPU {node} by node sends")
+        )
+    ],
 ]
 CROSSING = [
     *TRACKS,
-    event("linear forward", 0, 0, 0, 1),
+    event("matmul q", 2, 0, 0, 0.5),
+    event("matmul q", 0, 0, 0, 0.5),
+    event("elementwise n", 0, 0, 0.5, 0.5),
     event("kv", 0, 1, 1, 2),
     event("kv", 1, 2, 1, 2),
-    event("attend backward", 1, 0, 3, 1),
-    event("reduce gradients", 0, 3, 3, 2),
+    event("kv", 0, 3, 1, 2),
+    event("attend dq", 1, 0, 3, 1, "backward"),
+    event("reduce gradients", 0, 1, 3, 2, "backward"),
 ]
-INSIDE = [*TRACKS, event("head", 0, 0, 0, 2)]
+INSIDE = [*TRACKS, event("matmul l", 0, 0, 0, 1, "head"), event("optimizer wq", 0, 0, 1, 1, "optimizer")]
 TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
 
 

@@ -16,7 +16,6 @@ from zbench import __main__ as zbench_main
 from zbench.console.command import ran
 from zbench.console.sheet import Sheet
 from zbench.critical import __main__ as critical
-from zbench.describe.model import TENSOR_NAMES
 from zbench.record.flops import Facts
 from zbench.record.iterations import STAGES
 from zbench.record.record import Line, Run, read
@@ -27,8 +26,6 @@ from zbench.report import inside
 from zbench.report.overview import SHARES, overview, rounded, shares_of, step_overview
 from zbench.report.page import encoded, page
 from zbench.run.replay import Replay
-from zbench.trace.step import events
-from zbench.trace.tracks import SHARED, SHOWN
 
 SMALL = [
     "tracker=none",
@@ -129,45 +126,42 @@ def test_rounded() -> None:
 
 
 # -- steps made again -----------------------------------------------------------------------------
-@pytest.mark.parametrize("system", ["ring", "zeppelin"])
+@pytest.mark.parametrize("system", ["ring", "zeppelin", "hydraulis"])
 def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]) -> None:
-    """The model has as many layers as are played: attends sum to the attention seconds, bars of NICs to the bytes."""
+    """The model has as many layers as are drawn: attends sum to the attention seconds, NICs' events to their bytes, and
+    the last one ends with the step."""
     run = runs[system]
-    replay = Replay.of(run)
-    _, plans = replay.step(run.steps[0])
-    of = inside.timeline(plans, replay.cost)
-    assert of is not None
+    told = report.look_inside(run, run.steps[0], {})
+    assert not {"problem", "undrawn", "again_seconds"} & set(told)
+    of = told["timeline"]
     assert (of["layers"], of["of_layers"]) == (inside.LAYERS, 2)
-    assert len(of["track"]) == sum(1 for _ in events(plans, replay.cost))
     attending, sent = np.zeros(16), np.zeros(8)
     for track, name, length, size in zip(of["track"], of["name"], of["length"], of["bytes"], strict=True):
-        kind, number = of["tracks"][track].split()[:2]
-        if of["names"][name].startswith("attend"):
-            assert kind == "GPU"
-            attending[int(number)] += length * 1e-6
-        elif of["tracks"][track].endswith("sends"):
-            sent[int(number)] += size
-    step = run.steps[0]
-    assert attending == pytest.approx(step["attention_seconds"], abs=2e-6)
-    shared = step["nic_tx_bytes"][0] - sent[0]  # parameters and gradients: the same on every NIC
-    assert sent + shared == pytest.approx(step["nic_tx_bytes"])
-
-
-def test_a_whole_steps_timeline_has_every_operation(tmp_path: Path) -> None:
-    """Of a model with as many layers as are drawn NICs' events sum to the record's bytes; the step takes as long."""
-    path = made(tmp_path, "system=ring", "executor=simulated", "workload=prolong64k", "baseline=null", "steps=1")
-    (run,) = read(path)[0]
-    told = report.look_inside(run, run.steps[0], {})
-    assert not {"problem", "again_seconds"} & set(told)
-    of, sent = told["timeline"], np.zeros(8)
-    for track, size in zip(of["track"], of["bytes"], strict=True):
         title = of["tracks"][track].split()
-        if title[0] == "NIC" and title[2] == "sends":
+        if of["names"][name].startswith("attend"):
+            assert title[0] == "GPU"
+            attending[int(title[1])] += length * 1e-6
+        elif title[0] == "NIC" and title[2] == "sends":
             sent[int(title[1])] += size
-    assert sent.tolist() == run.steps[0]["nic_tx_bytes"]
-    shared = {"gather parameters forward", "reduce gradients backward"}
-    assert {"attend o forward", "matmul q forward", *shared} <= set(of["names"])
-    assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * run.steps[0]["seconds"], rel=1e-6)
+    step = run.steps[0]
+    assert attending.reshape(len(step["attention_seconds"]), -1).mean(axis=1) == pytest.approx(
+        step["attention_seconds"], abs=2e-6
+    )
+    assert sent.tolist() == step["nic_tx_bytes"]
+    assert {"attend o forward", "matmul q forward", "optimizer wq forward"} <= set(of["names"])
+    assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * step["seconds"], rel=1e-6)
+
+
+def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(tmp_path: Path) -> None:
+    settings = ["system=ring", "executor=simulated_attention", "baseline=null", "steps=1"]
+    made(tmp_path, *settings)
+    path = made(tmp_path, *settings, "+model.overlap_collectives=false")
+    some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
+    assert "attend o forward" in some["timeline"]["names"]
+    assert (none["timeline"], "problem" in none) == (None, False)
+    assert none["undrawn"].startswith("model.overlap_collectives is False")
+    steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))
+    assert (len(steps), told) == (2, [])
 
 
 def test_a_whole_step_s_critical_path_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,30 +191,6 @@ def test_a_whole_step_s_shares_are_its_account_and_a_window_of_several_layers_is
     assert shares.sum(axis=0) == pytest.approx(run.steps[0]["seconds"], rel=1e-12)
     for name in ("attention", "waiting_link", "waiting_parameters"):
         assert shares[SHARES.index(PARTS[name])].tolist() == run.steps[0]["seconds_for"][name]
-
-
-def test_an_events_blocks_are_the_plans(runs: dict[str, Run]) -> None:
-    replay = Replay.of(runs["ring"])
-    batch, plans = replay.step(runs["ring"].steps[0])
-    of = inside.timeline(plans, replay.cost)
-    assert of is not None
-    for name, what in zip(of["name"], of["what"], strict=True):
-        kind = of["names"][name].split()[0]
-        assert len(what) == (2 if kind == "attend" else 1 if kind in TENSOR_NAMES else 0), kind
-    for told in of["lists"]:
-        named = sum(here for *_, here in told["sequences"])
-        assert (named == told["tokens"]) == (told["num_sequences"] <= len(told["sequences"]))
-        assert all(batch.lengths[seq] == length for seq, length, _ in told["sequences"])
-    assert {"attend forward", "attend backward", "kv forward"} <= set(of["names"])
-
-
-def test_pipelines_have_a_timeline_too(runs: dict[str, Run]) -> None:
-    replay = Replay.of(runs["hydraulis"])
-    _, plans = replay.step(runs["hydraulis"].steps[0])
-    of = inside.timeline(plans, replay.cost)
-    assert of is not None
-    assert of["pipelines"]
-    assert set(of["names"]) == {"forward", "backward"} | SHARED - {SHOWN["forward"]}
 
 
 @pytest.mark.parametrize("system", ["ring", "zeppelin", "hydraulis"])

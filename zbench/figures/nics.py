@@ -1,4 +1,4 @@
-"""Utilisation of every NIC by attention's messages during two layers: ring, zeppelin without routing, zeppelin."""
+"""How busy attention's messages keep every NIC in a step of two layers: ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections import Counter
@@ -12,7 +12,6 @@ from zbench.describe.arrays import Floats
 from zbench.figures.records import Event, Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
-from zbench.trace.tracks import SHARED
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("nics", "nics_direct")
@@ -24,8 +23,8 @@ BINS = 200
 @dataclass(frozen=True, slots=True)
 class Busy:
     """The utilisation of NICs under one system. share: [num_nics, BINS], of each of BINS equal spans of `longest`
-    seconds in which a NIC moves something, mean of both directions. seconds: when this system's last event ends; mean:
-    over NICs until then."""
+    seconds in which a NIC moves something of attention, mean of both directions. seconds: when this system's last event
+    ends; mean: over NICs until then."""
 
     name: str
     share: Floats
@@ -37,7 +36,7 @@ class Busy:
 
 def table(records: Records) -> list[Busy]:
     """Returns NICs' utilisation under every recorded system, the slowest first."""
-    traces = [[one for one in records.trace(run) if one["name"] not in SHARED] for run in records.runs]
+    traces = [records.trace(run) for run in records.runs]
     ends = [max(event["ts"] + event["dur"] for event in trace if event["ph"] == "X") * 1e-6 for trace in traces]
     longest = max(ends)
     out = []
@@ -75,7 +74,7 @@ def _shares(events: Sequence[Event], num_nics: int, longest: float) -> Floats:
     out = np.zeros((num_nics, BINS))
     for event in events:
         nic = nic_of.get((event["pid"], event["tid"])) if event["ph"] == "X" else None
-        if nic is not None:
+        if nic is not None and event["args"]["for"] == "attention":
             begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
             share = 2 * event["args"].get("channels", 1) / channels[nic]
             out[nic] += share * np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin), 0, None)

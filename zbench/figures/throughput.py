@@ -55,7 +55,8 @@ def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
                         _mark(panel, one.speedup, place, system)
         for line, style, word in LINES:
             panel.plot([line, line], [-0.5, len(kinds) - 0.4], ls=style, color="#555555", lw=1, zorder=0.6)
-            panel.text(line, len(kinds) - 0.3, word, fontsize=7, ha="center", va="top", color="#444444")
+            beside = "right" if line == 1 else "center"
+            panel.text(line, len(kinds) - 0.3, word, fontsize=7, ha=beside, va="top", color="#444444")
         panel.set_yticks(range(len(kinds)), [f"{_short(model)} {workload}" for model, workload in kinds], fontsize=8)
         panel.set_ylim(len(kinds) + 1.0, -0.5)  # a row more, for words
         panel.set_xlim(0, 1.04 * furthest)

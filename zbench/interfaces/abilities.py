@@ -159,7 +159,7 @@ class HasOperationBytes(Protocol):
 
 @runtime_checkable
 class TracesSteps(Protocol):
-    """An executor that traces what it ran itself; of others zbench.trace writes what the cost model predicts."""
+    """An executor that traces what it ran; with others a run takes no trace."""
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Runs one step and writes its trace into the file `trace`; None: writes none."""

@@ -23,7 +23,7 @@ with loading(__name__):
     from zbench.record.words import convention_words, doubt_words
     from zbench.report.advice import advice_told, is_advice
     from zbench.report.columns import MOST_EVENTS
-    from zbench.report.inside import critical_path_table, homes, timeline, whole_timeline
+    from zbench.report.inside import critical_path_table, homes, timeline
     from zbench.report.measured import measured_timeline
     from zbench.report.overview import SERIES, SHARES, overview, rounded, step_overview
     from zbench.report.page import encoded, page
@@ -171,7 +171,8 @@ def looked_into(
             out[f"{run.start['run']}/{line['step']}"] = found
             meter.show("looking into", number + 1)
     left_out += [str(told) for told in replays.values() if isinstance(told, Unknown)]
-    if dense := [key for key, step in out.items() if "homes" in step and step["timeline"] is None]:
+    drawable = {key: step for key, step in out.items() if "homes" in step and "undrawn" not in step}
+    if dense := [key for key, step in drawable.items() if step["timeline"] is None]:
         left_out.append(
             f"The timelines of {len(dense)} steps are left out: they have more than {MOST_EVENTS:,} events. "
             "trace=FILE writes one for Perfetto."
@@ -181,7 +182,8 @@ def looked_into(
 
 def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust: bool = False) -> dict[str, Any]:
     """Looks into a step: returns what the record says, and its plans, made again; where that fails, why, in `problem`.
-    Of a measured step that was traced the timeline is its trace; where that is gone, why, in `untraced`.
+    Of a measured step that was traced the timeline is its trace; where that is gone, why, in `untraced`. Of others it
+    is simulated, as a whole step; where there is none of its configuration, why, in `undrawn`.
 
     replays: by run, those made so far. trust: as of Replay.
     """
@@ -196,8 +198,11 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         batch, plans = replay.step(line)
         cost = replay.cost
         executor = replay.parts.executor
-        drawn = whole_timeline(batch, plans, executor) if isinstance(executor, Simulated) else timeline(plans, cost)
-        found |= {"homes": homes(plans), "timeline": drawn}
+        found |= {"homes": homes(plans), "timeline": None}
+        try:
+            found["timeline"] = timeline(batch, plans, replay.whole_steps)
+        except ValueError as error:
+            found["undrawn"] = str(error)
         if isinstance(executor, Simulated):
             found["critical"] = critical_path_table(batch, plans, executor, run.start, line)
         if run.start["facts"].get("simulated"):

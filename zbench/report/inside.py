@@ -1,64 +1,37 @@
 """Looks into a recorded step: planned and simulated again, as columns for the page. Pure: no torch.
 
-A plan is a function of batch and configuration, so a record need not hold it. The timeline is the simulator's, of a
-step of LAYERS layers in place of all (they are equal), whatever the run's executor was: what was measured is not made
-again (zbench.report.measured has it where it was traced).
+A plan is a function of batch and configuration, so a record need not hold it. The timeline is of a whole step with
+LAYERS layers in place of all (they are alike), simulated, whatever the run's executor was: what was measured is not
+made again (zbench.report.measured has it where it was traced).
 """
 
 from dataclasses import asdict, replace
 
 import numpy as np
 
-from zbench.cost.cost import Cost
 from zbench.critical.told import told_path
 from zbench.describe.batch import Batch
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.record.record import Line
-from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
+from zbench.report.columns import MOST_EVENTS, Columns
 from zbench.report.overview import Table
 from zbench.simulated.executor import Simulated
+from zbench.trace.file import MOST_EVENTS as MOST_OPERATIONS
 from zbench.trace.file import Event
-from zbench.trace.step import MOST_EVENTS as MOST_OPERATIONS
-from zbench.trace.step import events
-from zbench.trace.tracks import sharing_track, titles
 from zbench.trace.whole_step import track_titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
 
 
-def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
-    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
-    pipelines = plans[0].pipelines is not None or cost.pp > 1
-    layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
-    short = replace(cost, model=replace(cost.model, num_layers=layers))
-    if not pipelines and sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans) > MOST_EVENTS:
-        return None
-    columns = Columns()
-    for event in events(plans, short):
-        if len(columns) == MOST_EVENTS:
-            return None
-        args = event["args"]
-        micro, route = args.get("micro_batch", -1), [args["from"], args["to"]] if "from" in args else []
-        of, what = (micro, args.get("layer", -1)), [(micro, number) for number in _way(plans, event)]
-        span, size = (event["ts"], event["dur"]), args.get("bytes", 0)
-        columns.add(_track(event, cost), _titled(event), span, of, what, size, route)
-    return {
-        "layers": layers,
-        "of_layers": cost.model.num_layers,
-        "pipelines": pipelines,
-        "measured": False,
-        "tracks": _tracks(cost),
-        "per_node": sharing_track(cost.cluster) + 1,
-        "gpus_per_rank": cost.tp,
-        **columns.table(plans),
-    }
+def timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Table | None:
+    """Returns the events of a step as columns (zbench.report.columns), of as many layers as are gathered ahead where
+    those are more than LAYERS; None where there are more than MOST_EVENTS.
 
-
-def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Table | None:
-    """Returns the events of a whole step as columns, of as many layers as are gathered ahead where those are more than
-    LAYERS."""
+    Raises:
+        ValueError: there is no such step.
+    """
     cost = executor.cost
     ahead = StepOverlap(executor.window).layers_ahead  # a forward has no more
     layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, ahead), cost.model.num_layers)
@@ -75,12 +48,10 @@ def whole_timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -
     return {
         "layers": layers,
         "of_layers": cost.model.num_layers,
-        "pipelines": False,
-        "whole": True,
         "measured": False,
         "tracks": [title for node in titles for title in node],
         "per_node": len(titles[0]),
-        "gpus_per_rank": 1,
+        "gpus": cost.gpus.cluster.num_ranks,
         **columns.table(plans),
     }
 
@@ -97,28 +68,10 @@ def critical_path_table(
     return {"head": told.head, "sheets": [asdict(sheet) for sheet in (told.made, told.listed)]}
 
 
-def _tracks(cost: Cost) -> list[str]:
-    """Lists the timeline's tracks, node by node."""
-    nodes = range(cost.whole.num_nodes)
-    return [name for node in nodes for name in titles(cost.whole, node, gpus=cost.tp, nics=cost.bonded_nics)]
-
-
-def _track(event: Event, cost: Cost) -> int:
-    return int(event["pid"] * (sharing_track(cost.cluster) + 1) + event["tid"])
-
-
 def _titled(event: Event) -> str:
     """Writes what is done, and in which pass: 'attend forward', 'kv backward'."""
     name, passing = event["name"], event["args"].get("pass", "")
     return name if not passing or passing in name else f"{name} {passing}"
-
-
-def _way(plans: tuple[Plan, ...], event: Event) -> list[int]:
-    """Returns the lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
-    if "operation" not in event["args"]:
-        return []
-    plan, op = plans[event["args"]["micro_batch"]], event["args"]["operation"]
-    return blocks_of(plan.backward if event["args"]["pass"] == "backward" else plan.forward, op)
 
 
 def homes(plans: tuple[Plan, ...]) -> list[Table]:

@@ -81,7 +81,7 @@ def measured_timeline(events: Sequence[Event], plans: tuple[Plan, ...], cost: Co
             return None
         _message(columns, number, begin, end["ts"] - begin["ts"], runs)
     per_node = 2 * sum(node == 0 for node, _ in named)
-    return {"measured": True, "pipelines": False, "tracks": tracks, "per_node": per_node, **columns.table(plans)}
+    return {"measured": True, "tracks": tracks, "per_node": per_node, **columns.table(plans)}
 
 
 def _span(columns: Columns, track: int, event: Event, runs: _Runs | None) -> None:

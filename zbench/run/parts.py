@@ -19,7 +19,7 @@ from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
-from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints
+from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints, TracesSteps
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
@@ -115,6 +115,9 @@ class Parts:
         tracker = make_part(make, config, "tracker")
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
+        if settings.trace is not None and not isinstance(executor, TracesSteps):
+            of = f"{type(executor).__name__} traces no steps"
+            raise ValueError(f"trace is {settings.trace}; {of}, executor=simulated and those that train do")
         expect("tracker", tracker, "log")
         return Parts(
             world,

@@ -19,6 +19,7 @@ from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
 from zbench.run.parts import CLOCKS, RUN_WHOLE_STEPS, SIMULATED, SIMULATED_ATTENTION, Parts
 from zbench.run.settings import PRECISIONS, Settings
+from zbench.simulated.executor import Simulated
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
 _QUOTING = ("workload.path", "workload.field")
@@ -66,6 +67,17 @@ class Replay:
             told = sentence(error) or (f"{type(error).__name__}: {error}",)
             reason = told[0].partition("; ")[0] if told[0].startswith(_QUOTING) else told[0]
             raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
+
+    @property
+    def whole_steps(self) -> Simulated:
+        """What plays its plans as whole steps, to be drawn: of a run that was of attention alone, or was measured with
+        attention's plans, with the usual window and buckets.
+
+        Raises:
+            ValueError: there are no whole steps of its configuration.
+        """
+        executor = self.parts.executor
+        return executor if isinstance(executor, Simulated) else Simulated(self.cost)
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
         """Returns the batch of a recorded step, and its plans.

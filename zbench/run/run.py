@@ -36,7 +36,6 @@ from zbench.run.summary import about_words, file_words, run_words
 from zbench.run.warm import warm
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.trace.file import trace_reference
-from zbench.trace.step import write_trace
 from zbench.track import Careful
 from zbench.track.default import tracker_words
 from zbench.track.names import CURVES, TIMELINE, of_run, step_figures, tracked
@@ -210,12 +209,12 @@ def _step(case: RunCase, executor: Executor, step: int, trace: str | None, meter
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
     meter.show(case.name, step, doing="playing" if parts.simulated else "running")
-    traced = executor.traced_step if trace is not None and isinstance(executor, TracesSteps) else None
-    play = partial(executor.step, batch, plans) if traced is None else partial(traced, batch, plans, trace)
+    play = partial(executor.step, batch, plans)
+    if trace is not None:
+        assert isinstance(executor, TracesSteps), "a run that is to be traced was checked for that"
+        play = partial(executor.traced_step, batch, plans, trace)
     result = gives(executor, ".step", "a batch and its plans", StepResult, play)
     executed = perf_counter()
-    if trace is not None and traced is None:
-        write_trace(trace, parts.cost, plans)
     return {
         "step": step,
         "tokens": batch.num_tokens,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from zbench.describe.cluster import Cluster
 from zbench.runtime.clocks.events import Events
 from zbench.trace.file import Event, write_events
-from zbench.trace.tracks import names
+from zbench.trace.tracks import gpu_track_names
 
 
 class NotedStep(Protocol):
@@ -44,7 +44,7 @@ def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[NotedSt
 
 
 def _events(cluster: Cluster, reports: Sequence[NotedStep], starts: Sequence[float]) -> Iterator[Event]:
-    yield from names(cluster, with_nics=False)
+    yield from gpu_track_names(cluster)
     noted = [report.events for report in reports if report.events is not None]
     assert len(noted) == len(reports), "a step that is traced is noted on every rank"
     for rank, (events, start) in enumerate(zip(noted, starts, strict=True)):

@@ -165,7 +165,7 @@ class Simulated:
         """Plays one step, and writes its trace, all layers played out, with its critical path.
 
         Raises:
-            ValueError: the trace would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
+            ValueError: the trace would have more than zbench.trace.file.MOST_EVENTS events, or cannot be written.
         """
         if trace is not None:
             write_whole_step(trace, *self.all_layers(batch, plans), self.cost.gpus.cluster)
@@ -183,7 +183,7 @@ class Simulated:
         """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step.
 
         Raises:
-            ValueError: they are more than zbench.trace.step.MOST_EVENTS, or as `built`.
+            ValueError: they are more than zbench.trace.file.MOST_EVENTS, or as `built`.
         """
         return counted_events(*self.all_layers(batch, plans), self.cost.gpus.cluster)
 

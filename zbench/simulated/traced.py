@@ -8,8 +8,7 @@ from zbench.critical.drawn import path_events
 from zbench.describe.cluster import Cluster
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.program import StepProgram
-from zbench.trace.file import Event, write_events
-from zbench.trace.step import MOST_EVENTS
+from zbench.trace.file import MOST_EVENTS, Event, write_events
 from zbench.trace.whole_step import track_names, whole_step_events
 
 
@@ -17,7 +16,7 @@ def write_whole_step(path: str, program: StepProgram, timeline: Timeline, cluste
     """Writes the trace of a step that was played with all its layers. cluster: of GPUs, each one a place of the step.
 
     Raises:
-        ValueError: it would have more than zbench.trace.step.MOST_EVENTS events, or cannot be written.
+        ValueError: it would have more than zbench.trace.file.MOST_EVENTS events, or cannot be written.
     """
     drawn = counted_events(program, timeline, cluster)
     write_events(path, True, cluster, chain(path_events(program, timeline, cluster), track_names(cluster), drawn))
@@ -27,7 +26,7 @@ def counted_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -
     """Returns the events of operations, on the tracks of zbench.trace.whole_step.
 
     Raises:
-        ValueError: they are more than zbench.trace.step.MOST_EVENTS.
+        ValueError: they are more than zbench.trace.file.MOST_EVENTS.
     """
     count = 2 * program.table.shape[1]  # at most: a message is at two ports
     if count > MOST_EVENTS:

@@ -1,8 +1,9 @@
 """Events of a whole step: every operation by its name, on the queue or link that it takes. Pure: no torch.
 
 Tracks are a node's GPUs (computes), of every direction of each NIC and of each GPU's ports inside the node one a
-channel, and its CPUs, where they may update parameters. A message's event has its bytes and what they are for; the
-bytes of a NIC's events are those of the record.
+channel, and its CPUs, where they may update parameters. A message's event has its bytes and what they are for, and how
+many of several channels it takes: all of them are drawn as the first. The bytes of a NIC's events are those of the
+record.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import complete_event, nic_track
+from zbench.trace.tracks import complete_event
 
 _WAYS = ("sends", "receives")
 _COMPUTES = {"attend": "attend", "adam": "optimizer"}
@@ -40,10 +41,11 @@ def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster
             node, track = _computing_track(cluster, int(table[RANK, hop]))
             yield complete_event(name, node, track, begin, end - begin, args)
             continue
-        args |= {"bytes": int(table[BYTES, hop])}
+        count, whole = int(hops.channels[hop]), bool(hops.whole[hop])
+        args |= {"bytes": int(table[BYTES, hop])} | ({"channels": count if whole else 1} if count > 1 else {})
         for port in (int(table[LINK_A, hop]), int(table[LINK_B, hop])):
             if port >= 0:
-                channel = channels.take(port, int(hops.channels[hop]), begin, end, bool(hops.whole[hop]))
+                channel = channels.take(port, count, begin, end, whole)
                 node, track = _track(cluster, port, link, channel)
                 yield complete_event(name, node, track, begin, end - begin, args)
 
@@ -79,6 +81,11 @@ def _computing_track(cluster: Cluster, place: int) -> tuple[int, int]:
     return place - cluster.num_ranks, len(track_titles(cluster)[0]) - 1
 
 
+def _nic_track(cluster: Cluster, local: int, way: int, channel: int) -> int:
+    """Returns the thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
+    return cluster.gpus_per_node + (2 * local + way) * cluster.nic_channels + channel
+
+
 def _port_classes(cluster: Cluster) -> list[int]:
     """Returns the classes of links of which every GPU has ports of its own, in the order of their tracks."""
     return [number for number in range(len(cluster.links)) if number != NIC]
@@ -89,7 +96,7 @@ def _track(cluster: Cluster, port: int, link: int, channel: int) -> tuple[int, i
     way, own = port % 2, port // 2
     if link == NIC:
         node, local = divmod(own - cluster.num_ranks, cluster.nics_per_node)
-        return node, nic_track(cluster, local, way, channel)
+        return node, _nic_track(cluster, local, way, channel)
     before = 0
     for one in _port_classes(cluster):
         if one == link:
@@ -97,7 +104,7 @@ def _track(cluster: Cluster, port: int, link: int, channel: int) -> tuple[int, i
         before += 2 * cluster.links[one].channels
     node, local = divmod((own - (cluster.num_nics if link > NIC else 0)) % cluster.num_ranks, cluster.gpus_per_node)
     widths = sum(2 * cluster.links[one].channels for one in _port_classes(cluster))
-    first = nic_track(cluster, cluster.nics_per_node, 0, 0)
+    first = _nic_track(cluster, cluster.nics_per_node, 0, 0)
     return node, first + local * widths + before + way * cluster.links[link].channels + channel
 
 

@@ -17,7 +17,6 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.interfaces.abilities import TracesSteps
     from zbench.interfaces.protocols import Tracker
     from zbench.record.flops import Facts
     from zbench.record.metrics import nic_curves
@@ -26,7 +25,6 @@ with loading(__name__):
     from zbench.record.rows import rows
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
-    from zbench.trace.step import write_trace
     from zbench.track.names import CURVES, TIMELINE, of_run, step_figures, tracked
 
 
@@ -68,10 +66,7 @@ def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = Fa
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{TIMELINE}.json"
                 batch, plans = replay.step(run.steps[0])
-                if isinstance(replay.parts.executor, TracesSteps):
-                    replay.parts.executor.traced_step(batch, plans, str(path))
-                else:
-                    write_trace(path, replay.cost, plans)
+                replay.whole_steps.traced_step(batch, plans, str(path))
                 tracker.attach(TIMELINE, str(path))
         tracker.finish(run.status, of_run(row))
 

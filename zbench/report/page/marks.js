@@ -56,10 +56,9 @@ function told_list(list) {
   return [`${blocks}: ${plural(list.tokens, "token")} of`, ...of, ...(others ? [`and ${plural(others, "sequence")} more`] : [])];
 }
 
-// The GPUs of a rank: one, or with tensor parallelism several.
-function gpus(of, rank) {
-  const each = of.gpus_per_rank ?? 1;
-  return each === 1 ? `GPU ${rank}` : `GPUs ${rank * each}-${(rank + 1) * each - 1}`;
+// A place that messages go from or to: a GPU, or a node's host memory after them.
+function place(of, number) {
+  return number < (of.gpus ?? Infinity) ? `GPU ${number}` : `host memory ${number - of.gpus}`;
 }
 
 // One event in words, a line each.
@@ -67,8 +66,8 @@ function told(of, i) {
   const where = (of.layer[i] < 0 ? "" : `, layer ${of.layer[i]}`) + (of.micro[i] < 0 ? "" : `, micro-batch ${of.micro[i]}`);
   const out = [`${of.names[of.name[i]]}${where}`,
     `${of.tracks[of.track[i]]}: ${time(of.length[i])} from ${time(of.begin[i])} on`];
-  if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from ${of.route[i].map((rank) => gpus(of, rank)).join(" to ")}`);
-  else if (of.bytes[i]) out.push(`${bytes(of.bytes[i])} through every NIC, each way`);
+  if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from ${of.route[i].map((number) => place(of, number)).join(" to ")}`);
+  else if (of.bytes[i]) out.push(bytes(of.bytes[i]));
   const lists = of.what[i].map((number) => of.lists[number]);
   if (lists.length === 1) out.push(...told_list(lists[0]));
   if (lists.length === 2) {

@@ -39,10 +39,11 @@ function again(run, number, found) {
   if (found.problem) return `Only what the record says${traced ? ", and the step's own trace" : ""}: ${found.problem}.`;
   if (traced) return "The timeline is this step's own trace, measured. Which sequence lies where was made again from the record's configuration.";
   const why = found.untraced ? `: ${found.untraced}` : " (trace=FILE traces a run's first step)";
+  const undrawn = found.undrawn ? ` There is no timeline: ${found.undrawn}.` : "";
   const measured = run.simulated ? "" : ` The run itself was MEASURED, without a trace that could be shown${why}: the timeline is what the simulator makes of the same plans.`;
   const other = found.again_seconds === undefined ? "" :
     ` It now simulates in ${plain(found.again_seconds)} s, the record says ${plain(found.record.seconds)} s: sources have changed since.`;
-  return `Timeline and plan are not in the record: they were made again from its configuration and simulated on ${run.place}.${measured}${other}`;
+  return `Timeline and plan are not in the record: they were made again from its configuration and simulated on ${run.place}.${measured}${undrawn}${other}`;
 }
 
 function facts(run, of) {
@@ -119,9 +120,8 @@ function timeline_words(of) {
     return "Measured: as the ranks noted it. Linear modules fill what is empty; a message is drawn from when it was posted to when its receiver found it arrived. On a GPU, moments are those at which work was asked for.";
   }
   const some = of.layers === of.of_layers ? "All layers are played" : `${of.layers} of the model's ${of.of_layers} layers are played`;
-  const layers = of.pipelines ? "A bar is all layers of a stage." : `${some}, forward and backward; they are alike.`;
   const shared = of.layers === of.of_layers ? "" : " Parameters, gradients and the optimizer are those of a model of so many layers.";
-  return `Simulated. ${layers}${shared}${of.whole ? " Every operation of the step is a bar." : " Messages inside a node are not drawn."}`;
+  return `Simulated. ${some}, forward and backward; they are alike.${shared} Every operation of the step is a bar.`;
 }
 
 const range = ([from, to]) => Array.from({ length: to - from }, (_, i) => from + i);
