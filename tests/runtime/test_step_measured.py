@@ -54,8 +54,8 @@ def test_gpus_are_ranks() -> None:
 
 
 def test_waits_for_messages_are_for_ranks_and_links_where_one_clock_tells() -> None:
-    one = small(2, 2)
-    cost = make_cost(one.cluster, one.model, pipelines=False)
+    small_cost = small(2, 2)
+    cost = make_cost(small_cost.cluster, small_cost.model, pipelines=False)
     spent = {"linear": 5.0, "waiting_messages": 3.0}
     late = NamedMessages("m", {}, [Waited((1, 0), 1.0, 3.0)])
     reports = [
