@@ -5,6 +5,7 @@ Each step has every sequence on one rank: data parallelism only, as in all of th
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
@@ -156,7 +157,8 @@ def training_operations(get_cluster: GetCluster, as_published: bool = False) -> 
     for row in published_rows("training"):
         setup, cluster = _setup(row, get_cluster)
         overlap = setup.overlap if as_published else USUAL
-        step, again = _played(setup, cluster, lambda cost, by=overlap: Simulated(cost, by.window, by.gradient_bucket))
+        executor = partial(Simulated, window=overlap.window, gradient_bucket=overlap.gradient_bucket)
+        step, again = _played(setup, cluster, executor)
         played = {name: fmean(seconds) for name, seconds in step.seconds_for.items()}
         if again:
             played["recomputation"] = again
