@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from zbench.anchors import __main__
+from zbench.anchors.anchor import published_rows
 from zbench.anchors.flexsp_constants import FIXED, operations_by_constants, published_objective
 from zbench.anchors.operations import StepOperations, played_operations, step_operations
 from zbench.anchors.presets import cluster, workload
-from zbench.anchors.show import show_operations
+from zbench.anchors.show import show_operations, show_training_operations
 from zbench.anchors.steps import batch, flexsp_systems, published_cost
+from zbench.anchors.training import anchors, training_operations
 from zbench.simulated.executor import Simulated
 from zbench.systems.flexsp.batches import total_seconds
 
@@ -100,3 +102,31 @@ def test_as_published_documents_have_more_tokens_and_steps_are_longer(
     monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--as-published"])
     assert __main__.main() == 2
     assert "--as-published is of the operations of steps, so give --operations as well" in capsys.readouterr().err
+
+
+def test_training_steps_by_operation_are_those_of_their_anchors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published seconds are to predicted ones as predicted rates to measured ones; parts sum to the step. With all
+    parameters gathered ahead of a step nothing is computed beside them."""
+    few = [row for row in published_rows("training") if row["num_gpus"] in ("8", "16")]
+    monkeypatch.setattr("zbench.anchors.training.published_rows", lambda _: few)
+    found, waiting = training_operations(cluster), training_operations(cluster, as_published=True)
+    for one, anchor in zip(found, anchors(cluster, Simulated), strict=True):
+        assert one.published / sum(one.played.values()) == pytest.approx(1 + anchor.error, rel=1e-9)
+        assert anchor.case.startswith(f"{one.case}, ")
+    for one, other in zip(found, waiting, strict=True):
+        assert other.published == one.published
+        if not one.case.startswith("internevo"):
+            assert other.played == one.played
+            continue
+        assert other.played["linear"] == pytest.approx(one.played["linear"], rel=1e-9)
+        assert other.played["waiting_parameters"] > 5 * one.played["waiting_parameters"]
+    show_training_operations([replace(found[0], published=100.0)])
+    printed = capsys.readouterr().out.split("GPUs", 1)[1].split("\n")[0].split()
+    assert [float(word) for word in printed[-2:]] == [100, pytest.approx(100 - sum(found[0].played.values()), abs=1e-3)]
+    monkeypatch.setattr(sys, "argv", ["zbench.anchors", "--operations", "training", "--json"])
+    assert __main__.main() == 0
+    assert [row["predicted"] for row in json.loads(capsys.readouterr().out)] == [
+        pytest.approx(sum(one.played.values())) for one in found
+    ]

@@ -67,7 +67,9 @@ def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
     assert not problems
     for step in run.steps:
         assert {"parameters", "gradients"} <= step["nic_tx_for"].keys()
-        assert {"attention", "linear", "waiting_messages", "waiting_parameters"} <= step["seconds_for"].keys()
+        assert {"attention", "linear", "waiting_link", "waiting_rank", "waiting_parameters"} <= step[
+            "seconds_for"
+        ].keys()
         assert [len(step[name]) for name in ("attention_seconds", "peak_bytes", "nic_tx_bytes")] == [2, 2, 2]
     events = json.loads(trace.read_text())["traceEvents"]
     assert {one["pid"] for one in events if one["name"] == "optimizer"} == {0, 1}

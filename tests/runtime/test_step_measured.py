@@ -8,6 +8,7 @@ from tests.helpers.oracles import small
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.result import StepResult
+from zbench.runtime.clocks.named import NamedMessages, Waited
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.step_measured import whole_step_result
 
@@ -50,6 +51,23 @@ def test_gpus_are_ranks() -> None:
     assert reports.communication_seconds == [3, 3, 3, 3]
     assert reports.peak_bytes == [7, 8, 8, 8]
     assert reports.phases["compile"] == 0.5
+
+
+def test_waits_for_messages_are_for_ranks_and_links_where_one_clock_tells() -> None:
+    small_cost = small(2, 2)
+    cost = make_cost(small_cost.cluster, small_cost.model, pipelines=False)
+    spent = {"linear": 5.0, "waiting_messages": 3.0}
+    late = NamedMessages("m", {}, [Waited((1, 0), 1.0, 3.0)])
+    reports = [
+        replace(SLOW, spent=spent, named=late),
+        replace(SLOW, spent=spent, named=NamedMessages("m", {(0, 0): 2.5})),
+    ]
+    reports += [replace(SLOW, spent=spent, named=NamedMessages("m"))] * 2
+    batch = Batch(np.array([64]), 0, 0)
+    found = whole_step_result(batch, cost, reports, {}).seconds_for
+    assert found == {"linear": [5] * 4, "waiting_rank": [1.5, 0, 0, 0], "waiting_link": [1.5, 3, 3, 3]}
+    apart = [replace(reports[0], named=late._replace(machine="other")), *reports[1:]]
+    assert whole_step_result(batch, cost, apart, {}).seconds_for == {"linear": [5] * 4, "waiting_messages": [3] * 4}
 
 
 def test_groups_are_ranks_and_have_their_gpus_means() -> None:

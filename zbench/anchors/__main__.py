@@ -1,5 +1,5 @@
-"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [--world NAME] [--window N]
-[--as-published], or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
+"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [training] [--world NAME]
+[--window N] [--as-published], or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
 
 import sys
 
@@ -28,6 +28,7 @@ with loading(__name__):
     from zbench.simulated.clocks import CLOCKS, SIMULATED
     from zbench.simulated.executor import Simulated
 
+TRAINING = "training"  # the group whose steps --operations may be of
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
     "nccl": "NCCL's own bus bandwidths",
@@ -78,17 +79,22 @@ def _anchors() -> int:
         raise ValueError("--rows is ''; it takes a CSV file of measured rows")
     for name in ("rows", "group", "clock"):
         if arguments.operations and (value := getattr(arguments, name)):
-            told = "is of FlexSP's published steps, as whole steps, so it takes no"
+            told = "is of published steps, as whole steps, so it takes no"
             raise ValueError(f"--{name} is {value}; --operations {told} --{name} beside it")
     if arguments.window is not None and not arguments.operations:
         told = "it is of the operations of steps, so give --operations as well"
         raise ValueError(f"--window is {arguments.window}; {told}")
     if arguments.as_published and not arguments.operations:
         raise ValueError("--as-published is of the operations of steps, so give --operations as well")
+    if arguments.window is not None and arguments.operations == TRAINING:
+        told = f"--operations {TRAINING} has whole steps' usual one, or that of --as-published"
+        raise ValueError(f"--window is {arguments.window}; {told}, so it takes no --window beside it")
     for name in ("world", "clock"):
         if arguments.rows and (value := getattr(arguments, name)):
             raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
-    if arguments.operations:
+    if arguments.operations == TRAINING:
+        _training_operations(arguments.world or NOMINAL, arguments.as_published, arguments.json)
+    elif arguments.operations:
         _operations(arguments.world or NOMINAL, arguments.window, arguments.as_published, arguments.json)
     elif arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
@@ -124,8 +130,11 @@ def _asked() -> argparse.Namespace:
     )
     parser.add_argument(
         "--operations",
-        action="store_true",
-        help="instead, what the seconds of FlexSP's published steps go to, as whole steps and by its own constants",
+        nargs="?",
+        const="steps",
+        choices=("steps", TRAINING),
+        help="instead, what the seconds of published steps go to, as whole steps: FlexSP's (steps, where nothing is "
+        "said), and by its own constants, or those of group training",
     )
     parser.add_argument(
         "--window",
@@ -136,7 +145,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--as-published",
         action="store_true",
-        help="of --operations: documents padded, and the smallest groups of two GPUs, as FlexSP's public code has them",
+        help="of --operations: documents padded, and the smallest groups of two GPUs, as FlexSP's public code has "
+        "them; of training gathers and reductions as their configurations have them",
     )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
@@ -163,6 +173,16 @@ def _operations(world: str, window: int | str | None, as_published: bool, as_jso
     from zbench.anchors.show import show_operations
 
     show_operations(found)
+
+
+def _training_operations(world: str, as_published: bool, as_json: bool) -> None:
+    found = training.training_operations(_clusters(world, True), as_published)
+    if as_json:
+        _print_json([one.as_row() for one in found])
+        return
+    from zbench.anchors.show import show_training_operations
+
+    show_training_operations(found)
 
 
 def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:

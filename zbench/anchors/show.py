@@ -10,9 +10,12 @@ from rich.text import Text
 from zbench.anchors.anchor import Anchor
 from zbench.anchors.operations import StepOperations
 from zbench.anchors.summary import summary_rows
+from zbench.anchors.training import TrainingOperations
 from zbench.describe.units import with_noun
+from zbench.interfaces.result import SECONDS_FOR
 
 KINDS = {True: "known", False: "blind"}
+_SHOWN = 0.0005  # seconds below which an operation's are left out
 _WIDE = 160  # columns where nobody watches a terminal
 
 
@@ -84,6 +87,26 @@ def show_operations(found: Sequence[StepOperations]) -> None:
         "a link. collectives: waiting for parameters and gradients, as long as the GPU that waits least. by its "
         "constants: what those of FlexSP's public code give for the same plans; what its constant of a micro-batch is "
         "made of is not published."
+    )
+
+
+def show_training_operations(found: Sequence[TrainingOperations]) -> None:
+    """Prints what the seconds of published training steps go to, a row each, and what is missing."""
+    console = _console()
+    table = Table(title="seconds of published training steps", title_justify="left", box=None)
+    parts = [name for name in SECONDS_FOR if any(one.played.get(name, 0) >= _SHOWN for one in found)]
+    for column in ("step", *(name.removeprefix("waiting_") for name in parts), "predicted", "published", "missing"):
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for one in found:
+        predicted = sum(one.played.values())
+        played = (f"{one.played[name]:.3f}" if one.played.get(name, 0) >= _SHOWN else "" for name in parts)
+        sums = (predicted, one.published, one.published - predicted)
+        table.add_row(one.case, *played, *(f"{seconds:.3f}" for seconds in sums))
+    console.print(table)
+    console.print(
+        "attention and linear: computing. recomputation: what the backward makes again. parameters, gradients, link, "
+        "rank: waiting for them, as the records of whole steps have it (docs/metrics.md). All but published and "
+        "missing: simulated by zbench, means over GPUs."
     )
 
 

@@ -3,7 +3,10 @@
 Each step has every sequence on one rank: data parallelism only, as in all of them.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -13,10 +16,15 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.overlap import StepOverlap
+from zbench.interfaces.result import StepResult
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
+from zbench.simulated.executor import Simulated
+
+USUAL = StepOverlap()
 
 # Megatron's table names 7.1B parameters, a vocabulary of 131,072 (not tied) and sequences of 4,096; 30 layers of
 # 4,096 are what makes 7.11B. A GELU feed-forward of 4 x hidden counts as a SwiGLU one of 8/3 (see flexsp.GPT_7B).
@@ -87,7 +95,8 @@ class PublishedRun:
 
     preset, device: as in conf/cluster and conf/cluster/device. sequences: of one GPU in a micro-batch, each `length`
     tokens. rerun: share of the layers' matmuls that the backward runs again. nics: (number of a node, bytes/s of
-    each), where they are not the preset's.
+    each), where they are not the preset's. overlap: of gathers and reductions, as its published configuration says;
+    anchors are predicted with whole steps' usual one.
     """
 
     model: Model
@@ -98,8 +107,26 @@ class PublishedRun:
     micro_batches: int = 1
     rerun: float = 0.0
     nics: tuple[int, float] | None = None
+    overlap: StepOverlap = USUAL
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingOperations:
+    """The seconds of a published step by what they go to, means over GPUs. published: the step's, of its tokens or
+    FLOPs a second. played: by part of zbench.interfaces.result.SECONDS_FOR, as it is simulated; they sum to its
+    seconds."""
+
+    case: str
+    published: float
+    played: Mapping[str, float]
+
+    def as_row(self) -> dict[str, object]:
+        """Returns the step as an object of --json."""
+        return asdict(self) | {"predicted": sum(self.played.values())}
+
+
+# As its configs/7B_sft.py has it: overlap_sync_param=False, reduce_bucket_size=512 * 1024 * 1024 parameters.
+_INTERNEVO = StepOverlap("all", 512 * 1024 * 1024)
 SETUPS = {
     # Attention by cuDNN, as in Transformer Engine at the time; how many sequences a GPU had is not published: a guess.
     "megatron": PublishedRun(MEGATRON, "h100_4x8", "h100_80g_cudnn", 4096, 4),
@@ -107,7 +134,9 @@ SETUPS = {
     # second matmul and all elementwise work run again.
     "torchtitan": PublishedRun(LLAMA, "h100_4x8", "h100_96g_500w", 8192, 2, rerun=0.5),
     # 4 micro-batches of 2 x 2,048 tokens, 4 x 100 Gb/s RoCE a node (the page).
-    "internevo": PublishedRun(INTERNLM, "a100_8x8", "a100_80g", 2048, 2, micro_batches=4, nics=(4, 12.5e9)),
+    "internevo": PublishedRun(
+        INTERNLM, "a100_8x8", "a100_80g", 2048, 2, micro_batches=4, nics=(4, 12.5e9), overlap=_INTERNEVO
+    ),
     # One node; how many sequences a GPU had is not published: 16K tokens a step are a guess.
     "gpt_1.3b_2k": PublishedRun(GPT_1_3B, "a100_8x8", "a100_80g", 2048, 8),
     "gpt_1.3b_8k": PublishedRun(GPT_1_3B, "a100_8x8", "a100_80g", 8192, 2),
@@ -121,33 +150,65 @@ def anchors(get_cluster: GetCluster, executor: GetExecutor) -> list[Anchor]:
     return [_anchor(row, get_cluster, executor) for row in published_rows("training")]
 
 
+def training_operations(get_cluster: GetCluster, as_published: bool = False) -> list[TrainingOperations]:
+    """Returns what the seconds of the published training steps go to, played as whole steps. as_published: with gathers
+    and reductions as their configurations have them."""
+    found = []
+    for row in published_rows("training"):
+        setup, cluster = _setup(row, get_cluster)
+        overlap = setup.overlap if as_published else USUAL
+        executor = partial(Simulated, window=overlap.window, gradient_bucket=overlap.gradient_bucket)
+        step, again = _played(setup, cluster, executor)
+        played = {name: fmean(seconds) for name, seconds in step.seconds_for.items()}
+        if again:
+            played["recomputation"] = again
+        predicted = _told(row, setup, step.seconds + again)
+        published = (step.seconds + again) * predicted / float(row["value"])
+        found.append(TrainingOperations(_case(row, setup), published, played))
+    return found
+
+
 def _anchor(row: Row, get_cluster: GetCluster, executor: GetExecutor) -> Anchor:
-    setup, num_gpus = SETUPS[row["run"]], int(row["num_gpus"])
-    cluster = get_cluster(setup.preset, num_nodes=num_gpus // 8, device=setup.device)
-    if setup.nics is not None:
-        cluster = replace(cluster, nics_per_node=setup.nics[0], nic_bandwidth=setup.nics[1])
-    kernels: Literal["fused", "eager"] = "eager" if row["kernels"] == "eager" else "fused"
-    model = replace(setup.model, kernels=kernels)
-    tokens = setup.length * setup.sequences * setup.micro_batches
-    tokens_per_second = tokens / _step_seconds(replace(setup, model=model), cluster, executor)
-    flops = tokens_per_second * megatron_flops(model, setup.length) / 1e12
-    predicted = flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
-    run = f"{model.name}_{setup.length // 1024}k" if row["run"] != row["framework"] else model.name
-    case = f"{row['framework']} {run} {row['kernels']} {num_gpus} GPUs, {row['unit']}"
+    setup, cluster = _setup(row, get_cluster)
+    step, again = _played(setup, cluster, executor)
+    predicted, case = _told(row, setup, step.seconds + again), f"{_case(row, setup)}, {row['unit']}"
     return Anchor("training", case, float(row["value"]), predicted, row["source"], is_known(row), row["framework"])
 
 
-def _step_seconds(setup: PublishedRun, cluster: Cluster, executor: GetExecutor) -> float:
-    """Returns the simulated seconds of a training step of `setup` on the cluster."""
+def _setup(row: Row, get_cluster: GetCluster) -> tuple[PublishedRun, Cluster]:
+    """Returns the run of a published row, with its kernels, and its cluster."""
+    setup = SETUPS[row["run"]]
+    cluster = get_cluster(setup.preset, num_nodes=int(row["num_gpus"]) // 8, device=setup.device)
+    if setup.nics is not None:
+        cluster = replace(cluster, nics_per_node=setup.nics[0], nic_bandwidth=setup.nics[1])
+    kernels: Literal["fused", "eager"] = "eager" if row["kernels"] == "eager" else "fused"
+    return replace(setup, model=replace(setup.model, kernels=kernels)), cluster
+
+
+def _case(row: Row, setup: PublishedRun) -> str:
+    name = setup.model.name
+    run = f"{name}_{setup.length // 1024}k" if row["run"] != row["framework"] else name
+    return f"{row['framework']} {run} {row['kernels']} {row['num_gpus']} GPUs"
+
+
+def _told(row: Row, setup: PublishedRun, seconds: float) -> float:
+    """Returns what a step of so many seconds is in the row's unit."""
+    tokens_per_second = setup.length * setup.sequences * setup.micro_batches / seconds
+    flops = tokens_per_second * megatron_flops(setup.model, setup.length) / 1e12
+    return flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
+
+
+def _played(setup: PublishedRun, cluster: Cluster, executor: GetExecutor) -> tuple[StepResult, float]:
+    """Returns a simulated training step of `setup` on the cluster, and the seconds of what it runs again besides."""
     in_one = cluster.num_ranks * setup.sequences
     lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)
     cost = Cost(cluster, setup.model)
     plans = tuple(_plan(lengths, seqs, cost) for seqs in np.arange(len(lengths)).reshape(-1, in_one))
     step = executor(cost).step(Batch(lengths, seed=0, step=0), plans)
     if not setup.rerun:
-        return step.seconds
+        return step, 0.0
     again = cost.linear_seconds(np.array([setup.length * setup.sequences]), setup.rerun)
-    return step.seconds + setup.model.num_layers * float(again[0])
+    return step, setup.model.num_layers * float(again[0])
 
 
 def _plan(lengths: Ints, seqs: Ints, cost: Cost) -> Plan:

@@ -11,6 +11,7 @@ from zbench.cost.gathers import nic_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import StepResult
+from zbench.runtime.clocks.named import seconds_for_ranks
 from zbench.runtime.job.footprint import LevelChoice
 from zbench.runtime.job.job import Report
 from zbench.runtime.traffic import Sent
@@ -88,7 +89,8 @@ def _seconds_for(reports: list[Report], seconds: float) -> dict[str, list[float]
     are in it. What attention takes beside kernels, repacking and waiting is the interpreter's.
     """
     found: dict[str, list[float]] = {}
-    for one in reports:
+    late = seconds_for_ranks([one.named for one in reports])
+    for rank, one in enumerate(reports):
         took, phases = one.seconds, one.phases
         waiting = one.exposed_seconds - one.repacking_seconds - phases["reduction"]
         parts = {
@@ -97,7 +99,7 @@ def _seconds_for(reports: list[Report], seconds: float) -> dict[str, list[float]
             "optimizer": phases["optimizer"],
             "repacking": one.repacking_seconds,
             "interpreter": phases["attention"] - one.attention_seconds - one.repacking_seconds - waiting,
-            "waiting_messages": waiting,
+            **({"waiting_messages": waiting} if late is None else _told_apart(waiting, late[rank])),
             "waiting_gradients": phases["reduction"],
             "end": seconds - took,
         }
@@ -106,6 +108,11 @@ def _seconds_for(reports: list[Report], seconds: float) -> dict[str, list[float]
         for name, value in parts.items():
             found.setdefault(name, []).append(max(value, 0.0))
     return {name: values for name, values in found.items() if any(values)}
+
+
+def _told_apart(waiting: float, late: float) -> dict[str, float]:
+    """Returns a rank's waiting for messages by what was late. late: seconds in which another rank was."""
+    return {"waiting_rank": min(late, waiting), "waiting_link": waiting - min(late, waiting)}
 
 
 def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int:

@@ -9,12 +9,14 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
+from zbench.runtime.clocks.named import seconds_for_ranks
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.measured import lateness, nic_series, node_nic_bytes
 from zbench.runtime.worker_clocks import StepClock
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.operations import QUEUES
 
+MESSAGES = "waiting_messages"
 _WAITS = tuple(name for name in SECONDS_FOR if name.startswith("waiting_"))
 
 
@@ -44,6 +46,10 @@ def whole_step_result(
 
     parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
     parts["end"] = means(clock.idle)
+    if (late := seconds_for_ranks([one.named for one in reports])) is not None:
+        messages = parts.pop(MESSAGES)
+        parts["waiting_rank"] = [min(one, of) for one, of in zip(means(late), messages, strict=True)]
+        parts["waiting_link"] = [of - one for one, of in zip(parts["waiting_rank"], messages, strict=True)]
     nic = [{name: _nic_bytes(cluster, reports, name, way) for name in (*QUEUES[1:], SWITCH)} for way in (0, 1)]
     peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
     exposed = mean(_waited)

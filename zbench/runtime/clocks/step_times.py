@@ -8,28 +8,36 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zbench.interfaces.result import SECONDS_FOR
+from zbench.runtime.clocks.named import Name, NamedMessages, NamedMoments
 from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
 from zbench.runtime.clocks.times import Clock
 from zbench.step.operations import QUEUES
 
 OTHER = "interpreter"  # copies into messages and out of them, and what runs the list of operations
 # By queue, the part that waiting for its messages is; attention's and tensor parallelism's are not told apart.
-WAITS = tuple(f"waiting_{one}" if f"waiting_{one}" in SECONDS_FOR else "waiting_messages" for one in QUEUES)
+MESSAGES = "waiting_messages"
+WAITS = tuple(f"waiting_{one}" if f"waiting_{one}" in SECONDS_FOR else MESSAGES for one in QUEUES)
 
 
 class StepTimes:
     """The times of a step on a device's clock. They count from `begin` to `end`, and are read when the work is done: on
-    a GPU, after torch.cuda.synchronize. pace: of the device; a paced one has a clock of its own."""
+    a GPU, after torch.cuda.synchronize. pace: of the device; a paced one has a clock of its own.
+
+    Of messages with a name, whose moments are the host's, `named` has when they were posted, and of the queues whose
+    part is MESSAGES how long they were waited for.
+    """
 
     def __init__(self, clock: Clock, pace: Pacer | None = None) -> None:
         self.clock, self.pace = pace if isinstance(pace, Paced) else clock, pace or Unpaced()
         self._part, self._coming, self._is_on = OTHER, 0, False
         self._turns: list[tuple[str, Any]] = []  # the part that begins, and when
+        self._named, self.named = NamedMoments(), NamedMessages()
         self._under_way: list[Any] = []  # moments, in turn of the first message to come and of the last that came
 
     def begin(self) -> None:
         """Begins a step."""
         self._part, self._is_on, now = OTHER, True, self.clock.now()
+        self._named.begin()
         self._turns, self._under_way = [(OTHER, now)], [now] if self._coming else []  # of what began to come before
 
     def end(self) -> None:
@@ -38,7 +46,7 @@ class StepTimes:
         self._turns.append(("", now))
         if self._coming:
             self._under_way.append(now)
-        self._is_on = False
+        self._is_on, self.named = False, self._named.end()
 
     def turn_to(self, part: str) -> str:
         """Says that what follows is of a part of SECONDS_FOR; returns the one that it was of."""
@@ -48,13 +56,20 @@ class StepTimes:
             self._part = part
         return before
 
-    def wait(self, queue: int, messages: Callable[[], Any]) -> Any:
-        """Waits for messages of a queue; returns what that returns."""
+    def wait(self, queue: int, messages: Callable[[], Any], name: Name | None = None) -> Any:
+        """Waits for messages of a queue; returns what that returns. name: of the message that it is."""
         before, asked = self.turn_to(WAITS[queue]), self.pace.moment()
+        began = self.clock.now() if name is not None else 0.0
         found = messages()
         self.pace.came(asked)
+        if name is not None and WAITS[queue] == MESSAGES:
+            self._named.waited(name, began, self.clock.now())
         self.turn_to(before)
         return found
+
+    def leaves(self, name: Name) -> None:
+        """Says that a message is posted now; from any thread."""
+        self._named.leaves(name)
 
     def posted(self, count: int) -> None:
         """Says that receives of so many messages were posted."""

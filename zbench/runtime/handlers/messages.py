@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
+from zbench.runtime.clocks.named import Name
 from zbench.runtime.clocks.pace import Pacer
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
@@ -33,10 +34,12 @@ Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait
 
 @dataclass
 class Arrival:
-    """A message that is under way to this process, which any of its threads may wait for."""
+    """A message that is under way to this process, which any of its threads may wait for. name: that it is known by
+    where it came from; None: it has none."""
 
     data: Tensor
     works: list[Any]
+    name: Name | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def wait(self) -> Tensor:
@@ -84,12 +87,14 @@ class StepMessages(Protocol):
 
 @dataclass
 class GlooMessages:
-    """Messages over gloo. ends: the process's end for every queue, each with its own count. device: where they are."""
+    """Messages over gloo. ends: the process's end for every queue, each with its own count. device: where they are.
+    members: the numbers of the group's processes among all; (): they are all."""
 
     ends: Sequence[Endpoint]
     device: torch.device
     times: StepTimes
     ahead: int = AHEAD
+    members: Sequence[int] = ()
     _sent: Counter[int] = field(default_factory=Counter)
     _received: Counter[int] = field(default_factory=Counter)
     _works: Works = field(default_factory=lambda: deque([[]]))
@@ -99,10 +104,12 @@ class GlooMessages:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
         name = self._received[peer] % NAMES
         self._received[peer] += 1
-        return Arrival(data, [self.ends[queue].receive(data, peer, name)])
+        return Arrival(data, [self.ends[queue].receive(data, peer, name)], self._known(peer, name))
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
-        self._works[-1].append((self.ends[queue].send(data, peer, self._name(peer)), data, queue))
+        name = self._name(peer)
+        self._leaves(peer, name)
+        self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
     def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
         end = self.ends[queue]
@@ -111,10 +118,25 @@ class GlooMessages:
             return
         if queue not in self._passing:
             self._passing[queue] = PassingThread()
-        one = PassedOn(arrival.wait, partial(end.post, arrival.data, peer, self._name(peer)))
+        one = PassedOn(arrival.wait, partial(self._post, end, arrival.data, peer, self._name(peer)))
         end.traffic.sent(end.peers[peer], arrival.data.numel())
         self._passing[queue].give(one)
         self._works[-1].append((one, arrival.data, queue))
+
+    def _post(self, end: Endpoint, data: Tensor, peer: int, name: int) -> Any:
+        """Posts a message that was counted, in the thread that passes it on."""
+        self._leaves(peer, name)
+        return end.post(data, peer, name)
+
+    def _leaves(self, peer: int, name: int) -> None:
+        if (known := self._known(peer, name)) is not None:
+            self.times.leaves(known)
+
+    def _known(self, peer: int, name: int) -> Name | None:
+        """Returns by what times know a message to or from a process; None where they are a GPU's."""
+        if self.device.type != "cpu":
+            return None
+        return (self.members[peer] if self.members else peer), name
 
     def _name(self, peer: int) -> int:
         """Returns the name of the next message to a process."""
@@ -220,13 +242,15 @@ def open_messages(
     device: torch.device,
     batched: bool = False,
     pace: Pacer | None = None,
+    members: Sequence[int] = (),
 ) -> StepMessages:
     """Opens the messages of this process on a group. node_of: the node of every process, int64 [processes]. batched:
-    in batches, as NCCL takes them, over gloo, too. pace: of the device; None: it is not paced."""
+    in batches, as NCCL takes them, over gloo, too. pace: of the device; None: it is not paced. members: as GlooMessages
+    has them."""
     ends, times = [Endpoint.on(group, node_of, device) for _ in QUEUES], StepTimes(clock_on(device), pace)
     if batched or dist.get_backend(group) == "nccl":
         return BatchedStepMessages(ends, device, times)
-    return GlooMessages(ends, device, times)
+    return GlooMessages(ends, device, times, members=members)
 
 
 def bytes_by_queue(ends: Sequence[Endpoint]) -> dict[str, tuple[int, int]]:

@@ -188,7 +188,7 @@ class _Unpacked:
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
         board.wait()
-        message = times.wait(self.queue, self.arrival.wait)
+        message = times.wait(self.queue, self.arrival.wait, self.arrival.name)
         board.resume()
         times.arrived()
         lists = self.cells.first, self.cells.second

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zbench.cost.cost import Cost
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
+from zbench.runtime.clocks.named import NamedMessages
 
 if TYPE_CHECKING:
     from zbench.runtime.network.fault import Fault
@@ -111,7 +112,7 @@ class Report:
     between nodes. worst: largest relative difference to the dense model and where, on rank 0 where asked for.
     nic: per NIC of the node the bytes (sent, received). nic_series: zbench.runtime.network.sampler.Sampler.series, of
     the first rank of a node. began: moment (zbench.runtime.clocks.events). events: None where they were not asked for.
-    repacking_seconds: of exposed_seconds, copies of heads.
+    repacking_seconds: of exposed_seconds, copies of heads. named: attention's messages by the machine's clock.
     """
 
     loss: float
@@ -131,3 +132,4 @@ class Report:
     began: float = 0.0
     events: Events | None = None
     repacking_seconds: float = 0.0
+    named: NamedMessages = NamedMessages()  # noqa: RUF009

@@ -8,6 +8,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
+from zbench.runtime.clocks.named import NamedMessages
 from zbench.runtime.job.job import AdamW
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class StepReport:
     than that of the step before. seats: that experts have for tokens of this rank, of all layers, and how many of these
     have none, where a router chooses; rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are
     counted; swapped: of the whole step, those that the dense model would have chosen otherwise, of equals but for
-    rounding.
+    rounding. named: its messages by the machine's clock.
     """
 
     loss: float | None
@@ -95,6 +96,7 @@ class StepReport:
     seats: tuple[int, int] = (0, 0)
     rows: Mapping[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     swapped: int = 0
+    named: NamedMessages = NamedMessages()  # noqa: RUF009
 
     def total(self) -> dict[str, Sizes]:
         """Returns the bytes (sent, received) by queue, of the queues that had messages."""

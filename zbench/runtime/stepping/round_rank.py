@@ -51,7 +51,7 @@ class RoundRank(SteppingRank):
             members = list(range(first, first + each))
             group = dist.new_group(members)
             if rank in members:
-                messages = open_messages(group, node_of[members], self.device, pace=self.pace)
+                messages = open_messages(group, node_of[members], self.device, pace=self.pace, members=members)
                 self.runner.machine = replace(self.runner.machine, messages=messages)
         self.tokens = 0  # of the worker in the step under way
         self.aside: dict[int, Held] = {}  # by fragment, the averages under way

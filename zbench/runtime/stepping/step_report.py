@@ -56,6 +56,7 @@ def step_report(
         nic_series=ran.measured.nic_series,
         paced=ran.measured.paced,
         switching=ran.switching,
+        named=times.named,
     )
 
 

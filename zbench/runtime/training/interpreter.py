@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zbench.describe.model import DO, O
+from zbench.runtime.clocks.named import Name
 from zbench.runtime.clocks.pace import Pacer, Unpaced
 from zbench.runtime.clocks.times import Times
 from zbench.runtime.kernels.kernels import Kernel
@@ -250,14 +251,16 @@ class ProgramRun:
         if threading.get_ident() != self.main:
             self.messages.wait(index)
             return
-        self._waiting(partial(self.messages.wait, index))
+        self._waiting(partial(self.messages.wait, index), self.messages.name(index))
 
-    def _waiting(self, call: Callable[[], None]) -> None:
-        """Waits for something that only other ranks can end."""
+    def _waiting(self, call: Callable[[], None], name: Name | None = None) -> None:
+        """Waits for something that only other ranks can end. name: of the message that it is."""
         began, stopped = self.engine.times.clock.now(), perf_counter()
         self.engine.board.wait()
         call()
         self.engine.pace.came()
         self.engine.board.resume()
         self.engine.times.add("waiting", began)
+        if name is not None:
+            self.engine.post.named.waited(name, began, self.engine.times.clock.now())
         self.engine.post.events.span("waiting", stopped, self.number)

@@ -128,6 +128,7 @@ class Trainer:
         dist.barrier()
         self.nics.begin()
         self.engine.post.events.begin(noted)
+        self.engine.post.named.begin()
         if train:
             self._fail(step)
         began = self._now()
@@ -189,6 +190,7 @@ class Trainer:
             began=moments.began,
             events=self.engine.post.events if noted else None,
             repacking_seconds=times.repacking,
+            named=self.engine.post.named.end(),
         )
 
     def burst(self, plan: Plan) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
+from zbench.runtime.clocks.named import Name
 from zbench.runtime.program.program import HOME, Relay, Send
 from zbench.runtime.transport.transport import Endpoint, Pair, TransportedRun
 
@@ -34,6 +35,11 @@ AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep l
 def _tag(hop: int, job: TransportedRun) -> int:
     """Tells apart hops, the forward's and the backward's, and a run's from the next one's."""
     return 4 * hop + 2 * (job.number % 2) + job.tag
+
+
+def _number(hop: int, job: TransportedRun) -> int:
+    """Tells apart all messages of a step between two ranks."""
+    return (2 * job.number + job.tag << 40) + hop
 
 
 class Arrivals:
@@ -69,6 +75,11 @@ class Arrivals:
     def is_done(self, index: int) -> bool:
         """Returns whether receive `index` was waited for."""
         return self._done[index]
+
+    def name(self, index: int) -> Name | None:
+        """Returns by what the message of receive `index` is known; None of a GPU's."""
+        receive = self.receives[index]
+        return None if self.post.through_host else (receive.peer, _number(receive.hop, self.job))
 
     def wait(self, index: int) -> None:
         """Returns when receive `index` has arrived; any thread may ask, any number of times."""
@@ -124,7 +135,7 @@ class Threaded:
         self.progress = threading.Condition()
         self.arrivals = Arrivals(post, job)
         self.parcels = Parcels(job, self.progress)
-        self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
+        self.is_done, self.wait, self.name = self.arrivals.is_done, self.arrivals.wait, self.arrivals.name
         self.queues = [queue for queue in range(QUEUES) if any(True for _ in self._hops(queue))]
 
     def before(self, attended: int) -> None:
@@ -157,6 +168,7 @@ class Threaded:
         works = []
         for number, send, (hop, peer, begin, end) in self._hops(queue):
             data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
+            self.post.named.leaves((peer, _number(hop, self.job)))
             works.append((self.post.send(data, peer, _tag(hop, self.job)), data))
             self.post.events.send(self.job.number, peer, hop, data.numel())
         self.sender.left(queue, works)

@@ -72,6 +72,9 @@ class BatchedMessages:
     def is_done(self, index: int) -> bool:
         return self.waited[self.batch_of[index]]
 
+    def name(self, index: int) -> None:
+        """Returns None: messages of a batch are waited for together."""
+
     def wait(self, index: int) -> None:
         self._wait(self.batch_of[index])
 

@@ -16,6 +16,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.runtime.clocks.events import Events
+from zbench.runtime.clocks.named import Name, NamedMoments
 from zbench.runtime.program.program import Program, Receive, Send
 
 Pair = tuple[Program, Program]
@@ -54,7 +55,7 @@ class Endpoint:
     """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
 
     tag: of the program under way, so that the forward's and the backward's hops are told apart.
-    events: where what is sent and arrives is noted.
+    events: where what is sent and arrives is noted; named: where it is noted when, by the machine's clock.
     through_host: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
     """
 
@@ -62,6 +63,7 @@ class Endpoint:
     peers: list[bool]
     traffic: Traffic = field(default_factory=Traffic)
     events: Events = field(default_factory=Events)
+    named: NamedMoments = field(default_factory=NamedMoments)
     through_host: bool = False
 
     @classmethod
@@ -135,6 +137,10 @@ class Messages(Protocol):
 
     def is_done(self, index: int) -> bool:
         """Returns whether receive `index` was waited for."""
+
+    def name(self, index: int) -> Name | None:
+        """Returns by what the message of receive `index` is known where it came from; None where moments of messages
+        are not the host's."""
 
     def wait(self, index: int) -> None:
         """Returns when receive `index` can be read by what is started from now on; any number of times."""
