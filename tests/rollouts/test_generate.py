@@ -180,7 +180,7 @@ def test_what_cannot_be_is_told_in_a_sentence() -> None:
         generate(ints(6, 5), ints(1, 6), with_room(20, pipeline=2), 1)
     with pytest.raises(ValueError, match=r"^a layout has 3 stages of 1 GPU; stages have to divide num_layers=4$"):
         GenerationCost(COST, 1, 0.9, pipeline=3)
-    with pytest.raises(ValueError, match="values of 10 have room on a replica in memory_share=.*larger memory_share$"):
+    with pytest.raises(ValueError, match=r"values of 10 have room on a replica in memory_share=.*larger memory_share$"):
         generate(ints(6, 5), ints(1, 6), with_room(10), 1)
     with pytest.raises(ValueError, match=r"^tensor is 3; it has to divide num_heads=4$"):
         GenerationCost(COST, 3, 0.9)
