@@ -83,7 +83,7 @@ class GenerationCost:
 
     @property
     def share_key(self) -> str:
-        """What a user sets the share of memory by, for sentences."""
+        """The key by which a user sets the share of memory, for sentences."""
         return "job.memory_share" if self.tensor_key.startswith("job.") else "memory_share"
 
     @property
