@@ -38,10 +38,10 @@ def read_lengths(path: str | None, field: str) -> Ints:
     if found.suffix in (".txt", ".jsonl"):
         read = _read_txt if found.suffix == ".txt" else _read_jsonl
         lines, values = read(found, field)
-        lengths = _whole(found, values, "line", lines)
+        lengths = _whole(found, values, "line", lines, "" if found.suffix == ".txt" else field)
     elif found.suffix == ".parquet":
         column = parquet_column(found, field).to_pylist()
-        lengths = _whole(found, column, "row", range(1, len(column) + 1))
+        lengths = _whole(found, column, "row", range(1, len(column) + 1), field)
     else:
         array = _read_numpy(found, field)
         lengths = _whole(found, array.tolist(), "entry", range(1, array.size + 1))
@@ -95,14 +95,16 @@ def _read_numpy(path: Path, field: str) -> Any:
     return array
 
 
-def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) -> Ints:
-    """Returns the values as int64; the first that is no length is named by its place in the file."""
+def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int], field: str = "") -> Ints:
+    """Returns the values as int64; the first that is no length is named by its place in the file, and by its field
+    where rows have several."""
+    of = f"{field} of " if field else ""
     for place, value in zip(places, values, strict=True):
         # 12.0 is a whole number (numpy's savetxt writes such); True and "12" are not numbers.
         is_number = type(value) is int or (type(value) is float and value.is_integer())
         if not is_number or not 1 <= value <= MOST:
             raise ValueError(
-                f"workload.path is '{path}'; {kind} {place} is {value!r}, and a length must be a whole number "
+                f"workload.path is '{path}'; {of}{kind} {place} is {value!r}, and a length must be a whole number "
                 f"of at least 1 and at most {MOST}"
             )
     return np.array(values, dtype=np.int64)

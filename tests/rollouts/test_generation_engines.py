@@ -25,7 +25,8 @@ def names(cost: Cost, longest: int) -> list[str]:
 def test_layouts_are_those_that_divide_and_have_room() -> None:
     assert names(COST, 10) == ["1-1", "2-1", "1-2", "4-1", "2-2", "1-4"]
     assert names(LLAMA, 4000) == ["8-1", "4-2", "2-4", "1-8"]
-    with pytest.raises(ValueError, match=r"^layouts is all; none goes with cluster a10_1x8: a sequence has 999999 tok"):
+    told = r"a10_1x8: a sequence has 999999 tokens, and no layout has room for more than \d+$"
+    with pytest.raises(ValueError, match=told):
         names(LLAMA, 999_999)
     with pytest.raises(ValueError, match=r"^layouts is 3-1; its replicas|^a layout has 3 stages"):
         layout_cost(COST, GenerateDegrees(3, 1), 0.9)

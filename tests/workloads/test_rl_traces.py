@@ -98,7 +98,11 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
             "workload.prompt_field is 'prompt_length'; it must be a",
         ),
         ("a.jsonl", [{"prompt_length": 1}], "workload.response_field is 'response_length'; it must be a field"),
-        ("a.jsonl", [{"prompt_length": 1, "response_length": 0}], "workload.path is .* line 1 is 0, and a length"),
+        (
+            "a.jsonl",
+            [{"prompt_length": 1, "response_length": 0}],
+            "workload.path is .*; response_length of line 1 is 0, and a length",
+        ),
         ("a.jsonl", [{"prompt_length": 9, "response_length": 200_000}], "workload.context_limit is 100000; a sequence"),
         ("a.txt", [], "workload.path is .* which has one length a row; prompts and responses take a file that ends in"),
     ],

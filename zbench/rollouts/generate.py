@@ -70,7 +70,11 @@ def check_sequences_fit(whole: Ints, of: GenerationCost) -> None:
     """Raises ValueError where a sequence is longer than a micro-batch ever has room for. whole: tokens of each."""
     if len(whole) and (longest := int(whole.max())) > of.batch_tokens:
         one = "a replica" if of.pipeline == 1 else f"each of the {of.pipeline} micro-batches of a replica"
-        raise ValueError(f"a sequence has {longest} tokens; {one} has room for {of.batch_tokens}")
+        raise ValueError(
+            f"a sequence has {longest} tokens; keys and values of {of.batch_tokens} have room on {one} in "
+            f"{of.share_key}={of.memory_share}: take shorter sequences, more GPUs of a replica or a larger "
+            f"{of.share_key}"
+        )
 
 
 @dataclass

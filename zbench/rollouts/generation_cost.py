@@ -75,11 +75,16 @@ class GenerationCost:
                 f"a layout has {self.pipeline} stages of {gpus}; stages have to divide num_layers={model.num_layers}"
             )
         if not (isinstance(self.memory_share, float) or is_whole(self.memory_share)) or not 0 < self.memory_share <= 1:
-            raise ValueError(f"memory_share is {self.memory_share!r}; it takes more than 0 and at most 1")
+            raise ValueError(f"{self.share_key} is {self.memory_share!r}; it takes more than 0 and at most 1")
         if self.kv_tokens < self.pipeline:
             stages = f" and {self.pipeline} stages" if self.pipeline > 1 else ""
             told = f"replicas of {self.tensor_key}={self.tensor}{stages} have no room for keys and values beside"
-            raise ValueError(f"model {model.name} does not fit: {told} weights in memory_share={self.memory_share}")
+            raise ValueError(f"model {model.name} does not fit: {told} weights in {self.share_key}={self.memory_share}")
+
+    @property
+    def share_key(self) -> str:
+        """The key by which a user sets the share of memory, for sentences."""
+        return "job.memory_share" if self.tensor_key.startswith("job.") else "memory_share"
 
     @property
     def num_gpus(self) -> int:

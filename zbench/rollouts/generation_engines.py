@@ -77,7 +77,7 @@ def every_layout(cost: Cost, memory_share: float, longest: int) -> list[Generati
         ValueError: there is none.
     """
     gpus, found = cost.cluster.num_ranks, list[GenerationCost]()
-    told = ""
+    told, rooms = "", list[int]()
     for each in (number for number in range(1, gpus + 1) if gpus % number == 0):
         for tensor in (number for number in range(1, each + 1) if each % number == 0):
             try:
@@ -85,10 +85,11 @@ def every_layout(cost: Cost, memory_share: float, longest: int) -> list[Generati
             except ValueError as error:
                 told = str(error)
                 continue
+            rooms.append(one.batch_tokens)
             if one.batch_tokens >= longest:
                 found.append(one)
-            else:
-                told = f"a sequence has {longest} tokens, for which no layout has room"
+    if rooms:
+        told = f"a sequence has {longest} tokens, and no layout has room for more than {max(rooms)}"
     if not found:
         raise ValueError(f"layouts is all; none goes with cluster {cost.cluster.name}: {told}")
     return found

@@ -39,7 +39,8 @@ def in_iterations(
         raise ValueError(
             f"workload.context_limit is {workload.context_limit}; keys and values of {made.kv_tokens} tokens have room "
             f"on a replica of job.generate_tensor={job.generate_tensor}{staged} in "
-            f"job.memory_share={job.memory_share}, so it takes at most that, or more memory"
+            f"job.memory_share={job.memory_share}, so it takes at most that and no longer sequences, a larger "
+            "job.generate_tensor or more memory"
         )
     if isinstance(workload, HasPromptLimit):
         made.generation.check_prompts(workload.prompt_limit)
