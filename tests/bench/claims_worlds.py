@@ -50,7 +50,9 @@ def seconds(paper: Paper, side: str) -> Seconds:
     nominal_window = None
     for run in read_all([str(path)]):
         if run.status != "finished" or not run.steps:
-            raise SystemExit(f"{path}: a run has not finished")
+            continue  # stopped by hand
+        if any(step["out_of_memory"] for step in run.steps):
+            print(f"{path}:{run.line}: out of memory", file=sys.stderr)
         window = run.start["config"]["sharding"].get("window")
         nominal_window = window if nominal_window is None else nominal_window
         cause = setting(run.start)["world"] if window == nominal_window else f"window {window}"
@@ -64,7 +66,7 @@ def ratios(paper: Paper) -> list[Ratio]:
     by_side = {side: seconds(paper, side) for side in paper.sides}
     found = []
     for told, slow, fast, published in paper.ratios:
-        both = [of for of in by_side[slow] if of in by_side[fast]]
+        both = [of for of in by_side[slow] if of in by_side[fast] and of not in paper.without]
         found.append(Ratio(told, published, {of: by_side[slow][of] / by_side[fast][of] for of in both}))
     return found
 
