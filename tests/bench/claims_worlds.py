@@ -3,10 +3,11 @@
 python -m tests.bench.claims_worlds zeppelin co2     # some papers; without any, all
 python -m tests.bench.claims_worlds --commands co2   # the runs, to be given by hand
 
-A ratio is the seconds a token of one side over those of the other. Both are played by the command, as whole steps on
-the same batches, in each world that their machine has and, in the nominal one, with no layer's parameters gathered
-ahead and with two. Records are kept under results/claims_worlds and not played again: remove that folder for new ones.
-What no run has is played without records (tests.bench.claims_apart).
+A ratio is the seconds of a GPU for a token of one side over those of the other. Both are played by the command, as
+whole steps on the same batches, in each world that their machine has and, in the nominal one, with no layer's
+parameters gathered ahead and with two. Records are kept under results/claims_worlds, and a side that has one is not
+played again, whichever worlds it has: remove that folder for new ones. What no run has is played without records
+(tests.bench.claims_apart).
 """
 
 import argparse
@@ -36,7 +37,7 @@ def commands(paper: Paper, side: str) -> list[str]:
 
 
 def seconds(paper: Paper, side: str) -> Seconds:
-    """Returns the seconds a token of a side, played if there is no record, by world and window."""
+    """Returns the seconds of a GPU for a token of a side, played if there is no record, by world and window."""
     path = FOLDER / f"{paper.name}-{side}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,8 @@ def seconds(paper: Paper, side: str) -> Seconds:
         nominal_window = window if nominal_window is None else nominal_window
         cause = setting(run.start)["world"] if window == nominal_window else f"window {window}"
         steps = run.steps[-paper.last :]  # all of them where it is 0
-        found[cause] = sum(step["seconds"] for step in steps) / sum(step["tokens"] for step in steps)
+        gpus = run.start["facts"]["num_gpus"]
+        found[cause] = gpus * sum(step["seconds"] for step in steps) / sum(step["tokens"] for step in steps)
     return found
 
 
