@@ -22,6 +22,8 @@ from zbench.run.checks.yaml_units import check_units
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.target import from_yaml, make_part
+from zbench.simulated.executor import Simulated
+from zbench.simulated.known_steps import KnownSteps
 from zbench.workloads.read_lengths import read_lengths
 from zbench.workloads.rl_traces import RLTracesFile
 
@@ -29,6 +31,7 @@ BATCHES = 6  # by default; with fewer than 3 there is no interval
 FRAMEWORKS = ("none", "megatron", "verl", "torchtitan")
 SYSTEMS = ("nodewise", "flexsp", "zeppelin", "usp", "magi_dispatch")  # played whatever the framework is
 BASELINE = "static_best"
+MOST_KNOWN = 256  # steps that are kept to be played in other worlds
 _USUAL = ("none", "sequential", "every_step", "causal")  # choices with which a framework does nothing of its own
 # Settings, as of a run.
 TAKEN = ("cluster", "model", *STRATEGY_GROUPS, "mask", "tokens_per_gpu", "seed", "steps", "workload")
@@ -40,7 +43,7 @@ class Question:
 
     path: of the lengths. lengths: int64 [n], tokens of every sequence in the file. framework: one of FRAMEWORKS.
     systems: played besides the framework's own. words: the settings as they were given. made: parts that were made so
-    far, by world and keys of the model.
+    far, by world and keys of the model. known: steps of all of them.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Question:
     words: Sequence[str]
     config: DictConfig
     made: dict[str, Parts] = field(default_factory=dict)
+    known: KnownSteps = field(default_factory=lambda: KnownSteps(MOST_KNOWN))
 
     @property
     def settings(self) -> Settings:
@@ -97,7 +101,9 @@ class Question:
         config = self.config.copy()
         for group, keys in with_model_fields(config, model).items():
             config[group] = keys
-        return Parts.of(config, self.settings)
+        parts = Parts.of(config, self.settings)
+        assert isinstance(parts.executor, Simulated), "advice is simulated"
+        return replace(parts, executor=replace(parts.executor, known=self.known))
 
     def _world(self, model: Mapping[str, Any], name: str) -> Parts:
         """Returns the nominal parts as they are in another world."""

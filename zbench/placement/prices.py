@@ -31,8 +31,10 @@ from zbench.plans.plan import Plan
 from zbench.rollouts.generate import GenerationCost, generate
 from zbench.rollouts.transition import job_transition
 from zbench.simulated.executor import Simulated
+from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
-from zbench.simulator.steps.play import play_step
+from zbench.simulator.steps.play import step_seconds
+from zbench.simulator.steps.program import StepParts
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.systems.mesh import Mesh
 
@@ -226,8 +228,8 @@ class PlacementPrices:
         def played() -> tuple[float, float]:
             steps = Simulated(cost).steps
             step = steps.of(Batch(self._lengths(trains), 0, 0), plans) if trains else steps.forwards(plans)
-            found = play_step(step, plans_of_layouts(plans), cost.gpus)
-            return found.seconds, float(found.memory.peak[: of.gpus].max())
+            parts = StepParts(step, plans_of_layouts(plans), cost.gpus)
+            return step_seconds(parts), float(step_memory(parts).peak[: of.gpus].max())
 
         # Another limit of a micro-batch's tokens often comes to the same micro-batches.
         return self._once(("played", trains, of.model, of.gpus, *map(plan_digest, plans)), played)

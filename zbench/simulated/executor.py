@@ -21,6 +21,7 @@ from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.drawn_rows import played_rows
+from zbench.simulated.known_steps import KnownSteps
 from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
@@ -30,8 +31,8 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
-from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_step
-from zbench.simulator.steps.program import StepParts, StepProgram
+from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_parts, play_step
+from zbench.simulator.steps.program import StepProgram
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -55,7 +56,7 @@ class Simulated:
     expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens
     choose them, and go there. exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come
     together, in every step or in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the
-    cost's model recomputes in full then.
+    cost's model recomputes in full then. known: steps that were proven before, of runs that are compared.
     """
 
     cost: Cost
@@ -67,6 +68,7 @@ class Simulated:
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
     expert_tensor_parallel: int = 1
+    known: KnownSteps = field(default_factory=KnownSteps, repr=False, compare=False)
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -149,17 +151,23 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        step = chosen.steps.of(batch, plans)
+        parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
+        step = parts.step
         left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
-        played = play_step(
-            played_rows(chosen.steps, step, batch, plans), plans_of_layouts(plans), self.cost.gpus, least
-        )
         if self.experts.counted:  # there is room for all rows that routers could choose
-            played = replace(played, memory=step_memory(StepParts(step, plans_of_layouts(plans), self.cost.gpus)))
+            drawn = played_rows(chosen.steps, step, batch, plans)
+            played = play_step(drawn, plans_of_layouts(plans), self.cost.gpus, least)
+            played = replace(played, memory=step_memory(parts))
+        else:
+            played = play_parts(parts, least)
         result = chosen.told(self.result(batch, plans, played, ceiling, chosen.recompute), batch, plans)
         return result if moved is None else after_switch(result, moved)
+
+    def forwards(self, plans: tuple[Plan, ...]) -> PlayedStep:
+        """Plays the forwards of a batch's plans by themselves, as a model that scores the batch has them."""
+        return play_parts(self.known.forwards(self.steps, plans, self.cost.gpus))
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Plays one step, and writes its trace, all layers played out, with its critical path.

@@ -20,8 +20,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.simulated.executor import Simulated
-from zbench.simulator.steps.play import PlayedStep, play_step
-from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.simulator.steps.play import PlayedStep
 
 Planner = Callable[[Batch, Cost], tuple[Plan, ...]]  # the plans of a batch for a cost model
 
@@ -138,7 +137,7 @@ class PlacedModels:
             made[id(one)] = mine
             if stages.reads(role) and not scored_apart:
                 same = next((other for other in forwards if self.executor(other) is one), None)
-                forwards[role] = forwards[same] if same else _forward(one, mine)
+                forwards[role] = forwards[same] if same else one.forwards(mine)
             if role in stages.trains:
                 same = next((other for other in trained if self.executor(other) is one), None)
                 trained[role] = trained[same] if same else one.step(batch, mine)
@@ -185,7 +184,3 @@ class PlacedModels:
         if some == own:
             return cluster.num_nodes
         return cluster.num_nodes if self.job.set_nodes is None else self.job.set_nodes[self._sets.index(some)]
-
-
-def _forward(one: Simulated, plans: tuple[Plan, ...]) -> PlayedStep:
-    return play_step(one.steps.forwards(plans), plans_of_layouts(plans), one.cost.gpus)

@@ -29,6 +29,13 @@ class StepMemory:
 
 def step_memory(parts: StepParts) -> StepMemory:
     """Follows a step's instances, all layers, and returns the fullest moments."""
+    found: StepMemory | None = parts.lasting.get("memory")
+    if found is None:
+        found = parts.lasting["memory"] = _fullest_moments(parts)
+    return found
+
+
+def _fullest_moments(parts: StepParts) -> StepMemory:
     step = parts.step
     names = {
         name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))

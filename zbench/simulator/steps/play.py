@@ -66,7 +66,12 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost, least: float = 0.0)
     Raises:
         ValueError: the step and the cluster do not fit.
     """
-    return _settled(StepParts(step, plans, cost), least).result()
+    return play_parts(StepParts(step, plans, cost), least)
+
+
+def play_parts(parts: StepParts, least: float = 0.0) -> PlayedStep:
+    """Plays a step whose templates may have been prepared; as `play_step` otherwise."""
+    return _settled(parts, least).result()
 
 
 def step_seconds(parts: StepParts, least: float = 0.0) -> float:

@@ -63,6 +63,10 @@ class PlayedTemplate:
         flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
         return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
 
+    def timed(self, plan: Plan | None, cost: Cost) -> "PlayedTemplate":
+        """Returns the template on a machine of other speeds. plan: as of `of`."""
+        return replace(self, seconds=compute_seconds(Sizes(self.layout, self.template), plan, cost))
+
     @cached_property
     def size(self) -> Ints:
         """The bytes of every operation, int64 [operations], those of a message at its first one, -1 at the others."""

@@ -11,7 +11,7 @@ read one are done, as Megatron-LM gathers the next bucket when one is first used
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -131,11 +131,14 @@ class VariantTables(NamedTuple):
 
 @dataclass
 class StepParts:
-    """The templates of a step as they are played, prepared when they are asked for."""
+    """The templates of a step as they are played, prepared when they are asked for. lasting: what is known of the step
+    whatever the machine's speeds are, by name."""
 
     step: Step
     plans: Sequence[Plan]
     cost: Cost
+    lasting: dict[str, Any] = field(default_factory=dict)
+    _before: "StepParts | None" = None  # the same on a machine of other speeds
     _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _same: dict[tuple[int, ...], PlayedTemplate] = field(default_factory=dict)  # of micro-batches that are alike
@@ -145,6 +148,11 @@ class StepParts:
     _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _lowered: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
+
+    def on(self, cost: Cost) -> "StepParts":
+        """Returns the same step on a machine of these speeds: seconds alone are new, and what depends on them. What is
+        the same is prepared here, and stays."""
+        return StepParts(self.step, self.plans, cost, self.lasting, self)
 
     @cached_property
     def _ports(self) -> ClusterPorts:
@@ -157,8 +165,11 @@ class StepParts:
             first = self.step.same_layouts[template.layout]
             named = (getattr(one, name) for one in (template.needs, template.leaves) for name in ITEM_COLUMNS[:5])
             key = first, id(template.operations), *map(id, named)  # counts of sums take no time
-            if key not in self._same:
-                plan = self.plans[first] if first < len(self.plans) else None
+            plan, before = self.plans[first] if first < len(self.plans) else None, self._before
+            if key not in self._same and before is not None:
+                known = before.template(number)
+                self._same[key] = known if before.cost == self.cost else known.timed(plan, self.cost)
+            elif key not in self._same:
                 if first not in self._arrays:
                     self._arrays[first] = LayoutArrays.of(self.step.layouts[first])
                 self._same[key] = PlayedTemplate.of(self.step, template, plan, self.cost, self._arrays[first])

@@ -7,7 +7,8 @@ they are put together, and exchanges of groups and of experts are put beside mat
 
 A model that scores sequences, as the reference and the reward of rollouts do, has forwards alone (`forward_step`):
 there is no formula of a gradient, so a layer leaves its output and nothing else, and no optimizer state is there.
-Micro-batches of forwards that are alike have the same operations and layout, which are looked at once.
+Micro-batches that are alike have the same layout, and operations and columns of contracts wherever these are equal, so
+that a clock looks at them once. Contracts of gradients count contributions, so each of them is proven.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ from zbench.step.passes.pipeline import (
     pipeline_order,
     stage_starts,
     template_alike,
+    with_columns_of,
 )
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
@@ -114,9 +116,14 @@ def whole_step(
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
-    for number, plan in enumerate(plans):
-        parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
-        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
+    alike = first_alike(plans) if model.num_experts == 1 else range(len(plans))  # experts are drawn for each
+    before: dict[tuple[int, str], Template] = {}
+    for number, (plan, same) in enumerate(zip(plans, alike, strict=True)):
+        if same < number:
+            one = replace(built.batches[same], number=number)
+        else:
+            parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
+            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
         firsts.append(len(built.templates))
@@ -126,6 +133,11 @@ def whole_step(
         built.templates += one.kept_templates(begun) if some is not None else []
         built.templates += one.dense_templates(begun, built.gradients) if dense else []
         reduced.append(_numbered(built, reductions(one, begun, built.gradients)))
+        for at in range(firsts[-1], len(built.templates)):
+            key = same, built.templates[at].name.split(".")[0]
+            if key in before:
+                built.templates[at] = with_columns_of(built.templates[at], before[key])
+            before[key] = built.templates[at]
     fetches = _fetches(built, stages)
     first = _numbered(built, gathers_first(replace(built.batches[0], count=1)))[0]
     order = order_of_gathers(first, starts, model.num_layers) if first >= 0 else []
@@ -141,19 +153,20 @@ def whole_step(
     begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
+    own = {
+        same: replace(
+            (one := built.batches[same]).layout,
+            lists=one.lists.lists(),
+            tensors=with_lossy_hops(one.layout.tensors, parameters, built.gradients),
+        )
+        for same in dict.fromkeys(alike)
+    }
     step = Step(
         parameters.num_gpus * stages,
         0,
         model.num_layers,
         tuple(encodings_of(parameters).values()),
-        tuple(
-            replace(
-                one.layout,
-                lists=one.lists.lists(),
-                tensors=with_lossy_hops(one.layout.tensors, parameters, built.gradients),
-            )
-            for one in built.batches
-        ),
+        tuple(own[same] for same in alike),
         tuple(built.templates),
         tuple(order),
         Items.of(begins),
@@ -186,7 +199,7 @@ def forward_step(
     parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
     formulas = forward_sections(model.kind_of_head)
     starts = stage_starts(model, stages, parameters.num_gpus)
-    built, firsts, loss, alike = _Built([], [], {}), list[int](), 0, first_alike(plans)
+    built, firsts, loss, alike = _Built([], [], {}), list[int](), 0, first_alike(plans, 1)
     for number, (plan, same) in enumerate(zip(plans, alike, strict=True)):
         firsts.append(len(built.templates))
         if same < number:

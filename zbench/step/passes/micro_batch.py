@@ -31,7 +31,8 @@ Tables = list[Ints | Rows]
 
 @dataclass(frozen=True)
 class BatchTemplates:
-    """A micro-batch's part of a step while it is built. number, count: which of how many it is."""
+    """A micro-batch's part of a step while it is built. number, count: which of how many it is. computed: operations of
+    sections that were made so far, which do not depend on the number."""
 
     number: int
     count: int
@@ -42,6 +43,7 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
+    computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
     _entries: dict[str, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
@@ -117,6 +119,11 @@ class BatchTemplates:
     def _computed(self, section: str, again: str = "") -> list[Ints]:
         """Returns the operations of a section's formulas, after the exchanges of what they read. again: "~" where a
         backward's attention reads what was made again."""
+        if (section, again) not in self.computed:
+            self.computed[section, again] = self._made_computed(section, again)
+        return self.computed[section, again]
+
+    def _made_computed(self, section: str, again: str) -> list[Ints]:
         linear, experts, found = self.linear.fresh(), self.experts.fresh(self.formulas.numbers[section]), []
         for number in self.formulas.numbers[section]:
             one = self.layout.formulas[number]

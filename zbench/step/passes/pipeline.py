@@ -15,11 +15,11 @@ from zbench.plans.alike import plan_digest
 from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import SEND, operation_row
+from zbench.step.operations import COLUMN_NAMES, SEND, operation_row
 from zbench.step.passes.buckets import Buckets
 from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.template import AT_HOME, Instance, StageStart, Template
+from zbench.step.template import AT_HOME, ITEM_COLUMNS, Instance, Items, StageStart, Template
 
 FORWARD, BACKWARD = range(2)
 EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
@@ -182,11 +182,11 @@ def forward_order(
     return order
 
 
-def first_alike(plans: Sequence[Plan]) -> list[int]:
-    """Returns the number of the first micro-batch of forwards alone that is as each is. None is as the first one, which
-    finds parameters as they are between steps."""
-    first: dict[tuple[bytes, bool], int] = {}
-    return [first.setdefault((plan_digest(plan), number == 0), number) for number, plan in enumerate(plans)]
+def first_alike(plans: Sequence[Plan], apart: int = 0) -> list[int]:
+    """Returns the number of the first micro-batch whose plan is as that of each. apart: so many, the first ones, are as
+    no other: of forwards alone the first finds parameters as they are between steps."""
+    first: dict[tuple[bytes, int], int] = {}
+    return [first.setdefault((plan_digest(plan), min(number, apart)), number) for number, plan in enumerate(plans)]
 
 
 def template_alike(of: Template, number: int, loss: int, more: int) -> Template:
@@ -197,6 +197,20 @@ def template_alike(of: Template, number: int, loss: int, more: int) -> Template:
         for one in (of.needs, of.leaves)
     )
     return replace(of, name=f"{of.name.split('.')[0]}.{number}", layout=number, needs=needs, leaves=leaves)
+
+
+def with_columns_of(one: Template, like: Template) -> Template:
+    """Returns a template with the operations, and columns of its contract, of another one where these are equal, so
+    that who looks at them finds that they are the same. Counts of contributions mostly differ."""
+    same = all(np.array_equal(getattr(one.operations, name), getattr(like.operations, name)) for name in COLUMN_NAMES)
+    operations = like.operations if same else one.operations
+    needs, leaves = (_columns_of(*both) for both in ((one.needs, like.needs), (one.leaves, like.leaves)))
+    return replace(one, operations=operations, needs=needs, leaves=leaves)
+
+
+def _columns_of(one: Items, like: Items) -> Items:
+    both = ((getattr(one, name), getattr(like, name)) for name in ITEM_COLUMNS)
+    return Items(*(known if np.array_equal(own, known) else own for own, known in both))
 
 
 def moved_entries(entries: Rows, layout: StepLayout, lists: ListTable, place: int) -> Rows:
