@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
 from zbench.describe.degrees import degrees_of
@@ -147,19 +147,22 @@ class ByteScale:
         """Plans of `seqs`. What still does not fit (what is received is not in `room`) is laid out anew with less."""
         cost, out = self.cost, []
         layout = self.layout(lengths[seqs], room)
-        free = cost.cluster.device.memory_bytes - static_bytes(cost)
+        lines, memory = memory_of(cost), int(cost.cluster.device.memory_bytes)
+        free = lines.tokens(memory)
         sets = layout.sets
         for part in split_by_room(
             lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance_micro_batches else layout.cut
         ):
             plan = self.layout_plan(lengths, seqs[part], [sets[s] for s in part], layout)
-            over = need_bytes(plan, cost) - static_bytes(cost)
+            need = need_bytes(plan, cost)
             widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
-            if over <= free or free <= 0 or widest:
+            if need <= memory or free <= 0 or widest:
                 out.append(plan)
             else:
                 # Less room by as much as memory was exceeded, between 0.3 and 0.9 of it.
-                out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
+                out += self._fitting(
+                    lengths, seqs[part], max(int(room * np.clip(free / lines.tokens(need), 0.3, 0.9)), 1)
+                )
         return out
 
     def layout_plan(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: RingAssignment) -> Plan:

@@ -11,8 +11,9 @@ from itertools import islice
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import keeping_layers, least_bytes, needs_of_stages, static_bytes, step_bytes, token_bytes
-from zbench.cost.moment_memory import kept_bytes
+from zbench.cost.memory.copies import kept_bytes
+from zbench.cost.memory.needs import least_bytes, memory_of
+from zbench.cost.memory.peak import step_bytes
 from zbench.describe.model import DKV, DQ, O
 from zbench.interfaces.dealt import dealt
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
@@ -33,13 +34,13 @@ def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
 
 
 def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
-    memory, static = int(cost.cluster.device.memory_bytes), static_bytes(cost)
-    if memory <= static:  # however few tokens
+    memory, lines = int(cost.cluster.device.memory_bytes), memory_of(cost)
+    if (room := lines.tokens(memory)) <= 0:  # however few tokens
         return [next(iter(planner(seqs)))]
     count, need = 1, least_bytes(cost, int(lengths[seqs].sum()))
     for _ in range(COUNTS):
         if need > memory:
-            in_proportion = int(np.ceil(count * (need - static) / (memory - static)))
+            in_proportion = int(np.ceil(count * lines.tokens(need) / room))
             count = min(max(count + 1, in_proportion), len(seqs))
         parts, plans = dealt(seqs, lengths, count), []
         for part in parts:
@@ -77,8 +78,7 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
 def fitting_tokens(cost: Cost) -> int:
     """Returns how many tokens of a micro-batch fit a GPU which receives nothing; at least 1, so that there is always a
     plan."""
-    memory = int(cost.cluster.device.memory_bytes)
-    return max(min((memory - static) // token for static, token in needs_of_stages(cost)), 1)
+    return max(int(memory_of(cost).tokens(int(cost.cluster.device.memory_bytes))), 1)
 
 
 def need_bytes(plan: Plan, cost: Cost) -> int:
@@ -99,10 +99,14 @@ def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
     if cost.pp > 1:
         exact = exact_bytes(plan, cost)
         return exact, exact
-    lasting = token_bytes(cost) * plan.tokens_per_rank + keeping_layers(cost.model) * kept_bytes(plan, cost)
+    tokens, kept = plan.tokens_per_rank, kept_bytes(plan, cost)
     moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
-    static = static_bytes(cost)
-    return int(lasting.max()) + static, int((lasting + moment).max()) + static
+    least, most = 0.0, 0.0
+    for line in memory_of(cost).lines:
+        there = line.constant + line.token * tokens + line.chunk * np.minimum(tokens, line.chunk_tokens)
+        there = there + line.received * kept
+        least, most = max(least, there.max()), max(most, (there + line.copies * moment).max())
+    return int(np.ceil(least)), int(np.ceil(most))
 
 
 def _away_bytes(plan: Plan, ops: Ops, cost: Cost) -> Ints:

@@ -14,7 +14,8 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes, step_bytes
+from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
@@ -113,12 +114,13 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
-    one, many, half, occupied = group_profiles(cost, backward).T
+    one, many, half, *held = group_profiles(cost, backward).T
     square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
     linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)
     fixed = np.maximum(2 * half - many, 0.0)
-    room = cost.cluster.device.memory_bytes - static_bytes(cost)
-    per_rank = np.floor(room / (occupied / (TILE * TILES)) - SLACK)
+    lines, memory = memory_of(cost), cost.cluster.device.memory_bytes
+    room = [lines.tokens(memory, *each) for each in zip(*held, strict=True)]
+    per_rank = np.floor(np.array(room) - SLACK)
     capacity = np.maximum(per_rank, 0).astype(np.int64) * size
     on = size >= min(least, sizes[-1])
     of = cost.cluster.num_ranks, Collectives.of(cost)
@@ -127,8 +129,8 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
 
 @lru_cache(maxsize=16)
 def group_profiles(cost: Cost, backward: Mode) -> Floats:
-    """Returns [num_degrees, 4], not to be written to: seconds of one long sequence, of many short ones, of half as
-    many; bytes of the fullest rank.
+    """Returns [num_degrees, 5], not to be written to: seconds of one long sequence, of many short ones, of half as
+    many; bytes of the fullest rank, a token and layer: of received q and kv that stay, and of what is there for a moment.
 
     All with as many tokens a rank. Kept, because a command makes several planners of the same cluster and model (a
     baseline, a check that plans again) and playing the groups takes longer than planning a batch. Of rings that cross
@@ -152,8 +154,9 @@ def group_profile(degree: int, cost: Cost, backward: Mode) -> Floats:
     pieces = np.full(TILES * degree // 2, 2 * TILE, np.int64)
     groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
     plan, small = groups[0]
-    occupied = int((step_bytes(plan, small) - static_bytes(small)).max())
-    return np.array([*(_seconds(plan, small) for plan, small in groups), occupied])
+    ways = (plan.forward, False), (plan.backward, True)
+    held = int(kept_bytes(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
+    return np.array([*(_seconds(plan, small) for plan, small in groups), *(size / (TILE * TILES) for size in held)])
 
 
 def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, Cost]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import pipeline_static_bytes, static_bytes
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.needs import memory_of, pipeline_moments
 from zbench.cost.stage import Stage, refusal
-from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
@@ -99,10 +99,9 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
     token = (large - small) / (1024 * tp)
     fixed = small - token * 1024 * tp
     nic = np.array([stage.nic_seconds() for stage in stages])
-    free, kept, working, loss = (np.array(column) for column in zip(*map(_bytes, stages), strict=True))
-    last, first = kept + np.maximum(working, loss), kept * pp + working
-    alone, capacity = ((free / most).astype(np.int64) // tp * tp for most in (last, np.maximum(first, last)))
-    rooms = (np.maximum(capacity, 1), np.maximum(alone, 1), free / kept, working / kept)
+    capacity, alone, window, working = (np.array(column) for column in zip(*map(_room, stages), strict=True))
+    alone, capacity = (np.maximum(most, 0).astype(np.int64) // tp * tp for most in (alone, capacity))
+    rooms = (np.maximum(capacity, 1), np.maximum(alone, 1), window, working)
     found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, *rooms)
     able = np.flatnonzero(capacity > 0)
     return found.take(able if len(able) else np.array([int(capacity.argmax())]))
@@ -125,8 +124,16 @@ def _seconds(stage: Stage, tokens: int) -> float:
     return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
 
 
-def _bytes(stage: Stage) -> tuple[float, float, float, float]:
-    """Returns (Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
+def _room(stage: Stage) -> tuple[float, float, float, float]:
+    """Returns the tokens of Schemes' capacity, alone, window, and working, that a rank of a stage has room for."""
     cost = stage.cost
-    static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
-    return max(cost.cluster.device.memory_bytes - static - 1, 0), *stage_bytes(cost, stage.tp, stage.pp)
+    memory = cost.cluster.device.memory_bytes - 1
+    if not cost.pipelines:
+        most = memory_of(cost).tokens(memory)
+        return most, most, max(most, 0), 0.0
+    of = pipeline_moments(cost, stage.tp, stage.pp)
+    first, last = (MemoryLines(of.lines(under_way, under_way == 1)) for under_way in (stage.pp, 1))
+    alone = last.tokens(memory)
+    constant = max(line.constant + line.chunk * line.chunk_tokens for line in of.at_work)
+    free, working = max(memory - of.state - constant, 0), max(line.token for line in of.at_work)
+    return min(alone, first.tokens(memory)), alone, free / of.kept, working / of.kept

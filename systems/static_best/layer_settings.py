@@ -11,14 +11,15 @@ send the same, and the fastest are played.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import ceil, inf
+from math import ceil, floor, inf
 
 import numpy as np
 
 from zbench.cost.by_layer.stage_cuts import Cut, balanced_cut, even_cut, moved_cut, pipeline_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.memory import need_of_stage
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.needs import memory_of_stage
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, WHOLE, Model, Q, RecomputeLevel
@@ -175,8 +176,7 @@ class LayerSettings:
     def _bytes(self, level: RecomputeLevel, stage: int, count: int, again: int, size: int) -> int:
         """Returns the bytes of a rank of a stage that has the fullest pack of at most so many tokens of each, or the
         longest sequence."""
-        static, token = self._need(level, stage, count, again)
-        return static + token * self.tokens(size)
+        return self._memory(level, stage, count, again).bytes(self.tokens(size), self._received)
 
     def tokens(self, size: int) -> int:
         """Returns the most tokens that a rank has with packs of at most so many of each."""
@@ -184,22 +184,19 @@ class LayerSettings:
 
     def room(self, level: RecomputeLevel, stage: int, count: int, again: int) -> int:
         """Returns the tokens of a rank that a stage has room for."""
-        static, token = self._need(level, stage, count, again)
-        return (int(self._cost.cluster.device.memory_bytes) - static) // token
+        memory = int(self._cost.cluster.device.memory_bytes)
+        return floor(self._memory(level, stage, count, again).tokens(memory, self._received))
 
-    def _need(self, level: RecomputeLevel, stage: int, count: int, again: int) -> tuple[int, int]:
-        """Returns the bytes of a stage's rank, and of each of its tokens, with what it receives and keeps."""
+    def _memory(self, level: RecomputeLevel, stage: int, count: int, again: int) -> MemoryLines:
+        """Returns the bytes of a stage's rank by its tokens."""
         key = level, stage, count, again
         if key not in self._known:
-            static, token = need_of_stage(self.levels[level], stage, count, again)
-            keeping = count - again if level == "full" else count
-            received = max(keeping, 1) * (self._cost.pp - stage) * self._received
-            self._known[key] = static, token + ceil(received)
+            self._known[key] = memory_of_stage(self.levels[level], stage, count, again)
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[RecomputeLevel, int, int, int], tuple[int, int]]:
-        """The answers of `_need` so far, by level, stage, layers and how many of them are recomputed."""
+    def _known(self) -> dict[tuple[RecomputeLevel, int, int, int], MemoryLines]:
+        """The answers of `_memory` so far, by level, stage, layers and how many of them are recomputed."""
         return {}
 
     @cached_property

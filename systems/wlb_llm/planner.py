@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import keeping_layers, static_bytes, token_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean
@@ -181,12 +181,10 @@ def context_degrees(cost: Cost) -> list[int]:
 def capacity(degree: int, cost: Cost, backward: Mode) -> int:
     """Returns how many tokens of a pack fit its group: each rank's share, and keys and values of all (with their
     gradients) of the layer under way, or of every layer where they are kept."""
-    model = cost.model
-    layers = keeping_layers(model)
-    copies = 1 + layers if backward == "keep" else 2
-    received = copies * (degree - 1) * model.message_bytes_per_token(KV, 0, model.num_heads)
-    free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
-    return max(int(degree * free / (token_bytes(cost) + received)), 1)
+    others = (degree - 1) * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
+    received, copies = (others, others) if backward == "keep" else (0, 2 * others)
+    memory = int(cost.cluster.device.memory_bytes)
+    return max(int(degree * memory_of(cost).tokens(memory, received, copies)), 1)
 
 
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes, token_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.model import KV
 from zbench.plans.area import TILE, Work
@@ -79,5 +79,4 @@ def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
 
 def capacity_tokens(cost: Cost) -> int:
     """Returns how many tokens' activations fit a GPU; a tenth is left for received blocks."""
-    free = cost.cluster.device.memory_bytes - static_bytes(cost)
-    return max(int(0.9 * free / token_bytes(cost)), 1)
+    return max(int(memory_of(cost).tokens(cost.cluster.device.memory_bytes, filled=0.9)), 1)

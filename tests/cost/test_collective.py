@@ -13,7 +13,7 @@ from zbench.cost.collective import GRADIENT_BYTES, Collectives, Sharing
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import everything, gather_seconds, nic_bytes
 from zbench.cost.job import make_cost
-from zbench.cost.memory import static_bytes
+from zbench.cost.memory.state import WholeBytes, state_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import NODE, WORLD, ShardDegrees
@@ -210,8 +210,14 @@ def test_degrees_gather_and_reduce_in_their_runs() -> None:
 def test_a_rank_holds_what_its_degrees_say(
     degrees: tuple[int, int, int, int], weights: int, gradients: int, state: int
 ) -> None:
-    """Parameters as they are kept for the backward, and a layer or two that are whole for a while."""
+    """Parameters as they are kept for the backward, norms' gains, which are not cut, and a loss; and what is whole for
+    a while of a layer that is, and of the next."""
     model = replace(MODEL, sharding=ShardDegrees(*degrees))
-    held = model.total_params * (model.element_bytes / weights + 4 / gradients + 12 / state)
-    held += 2 * model.layer_params * model.element_bytes * (degrees[0] != 1) + model.layer_params * 4 * (gradients != 1)
-    assert static_bytes(make_cost(NODES, model)) == int(held)
+    cost, gains = make_cost(NODES, model), model.hidden * (2 * model.num_layers + 1)
+    held = model.lse_bytes + gains * (model.element_bytes + 4 + 12)
+    held += (model.total_params - gains) * (model.element_bytes / weights + 4 / gradients + 12 / state)
+    assert state_bytes(cost) == int(held)
+    whole, gathered, summed = WholeBytes.of(cost), model.element_bytes * (degrees[0] != 1), 4 * (gradients != 1)
+    assert whole.inputs == (gathered + summed) * model.layer_params
+    assert whole.loss == gathered * model.layer_params + (gathered + summed) * model.head_params
+    assert whole.chunks - whole.norm == gathered * (model.layer_params - model.attention_params)

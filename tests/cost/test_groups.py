@@ -11,9 +11,10 @@ from tests.helpers.oracles import small
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped, of_nics
-from zbench.cost.memory import activation_bytes, check_memory, peak_bytes, pipeline_static_bytes, static_bytes
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.needs import check_memory, moments_of_stages, pipeline_moments
+from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import Stage
-from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.links import Domain
 from zbench.passes import reverse
@@ -60,15 +61,15 @@ def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
     charged = one.seconds - one.phases["gradients"], other.seconds - other.phases["gradients"]
     assert charged[0] == pytest.approx(charged[1], rel=1e-9)
     assert one.nvlink_bytes == other.nvlink_bytes
-    mine = peak_bytes(whole(groups, place), groups) - static_bytes(groups)
-    theirs = peak_bytes(whole(cost, [tp * rank for rank in place], of), cost)[leads] - pipeline_static_bytes(
-        cost, tp, 1
-    )
-    # Pipelines keep their parameters for a step, ranks may not; and their memory has what a group's GPUs gather.
-    kept, working, loss = stage_bytes(cost, tp, 1)
-    more = kept + max(working, loss) - activation_bytes(groups.model) / tp
+    # A token is the same in both, at every moment; pipelines keep their parameters for a step, ranks may not.
+    (mine,), theirs = moments_of_stages(groups), pipeline_moments(cost, tp, 1)
+    assert theirs.kept == pytest.approx(mine.kept / tp)
+    for one_line, other_line in zip(mine.moments(True), theirs.moments(True), strict=True):
+        assert other_line.token == pytest.approx(one_line.token / tp)
     tokens = np.bincount(place, LENGTHS, count)
-    assert theirs == pytest.approx(mine / tp + tokens * more, rel=1e-3)
+    peak = peak_bytes(whole(groups, place), groups)
+    lines = MemoryLines(mine.lines(1, True))
+    assert peak.tolist() == [lines.bytes(each) for each in tokens]
 
 
 @pytest.mark.parametrize("nics", [1, 4, 8])

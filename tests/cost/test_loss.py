@@ -12,13 +12,14 @@ from zbench.cost.loss import (
     WHOLE_BYTES,
     chunk_rows,
     chunked_bytes,
-    held_bytes,
     logits_bytes,
+    logits_of_share,
+    logits_of_token,
     moved_bytes,
-    token_and_chunk_bytes,
 )
-from zbench.cost.memory import activation_bytes
-from zbench.cost.stage_memory import stage_bytes
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.moments import loss_lines
+from zbench.cost.memory.needs import pipeline_moments
 from zbench.describe.model import AUTO, Model
 from zbench.describe.model import WHOLE as ALL
 
@@ -28,26 +29,31 @@ MANY = np.array([65536.0])
 
 
 def test_whole_logits_are_what_every_model_has_unless_it_says_otherwise() -> None:
-    assert held_bytes(WHOLE) == WHOLE.vocab * 6
+    assert logits_of_token(WHOLE, 1.0) == WHOLE.vocab * 6
     assert moved_bytes(WHOLE, MANY)[0] == WHOLE_BYTES * WHOLE.vocab * MANY[0]
 
 
-def test_chunks_hold_what_the_executor_s_own_account_says() -> None:
-    tokens = int(MANY[0])
-    assert chunk_rows(tokens, CHUNKED.hidden, CHUNKED.vocab) == 8192
-    assert held_bytes(CHUNKED) * tokens == chunked_bytes(CHUNKED, tokens)
-    assert held_bytes(CHUNKED) < held_bytes(WHOLE) / 5
-    states = 2 * WHOLE.element_bytes * WHOLE.hidden  # are in what chunks hold, and beside whole logits
-    assert activation_bytes(WHOLE) - activation_bytes(CHUNKED) == held_bytes(WHOLE) + states - held_bytes(CHUNKED)
+def lines_of(uneven: Cost, model: Model) -> MemoryLines:
+    """The loss's, of a rank."""
+    return MemoryLines(loss_lines(replace(uneven, model=model)))
+
+
+@pytest.mark.parametrize("tokens", [1, 500, 1000, 1024, 1025, 4000, 8192, 65536])
+def test_chunks_hold_what_the_executor_s_own_account_says(uneven: Cost, tokens: int) -> None:
+    """However few tokens there are: with the last layer's output and two sums a token."""
+    assert chunk_rows(65536, CHUNKED.hidden, CHUNKED.vocab) == 8192
+    beside = (CHUNKED.element_bytes * CHUNKED.hidden + 2 * CHUNKED.lse_bytes) * tokens
+    assert lines_of(uneven, CHUNKED).bytes(tokens) == chunked_bytes(CHUNKED, tokens) + beside
+    assert lines_of(uneven, WHOLE).bytes(65536) > 5 * lines_of(uneven, CHUNKED).bytes(65536)
     small = replace(CHUNKED, vocab=64)  # smaller than x: no chunk is worth while
-    assert held_bytes(small) == held_bytes(replace(small, loss_chunk_tokens=ALL))
+    assert logits_of_share(small, 1.0) == logits_of_token(small, 1.0)
 
 
-def test_a_chunk_of_a_number_of_tokens_holds_their_whole_logits_however_many_there_are() -> None:
+def test_a_chunk_of_a_number_of_tokens_holds_their_whole_logits_however_many_there_are(uneven: Cost) -> None:
     by_number = replace(WHOLE, loss_chunk_tokens=512)
-    assert token_and_chunk_bytes(by_number) == (2 * 2 * WHOLE.hidden, 512 * held_bytes(WHOLE))
-    assert token_and_chunk_bytes(WHOLE) == (held_bytes(WHOLE), 0)
-    assert token_and_chunk_bytes(CHUNKED) == (held_bytes(CHUNKED), 0)
+    lines, whole, hidden = lines_of(uneven, by_number), lines_of(uneven, WHOLE), 2 * WHOLE.hidden
+    assert lines.bytes(512) == whole.bytes(512)
+    assert lines.bytes(600) == whole.bytes(512) + 88 * (hidden + 2 * WHOLE.lse_bytes)
     assert moved_bytes(by_number, MANY) == moved_bytes(WHOLE, MANY)
 
 
@@ -62,12 +68,14 @@ def test_logits_of_a_compute_are_of_all_its_tokens_or_of_a_chunk() -> None:
 
 
 def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:
-    """Logits are shared by the ranks; the norm's output and its gradient, which CHUNKED's own have, are not."""
+    """Logits are shared by the ranks; the norm's output and its gradient are not."""
     hidden, sums = WHOLE.element_bytes * WHOLE.hidden, 2 * WHOLE.lse_bytes
-    assert [stage_bytes(replace(uneven, model=one), 2, 1)[2] for one in (WHOLE, CHUNKED)] == [
-        held_bytes(WHOLE) / 2 + 2.5 * hidden + sums,
-        held_bytes(CHUNKED) / 2 + 1.5 * hidden + sums,
+    found = [pipeline_moments(replace(uneven, model=one), 2, 1).at_loss[0] for one in (WHOLE, CHUNKED)]
+    assert [one.token for one in found] == [
+        logits_of_token(WHOLE, 1 / 2) + 2.5 * hidden + sums,
+        logits_of_share(CHUNKED, 1 / 2) + 2.5 * hidden + sums,
     ]
+    assert logits_of_share(CHUNKED, 1 / 2) == 4 * CHUNKED.hidden * 8  # of a chunk of twice as many tokens
 
 
 @pytest.mark.parametrize("tokens", [0, 1000, 1024 * TILE])

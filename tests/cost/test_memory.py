@@ -5,21 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.strategies import cases
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.memory import (
-    ADAM_BYTES,
-    activation_bytes,
-    check_memory,
-    least_bytes,
-    peak_bytes,
-    static_bytes,
-)
-from zbench.cost.moment_memory import kept_bytes, moment_bytes
+from zbench.cost.memory.lines import Line, MemoryLines
+from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, moments_of_stages, pipeline_moments
+from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.memory.state import ADAM_BYTES
+from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
-from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
@@ -90,59 +86,116 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
             tokens = int(plan.blocks.tokens[list(op.blocks)].sum())
             kept[op.dst] += tokens * model.message_bytes_per_token(NUMBER[op.tensor], *op.heads)
     assert kept_bytes(plan, cost).tolist() == kept
-    held = 1 if model.recompute == "full" else model.num_layers
     moments = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
-    at_home = activation_bytes(model) * plan.tokens_per_rank
-    expected = static_bytes(cost) + at_home + held * np.array(kept) + moments
-    assert peak_bytes((plan,), cost).tolist() == expected.tolist()
-    assert peak_bytes((plan, plan), cost).tolist() == expected.tolist()  # one micro-batch after another
+    each = zip(plan.tokens_per_rank.tolist(), kept, moments.tolist(), strict=True)
+    expected = [
+        max(line.bytes(tokens) + line.received * received + line.copies * away for line in memory_of(cost).lines)
+        for tokens, received, away in each
+    ]
+    assert peak_bytes((plan,), cost).tolist() == np.ceil(expected).tolist()
+    assert peak_bytes((plan, plan), cost).tolist() == np.ceil(expected).tolist()  # one micro-batch after another
     assert peak_bytes((plan,), cost).max() >= least_bytes(cost, int(plan.lengths.sum()))
+    layers = {line.received for line in memory_of(cost).lines}
+    assert layers == ({0, 1} if model.recompute == "full" else {model.num_layers})
+
+
+@given(st.data())
+def test_tokens_that_have_room_are_the_inverse_of_their_bytes(data: st.DataObject) -> None:
+    """Of any lines: bytes grow with tokens, and what has room fills a moment and leaves some of the others."""
+    sizes = st.floats(1, 1e6)
+    lines = MemoryLines(
+        tuple(
+            Line(*data.draw(st.tuples(st.floats(0, 1e9), sizes, sizes)), data.draw(st.integers(0, 4096)), 2.0, True)
+            for _ in range(data.draw(st.integers(1, 4)))
+        )
+    )
+    tokens, received, copies = data.draw(st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4)))
+    memory = max(line.bytes(tokens, received, copies) for line in lines.lines)
+    assert lines.tokens(memory, received, copies) == pytest.approx(tokens, rel=1e-6, abs=1e-2)
+    assert lines.bytes(tokens, received, copies) == pytest.approx(memory, abs=1)
+    few = lines.tokens(memory, received, copies, filled=0.9)
+    assert few <= tokens * (1 + 1e-6) + 1e-2
+    assert lines.tokens(min(line.constant for line in lines.lines) - 1) < 0
+
+
+def test_room_is_that_of_the_fuller_moment() -> None:
+    """Neither moment's constant is added to the other's tokens."""
+    lines = MemoryLines((Line(100.0, 10.0), Line(1000.0, 1.0)))
+    assert [lines.bytes(tokens) for tokens in (0, 50, 100, 200)] == [1000, 1050, 1100, 2100]
+    assert [lines.tokens(memory) for memory in (900, 1050, 1100, 2100)] == [-100, 50, 100, 200]
+    chunked = MemoryLines((Line(0.0, 1.0, 9.0, 10),))
+    assert [chunked.bytes(tokens) for tokens in (5, 10, 20)] == [50, 100, 110]
+    assert [chunked.tokens(memory) for memory in (50, 100, 110)] == [5, 10, 20]
+    assert [chunked.tokens(memory, filled=0.5) for memory in (100, 200, 220)] == [5, 10, 20]
 
 
 @given(cases(nodes=2, gpus=5))
 def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> None:
     cost, _ = case
-    plain, part, chunked, full = (replace(cost.model, recompute=name, num_layers=4) for name in RECOMPUTE)
-    assert activation_bytes(chunked) == activation_bytes(part)  # without chunks
-    assert activation_bytes(full) <= activation_bytes(plain) + 4 * plain.element_bytes * plain.hidden
-    assert activation_bytes(full) <= activation_bytes(part) + 4 * plain.element_bytes * plain.hidden
-    # All but one layer have nothing of the feed-forward but its input.
-    assert activation_bytes(plain) - activation_bytes(part) == 3 * again_activation_bytes(plain)
-    held = cost.model.element_bytes + GRADIENT_BYTES
-    none, one, two, three = (replace(cost, model=replace(cost.model, sharding=name)) for name in SHARDING)
-    ranks, params = cost.cluster.num_ranks, cost.model.total_params
-    assert static_bytes(none) == (held + ADAM_BYTES) * params
-    assert static_bytes(one) == int((held + ADAM_BYTES / ranks) * params)
-    shards, layer = (GRADIENT_BYTES + ADAM_BYTES) / ranks, cost.model.layer_params
-    assert static_bytes(two) == int((cost.model.element_bytes + shards) * params) + layer * GRADIENT_BYTES
-    gathered = 2 * cost.model.layer_params * cost.model.element_bytes
-    assert static_bytes(three) == int((held + ADAM_BYTES) / ranks * params) + gathered
+    plain, part, chunked, full = (
+        moments_of_stages(replace(cost, model=replace(cost.model, recompute=name, num_layers=4)))[0]
+        for name in RECOMPUTE
+    )
+    model, hidden = cost.model, cost.model.element_bytes * cost.model.hidden
+    assert chunked == part  # without chunks
+    assert full.kept == 4 * hidden
+    assert plain.kept - part.kept == 4 * again_activation_bytes(model)
+    # While it is at work a layer has as much, however it was made again, and there is no more than without.
+    assert (
+        max(line.token for line in part.at_work) + part.kept <= max(line.token for line in plain.at_work) + plain.kept
+    )
+    assert full.at_loss == part.at_loss == plain.at_loss
+    held = model.element_bytes + GRADIENT_BYTES
+    none, one, two, three = (
+        moments_of_stages(replace(cost, model=replace(model, sharding=name)))[0] for name in SHARDING
+    )
+    ranks, gains = cost.cluster.num_ranks, model.hidden * (2 * model.num_layers + 1)
+    params, each = model.total_params - gains, gains * (held + ADAM_BYTES) + model.lse_bytes  # and a loss
+    assert none.state == (held + ADAM_BYTES) * params + each
+    assert one.state == int((held + ADAM_BYTES / ranks) * params + each)
+    assert two.state == int((model.element_bytes + (GRADIENT_BYTES + ADAM_BYTES) / ranks) * params + each)
+    assert three.state == int((held + ADAM_BYTES) / ranks * params + each)
+    others = 1 - 1 / ranks if ranks > 1 else 0
+    assert {line.constant for line in (*none.at_work, *none.at_loss, *one.at_work, *one.at_loss)} == {0}
+    # A part of the table or of the head is a rank's own, and the fullest has the table's.
+    whole = (ranks > 1) * (1 - model.tied_embeddings / ranks)
+    assert two.at_loss[0].constant == pytest.approx(GRADIENT_BYTES * model.head_params * whole)
+    assert two.at_work[-1].constant == pytest.approx(GRADIENT_BYTES * model.layer_params * others)
+    assert three.at_work[-1].constant == pytest.approx(held * model.layer_params * others)
+    gathered = model.element_bytes * model.layer_params * others
+    assert three.at_loss[0].constant == pytest.approx(gathered + held * model.head_params * whole)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_a_chunk_of_the_feed_forward_is_there_however_many_tokens_there_are(uneven: Cost, recompute: str) -> None:
-    """Where recomputation makes it again there; else all of it is kept, or made again before."""
+    """What recomputation makes again of it there, and gradients of its halves; else all is kept, or made again
+    before."""
     whole = replace(uneven, model=replace(uneven.model, recompute=recompute))  # type: ignore[arg-type]
     cost = replace(whole, model=replace(whole.model, mlp_chunk_tokens=100))
-    again = again_activation_bytes(cost.model) if recompute in ("chunked", "full") else 0
-    assert activation_bytes(whole.model) - activation_bytes(cost.model) == again
-    assert static_bytes(cost) - static_bytes(whole) == 100 * again
-    (kept, working, _), (same, less, _) = (stage_bytes(one, 2, 1) for one in (whole, cost))
-    assert kept == same
-    hidden, ffn = (cost.model.element_bytes * size / 2 for size in (cost.model.hidden, cost.model.active_ffn))
-    gathered = {"none": 0, "full": 2}.get(recompute, 1)
-    product, halves = (gathered + 2) * hidden + ffn, (gathered + 1) * hidden + 2 * ffn
-    norm = (max(gathered, 1) + 3) * hidden
-    assert working - less == again / 2 + max(product, halves, norm - ffn) - norm  # gradients are of a chunk, too
-    grouped = replace(cost.model, tensor_parallel=2)  # in which what the norm makes is gathered whole
-    assert again - chunk_activation_bytes(grouped) == (cost.model.element_bytes * cost.model.hidden if again else 0)
+    model = cost.model
+    again = again_activation_bytes(model) if recompute in ("chunked", "full") else 0
+    halves = 2 * model.element_bytes * model.active_ffn
+    (one,), (other,) = moments_of_stages(whole), moments_of_stages(cost)
+    assert (one.kept, one.state, one.at_loss) == (other.kept, other.state, other.at_loss)
+    assert one.at_work[0].token - other.at_work[0].token == again + halves
+    assert {(line.chunk, line.chunk_tokens) for line in other.at_work[:2]} == {(again + halves, 100)}
+    assert one.at_work[2:] == other.at_work[2:]  # attention knows of no chunks
+    pair, same = pipeline_moments(whole, 2, 1), pipeline_moments(cost, 2, 1)
+    assert pair.kept == same.kept
+    assert pair.at_work[2:] == same.at_work[2:]
+    grouped = replace(model, tensor_parallel=2)  # in which what the norm makes is gathered whole
+    assert again - chunk_activation_bytes(grouped) == (model.element_bytes * model.hidden if again else 0)
 
 
 @pytest.mark.parametrize("sharding", [*SHARDING, ShardDegrees(3, 3, 5, WORLD)])
 def test_chunks_of_any_sharding_are_counted(uneven: Cost, sharding: str | ShardDegrees) -> None:
+    """With parameters and gradients of the feed-forward whole at once, as the next chunk needs them."""
     model = replace(uneven.model, sharding=sharding, recompute="chunked")  # type: ignore[arg-type]
     whole, chunked = (replace(uneven, model=replace(model, mlp_chunk_tokens=tokens)) for tokens in ("whole", 100))
-    assert static_bytes(chunked) - static_bytes(whole) == 100 * again_activation_bytes(model)
+    (one,), (other,) = moments_of_stages(whole), moments_of_stages(chunked)
+    ffn = model.layer_params - model.attention_params
+    weights = model.element_bytes if sharding not in ("none", "zero1", "zero2") else 0
+    assert other.at_work[0].constant - one.at_work[1].constant == pytest.approx(weights * ffn)
 
 
 def test_keep_holds_more_than_carry_than_regather(uneven: Cost) -> None:
@@ -170,7 +223,7 @@ def test_the_activations_of_llama_7b(uneven: Cost) -> None:
 )
 def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str) -> None:
     cost = replace(uneven, model=replace(uneven.model, sharding=sharding))
-    least = static_bytes(cost) + activation_bytes(cost.model)
+    least = memory_of(cost).bytes(1)
 
     def with_memory(size: int) -> Cost:
         return replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=size)))
@@ -183,7 +236,7 @@ def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, r
 def test_tokens_that_fit_in_micro_batches_only_are_planned_within_memory(uneven: Cost) -> None:
     """More tokens than all ranks hold at once: nothing refuses them, and a plan in parts fits."""
     ranks = uneven.cluster.num_ranks
-    room = static_bytes(uneven) + 100 * activation_bytes(uneven.model)
+    room = memory_of(uneven).bytes(100)
     device = replace(uneven.cluster.device, memory_bytes=room)
     cost = replace(uneven, cluster=replace(uneven.cluster, device=device))
     lengths = np.full(4 * ranks, 90)

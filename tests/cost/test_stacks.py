@@ -16,16 +16,9 @@ from zbench.cost.bound import bound_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
-from zbench.cost.memory import (
-    activation_bytes,
-    peak_bytes,
-    pipeline_static_bytes,
-    static_bytes,
-    step_bytes,
-    token_bytes,
-)
+from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
+from zbench.cost.memory.peak import peak_bytes, step_bytes
 from zbench.cost.stacks import stacked
-from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV
 from zbench.interfaces.dealt import Dealt, dealt
@@ -91,7 +84,7 @@ def test_without_stages_nothing_is_different() -> None:
     assert stacked(cost, 1) is cost
     assert cost.whole is cost.cluster
     assert cost.layers == cost.model.num_layers
-    assert token_bytes(cost) == activation_bytes(cost.model)
+    assert len(moments_of_stages(cost)) == 1
 
 
 @pytest.mark.parametrize(
@@ -182,9 +175,9 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
     assert shown[0] == pytest.approx(shown[1], rel=1e-9)
     for name in ("attention_seconds", "linear_seconds"):
         assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
-    for step, static in ((one, static_bytes(stage)), (other, pipeline_static_bytes(cost, 1, 4))):
-        held = np.array(step.peak_bytes) - static
-        assert held == pytest.approx(np.array(one.peak_bytes) - static_bytes(stage), abs=2)
+    (mine,), theirs = moments_of_stages(stage), pipeline_moments(cost, 1, 4)
+    held = [np.array(step.peak_bytes) - of.state for step, of in ((one, mine), (other, theirs))]
+    assert held[0] == pytest.approx(held[1], abs=2)
     assert one.phases["forward"] == pytest.approx(other.phases["forward"])
 
 
@@ -272,9 +265,10 @@ def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cos
 def test_a_stage_holds_as_many_micro_batches_as_are_under_way() -> None:
     cost = job(4, 1, 4)
     batch, plans = laid(cost, [[(length, [0])] for length in (1000, 5000, 2000, 3000, 100, 100)])
-    kept, working, loss = stage_bytes(cost, 1, 4)
+    (of,) = moments_of_stages(cost)
+    working, loss = max(line.token for line in of.at_work), max(line.token for line in of.at_loss)
     most = [5000 + 2000 + 3000 + 1000, 5000 + 2000 + 3000, 5000 + 2000, 5000]
-    expected = [static_bytes(cost) + kept * tokens + working * 5000 for tokens in most]
+    expected = [of.state + of.kept * tokens + working * 5000 for tokens in most]
     expected[3] += (loss - working) * 5000
     assert loss > working
     assert peak_bytes(plans, cost) == pytest.approx(expected, abs=2)

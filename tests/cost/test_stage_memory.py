@@ -1,22 +1,30 @@
-"""Planners' memory of pipelines beside the live ranges of the steps that they become."""
+"""Planners' memory beside the live ranges of the steps that plans become: of pipelines, of jobs with and without stages
+and tensor parallelism, whatever is recomputed, cut, or computed by chunks."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
-from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import ADAM_BYTES, activation_bytes, peak_bytes, static_bytes
-from zbench.cost.stage_memory import stage_bytes
+from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
+from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.memory.state import WholeBytes
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.model import AUTO, SHARDING
 from zbench.simulated.executor import Simulated
+from zbench.systems.allgather import AllGather
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
+from zbench.systems.ring import Ring
+from zbench.systems.usp import USP
+from zbench.systems.zeppelin.planner import Zeppelin
 
 
 def pipelines_of(**model: Any) -> Cost:
@@ -38,48 +46,134 @@ def test_what_a_planner_reckons_is_what_is_there_at_the_fullest_moment(pair: tup
     assert found.max() >= 0.99 * reckoned.max()
 
 
-@pytest.mark.parametrize("model", ["mha", "gqa"])
-def test_a_token_without_pipelines_is_what_it_is_in_the_account(model: str) -> None:
-    """What layers keep, whole logits, and three hidden states at the loss: per token, of two sizes of a batch."""
-    one = small(2, 4, model=model, memory=400e9)
-    cost = replace(one, model=replace(one.model, sharding="zero1"))
-    peaks = []
-    for length in (4096, 8192):
-        batch = Batch(np.full(8, length), 0, 0)
-        peaks.append(max(Simulated(cost).step(batch, LocalPacking(cost).plan(batch)).peak_bytes))
-    assert (peaks[1] - peaks[0]) / 4096 == pytest.approx(activation_bytes(cost.model), rel=1e-4)
+CHUNK = 256  # tokens of a chunk of the feed-forward and of the loss
+LEVELS = [("none", "whole"), ("none", CHUNK), ("selective", "whole"), ("selective", CHUNK), ("chunked", CHUNK)]
+LEVELS += [("full", "whole"), ("full", CHUNK)]
 
 
-@pytest.mark.parametrize("sharding", ["zero3", "zero2", ShardDegrees(4, 4, WORLD, WORLD)], ids=str)
-def test_a_head_that_is_whole_at_the_loss_is_counted(sharding: str | ShardDegrees) -> None:
-    """Where it is larger than a layer: the fullest moment of two micro-batches, of any size, is what is reckoned, but
-    for state of norms' gains, which one GPU has, and parameters that are whole in the place of a GPU's own part."""
-    one = small(2, 4, model="gqa", memory=400e9)
-    cost = replace(one, model=replace(one.model, sharding=sharding, vocab=131072))  # type: ignore[arg-type]
-    model, over = cost.model, []
-    for length in (2048, 4096):
-        room = float(static_bytes(cost) + 1.5 * length * activation_bytes(model))
-        device = replace(cost.cluster.device, memory_bytes=room)
-        tight = replace(cost, cluster=replace(cost.cluster, device=device))
-        batch = Batch(np.full(16, length), 0, 0)
-        plans = LocalPacking(tight).plan(batch)
-        assert len(plans) == 2
-        over.append(int(peak_bytes(plans, cost).max()) - max(Simulated(cost).step(batch, plans).peak_bytes))
-    assert over[0] == over[1]
-    gains = (GRADIENT_BYTES + ADAM_BYTES) * (2 * model.num_layers + 1) * model.hidden
-    assert -gains <= over[0] <= model.element_bytes * (model.head_params + model.layer_params) // 4
+def job(vocab: int = 32000, nodes: int = 2, **model: Any) -> Cost:
+    """Eight GPUs with all the memory that plans ask for."""
+    one = small(nodes, 8 // nodes, model="gqa", memory=4e12)
+    return make_cost(one.cluster, replace(one.model, vocab=vocab, **model), False, True)
+
+
+def reckoned_and_found(cost: Cost, length: int, micro_batches: int) -> tuple[Floats, Floats]:
+    """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges; a sequence on every rank in
+    every micro-batch."""
+    batch = Batch(np.full(micro_batches * cost.cluster.num_ranks, length), 0, 0)
+    plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+    assert len(plans) == micro_batches
+    found = np.array(Simulated(cost).step(batch, plans).peak_bytes, np.float64)
+    return peak_bytes(plans, cost) / cost.tp, found
+
+
+@pytest.mark.parametrize("sharding", SHARDING)
+@pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
+def test_planners_memory_is_that_of_live_ranges(recompute: str, chunk: int | str, sharding: str) -> None:
+    """Never less and to 1 %, with few tokens and with many, where the loss is what is fullest and where a layer is: of
+    the second of three micro-batches, so that gradients are there and no reduction has begun.
+
+    With chunks of the feed-forward all of its parameters and gradients are whole, but for the last one's.
+    """
+    at_loss = set()
+    for vocab, loss, length in product((1000, 128256), ("whole", AUTO, CHUNK), (2 * CHUNK, 4096)):
+        model = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "loss_chunk_tokens": loss}
+        cost = job(vocab, num_layers=3, **model)
+        reckoned, found = reckoned_and_found(cost, length, 3)
+        assert (found <= reckoned).all()
+        assert found.max() >= (0.98 if chunk != "whole" and sharding == "zero3" else 0.99) * reckoned.max()
+        at_loss.add(loss_is_fullest(cost, length))
+    assert at_loss == {True, False}
+
+
+def loss_is_fullest(cost: Cost, length: int) -> bool:
+    """Whether the last of a rank's lines need most."""
+    (of,) = moments_of_stages(cost)
+    sizes = [line.bytes(length) for line in of.lines(1, True)]
+    return int(np.argmax(sizes)) >= len(of.at_work)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
+    """Jobs with tensor parallelism: hidden states of all of a group's tokens are whole on each of its GPUs."""
+    for vocab, loss, tp in product((1000, 128256), ("whole", AUTO, CHUNK), (2, 4)):
+        model = {"recompute": recompute, "sharding": sharding, "loss_chunk_tokens": loss, "tensor_parallel": tp}
+        reckoned, found = reckoned_and_found(job(vocab, num_layers=3, **model), 2048, 3)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.99 * reckoned.max()
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+@pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
+def test_stages_hold_what_is_under_way(recompute: str, chunk: int | str, sharding: str) -> None:
+    """Jobs with two stages, with and without groups; each stage's ranks by themselves."""
+    for vocab, loss, tp in product((1000, 128256), ("whole", AUTO), (1, 2)):
+        model = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "loss_chunk_tokens": loss}
+        cost = job(vocab, num_layers=4, tensor_parallel=tp, pipeline_parallel=2, **model)
+        reckoned, found = reckoned_and_found(cost, 2048, 6)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.985 * reckoned.max()
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_layers_that_are_not_recomputed_are_gone_when_others_are(recompute: str) -> None:
+    """The first layers of a model are recomputed when the others have had their backward."""
+    for again, vocab in product((1, 4, 7), (1000, 128256)):
+        cost = job(vocab, num_layers=8, recompute=recompute, recompute_layers=again, sharding="zero1")
+        reckoned, found = reckoned_and_found(cost, 4096, 3)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.99 * reckoned.max()
+
+
+def test_inputs_on_hosts_are_two_at_a_time() -> None:
+    cost = job(1000, num_layers=8, recompute="full", offload="inputs", sharding="zero1")
+    host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e12}
+    reckoned, found = reckoned_and_found(replace(cost, cluster=replace(cost.cluster, **host)), 4096, 3)
+    assert (found <= reckoned).all()
+    assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("degrees", [(4, 4, WORLD, WORLD), (8, 4, 8, 8), (4, 4, 4, 4), (2, 2, 4, WORLD)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_parts_that_lie_in_one_another_are_no_more_than_is_reckoned(
+    recompute: str, degrees: tuple[int, int, int, int]
+) -> None:
+    """Nested degrees: what is whole is counted with the rank's own part of it."""
+    for vocab, length in product((1000, 128256), (256, 4096)):
+        cost = job(vocab, num_layers=3, recompute=recompute, sharding=ShardDegrees(*degrees))
+        reckoned, found = reckoned_and_found(cost, length, 3)
+        assert (found <= reckoned).all()
+        whole = WholeBytes.of(cost)
+        assert reckoned.max() - found.max() <= (whole.loss + whole.inputs) / 2
+
+
+@pytest.mark.parametrize("system", [Zeppelin, Ring, USP, AllGather], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_what_plans_receive_is_there_at_the_moments_of_attention(system: Any, recompute: str) -> None:
+    """Systems that cut sequences: never less than live ranges, of which pieces that are taken and added to again count
+    in between."""
+    lengths = np.array([24000, 9000, 3000, 3000, 1000, 700, 200])
+    for sharding, vocab in product(("zero1", "zero3"), (1000, 32000)):
+        cost = job(vocab, num_layers=3, recompute=recompute, sharding=sharding)
+        (plan,) = system(cost).plan(Batch(lengths, 0, 0))
+        plans = tuple(plan.with_(sequences=plan.sequences + at * len(lengths)) for at in range(3))
+        found = np.array(Simulated(cost).step(Batch(np.tile(lengths, 3), 0, 0), plans).peak_bytes)
+        reckoned = peak_bytes(plans, cost)
+        assert (found <= reckoned).all()
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:
     """On as many ranks a token's share is smaller, and what is gathered is not."""
     cost = pipelines_of()
     hidden = cost.model.element_bytes * cost.model.hidden
+    (alone,) = pipeline_moments(cost, 1, 1).at_loss
     for tp in (2, 4, 8):
-        kept, working, loss = stage_bytes(cost, tp, 1)
-        alone = stage_bytes(cost, 1, 1)
-        assert kept == alone[0] / tp
-        assert working > hidden
-        assert loss - alone[2] / tp == pytest.approx((2 * hidden + 2 * cost.model.lse_bytes) * (1 - 1 / tp))
+        of = pipeline_moments(cost, tp, 1)
+        (loss,) = of.at_loss
+        assert of.kept == pipeline_moments(cost, 1, 1).kept / tp
+        assert max(line.token for line in of.at_work) > hidden
+        assert loss.token - alone.token / tp == pytest.approx((2 * hidden + 2 * cost.model.lse_bytes) * (1 - 1 / tp))
 
 
 def test_plans_with_little_room_fit() -> None:

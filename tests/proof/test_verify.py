@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import SHARP, costs, plans
 from zbench.correctness.reference.interpreter import Broken, Tensors, dense_attention, execute
 from zbench.cost.cost import Cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import FULL

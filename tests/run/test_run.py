@@ -12,7 +12,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import least_bytes
+from zbench.cost.memory.needs import least_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.dealt import ChangedPlans, undealt
 from zbench.interfaces.protocols import Tracked

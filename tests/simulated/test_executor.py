@@ -13,7 +13,7 @@ from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import Experts

@@ -10,7 +10,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import pipeline_plans
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import activation_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
@@ -131,7 +131,7 @@ def test_some_layers_of_a_run() -> None:
         assert [one.recompute.get("layers") for one in found] == [None, [3], [6], None]
         peaks = [max(one.peak_bytes) for one in found]
         assert peaks == sorted(set(peaks), reverse=True)
-        planned_for = [activation_bytes(replace(MODEL, **one)) for one in choices]
+        planned_for = [memory_of(cost_of(ROOM, **one)).bytes(600) for one in choices]
         assert planned_for == sorted(set(planned_for), reverse=True)
         three = Simulated(cost_of(ROOM), adaptive_recompute=True).steps.with_recompute(SomeLayers(level, (3,)))
         account = step_memory(StepParts(three.built(batch, plans), plans, cost_of(ROOM)))

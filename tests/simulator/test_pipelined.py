@@ -13,10 +13,10 @@ from tests.helpers.strategies import batches, costs
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import every_nic, everything, nic_bytes
-from zbench.cost.loss import loss_moment_bytes
-from zbench.cost.memory import activation_bytes, peak_bytes, pipeline_static_bytes, static_bytes
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.needs import memory_of, moments_of_stages, pipeline_moments
+from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import Stage, held, refusal
-from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.passes import reverse
 from zbench.plans.build import Builder
@@ -139,7 +139,7 @@ def test_single_ranks_as_pipelines_take_as_long_as_without() -> None:
     assert other.seconds == pytest.approx(one.seconds, rel=1e-9)
     for name in ("attention_seconds", "linear_seconds", "nic_tx_bytes", "communication_seconds"):
         assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9)
-    states = pipeline_static_bytes(cost, 1, 1) - static_bytes(cost)  # norms' gains
+    states = pipeline_moments(cost, 1, 1).state - moments_of_stages(cost)[0].state  # norms' gains
     assert np.array(other.peak_bytes) - one.peak_bytes == pytest.approx(np.full(4, states), abs=1)
 
 
@@ -266,17 +266,16 @@ def test_memory_of_a_group_is_its_share(recompute: str) -> None:
     _, plans = laid(cost, pipelines((0, 2, 2), (4, 4, 1)), [{0: [1000], 4: [4000]}, {0: [3000]}, {0: [2000]}])
     peak = peak_bytes(plans, cost)
     model = cost.model
-    kept, working, loss = stage_bytes(cost, 4, 1)
-    assert peak[4:] == pytest.approx(pipeline_static_bytes(cost, 4, 1) + 4000 * (kept + max(working, loss)), rel=1e-6)
-    kept, working, loss = stage_bytes(cost, 2, 2)
-    static = pipeline_static_bytes(cost, 2, 2)
-    assert peak[:2] == pytest.approx(static + 5000 * kept + 3000 * working, rel=1e-6)
-    assert peak[2:4] == pytest.approx(static + 3000 * (kept + max(working, loss)), rel=1e-6)
-    if recompute == "none":  # else some of a token's is there of one layer alone
-        logits, hidden = 6 * model.vocab, model.element_bytes * model.hidden
-        assert kept == (activation_bytes(model) - loss_moment_bytes(model)) / 4
-        assert loss == logits / 2 + 2.5 * hidden + 2 * model.lse_bytes
-    assert static < static_bytes(cost)
+    alone, first = pipeline_moments(cost, 4, 1), pipeline_moments(cost, 2, 2)
+    assert peak[4:].tolist() == [MemoryLines(alone.lines(1, True)).bytes(4000)] * 4
+    working = max(line.token for line in first.at_work)
+    assert peak[:2] == pytest.approx(first.state + 5000 * first.kept + 3000 * working, rel=1e-6)
+    assert peak[2:4].tolist() == [MemoryLines(first.lines(1, True)).bytes(3000)] * 2
+    (loss,) = first.at_loss
+    hidden, own = model.element_bytes * model.hidden, model.element_bytes * model.hidden / 2
+    assert loss.token == 6 * model.vocab / 2 + own + 2 * hidden + 2 * model.lse_bytes
+    assert alone.kept == first.kept  # twice the layers, on twice the ranks
+    assert first.state < memory_of(cost).bytes(0)
     tight = small(2, 4, memory=float(peak.max() - 1))
     tight = replace(tight, model=cost.model)
     batch = Batch(np.concatenate([plan.lengths for plan in plans]), 0, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints

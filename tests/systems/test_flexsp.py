@@ -13,7 +13,7 @@ from zbench.anchors.anchor import published_rows
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.interfaces.result import StepResult
 from zbench.passes.reverse import MODES
@@ -255,9 +255,10 @@ def test_no_plan_breaks_memory(data: st.DataObject) -> None:
     cost = data.draw(costs())
     batch = data.draw(batches(30_000, 20))
     share = data.draw(st.floats(0.25, 1.5))
-    per_token = (cost.cluster.device.memory_bytes - static_bytes(cost)) / int(objective(cost, "keep").capacity[0])
+    state = memory_of(cost).bytes(0)
+    per_token = (cost.cluster.device.memory_bytes - state) / int(objective(cost, "keep").capacity[0])
     tokens = batch.num_tokens / cost.cluster.num_ranks * share + 8
-    device = replace(cost.cluster.device, memory_bytes=float(static_bytes(cost) + per_token * tokens))
+    device = replace(cost.cluster.device, memory_bytes=float(state + per_token * tokens))
     tight = replace(cost, cluster=replace(cost.cluster, device=device))
     for made in (FlexSP(tight), FlexSPBatchAda(tight)):
         if batch.lengths.max() > made.objective.capacity.max():

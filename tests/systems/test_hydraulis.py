@@ -14,7 +14,7 @@ from tests.helpers.strategies import batches as any_batches
 from tests.helpers.strategies import costs
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
-from zbench.cost.memory import pipeline_static_bytes
+from zbench.cost.memory.state import pipeline_state_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.device import Device
 from zbench.plans.plan import Ints
@@ -39,7 +39,7 @@ def cases(count: int, seed: int = 0) -> list[tuple[Cost, Batch]]:
 
 
 def roomy(nodes: int, gpus: int, device: Device = A100, model: str = "mha") -> Cost:
-    state = pipeline_static_bytes(small(nodes, gpus, device, model), 1, 1)
+    state = pipeline_state_bytes(small(nodes, gpus, device, model), 1, 1)
     return small(nodes, gpus, device, model, memory=state + ROOM[model])
 
 

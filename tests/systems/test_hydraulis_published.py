@@ -11,7 +11,7 @@ from tests.helpers.oracles import batches, small
 from tests.helpers.strategies import batches as any_batches
 from tests.helpers.strategies import costs
 from zbench.cost.cost import Cost
-from zbench.cost.memory import pipeline_static_bytes
+from zbench.cost.memory.state import pipeline_state_bytes
 from zbench.describe.batch import Batch
 from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import SimulatedAttention
@@ -29,7 +29,7 @@ from zbench.systems.hydraulis.published import (
 
 def roomy() -> Cost:
     """4 A100 with 8.4 GB beside their state: 10,000 to 13,000 tokens each."""
-    return small(1, 4, memory=pipeline_static_bytes(small(1, 4), 1, 1) + 8.4e9)
+    return small(1, 4, memory=pipeline_state_bytes(small(1, 4), 1, 1) + 8.4e9)
 
 
 # -- dispatch -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.helpers.oracles import A100, MODELS, small
 from tests.helpers.strategies import costs
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
-from zbench.cost.memory import pipeline_static_bytes
+from zbench.cost.memory.state import pipeline_state_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints
@@ -71,7 +71,7 @@ def test_what_some_pipelines_have_room_for_is_planned_and_nothing_else() -> None
         gpus, heads = (3, 32) if number % 4 < 2 else (4, 26)
         model = replace(MODELS["mha"], num_layers=8, num_heads=heads, num_kv_heads=heads)
         cost = replace(small(2, gpus, A100), model=replace(model, recompute=("none", "full")[number % 2]))
-        system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + 4e9), dispatch_orders=3)
+        system = Hydraulis(with_memory(cost, pipeline_state_bytes(cost, 1, 1) + 4e9), dispatch_orders=3)
         of, count = system.objective, rng.integers(2, 6)
         usual, most = of.capacity.max(), of.alone.max()
         lengths = rng.uniform(np.where(rng.random(count) < 0.7, usual / 3, 1), most * 1.02).astype(np.int64)
@@ -87,7 +87,7 @@ def test_pinned_sequences_and_the_capacity_beside_them_have_room_together(data: 
     """Any pp micro-batches of a pipeline, at their fullest."""
     cost = data.draw(costs(3, 8))
     share = data.draw(st.floats(1e3, 1e6))
-    of = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + share)).objective
+    of = Hydraulis(with_memory(cost, pipeline_state_bytes(cost, 1, 1) + share)).objective
     assume(((of.pp + of.working) * of.capacity <= of.window).all())  # else no scheme has room for a token
     scheme = np.array(data.draw(st.lists(st.sampled_from(range(len(of))), min_size=1, max_size=4)))
     sizes = data.draw(st.lists(st.floats(0.01, 1.1), min_size=1, max_size=8))
@@ -110,7 +110,7 @@ def test_adversarial_lengths_around_what_schemes_can_have(data: st.DataObject) -
     """At, above and below every capacity: never an error, and within memory where every sequence has room by itself."""
     cost = data.draw(costs(3, 8))
     share = data.draw(st.floats(1e3, 1e6))
-    system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + share), dispatch_orders=3)
+    system = Hydraulis(with_memory(cost, pipeline_state_bytes(cost, 1, 1) + share), dispatch_orders=3)
     of = system.objective
     edges = np.unique(np.concatenate([of.capacity, of.alone, of.alone // 2]))
     around = np.maximum(np.concatenate([edges - 1, edges, edges + 1]), 1)

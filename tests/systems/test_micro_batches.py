@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step

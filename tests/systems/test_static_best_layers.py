@@ -12,7 +12,7 @@ from tests.cost.by_layer.test_stage_cuts import every_cut
 from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import need_of_stage
+from zbench.cost.memory.needs import memory_of_stage
 from zbench.describe.batch import Batch
 from zbench.interfaces import study
 from zbench.interfaces.study import Clock, Sample, Study
@@ -62,12 +62,12 @@ def settings_of(share: float, stages: int, layers: int = 6) -> LayerSettings:
 
 def tried(of: LayerSettings, level: str, size: int, stages: int, layers: int) -> float:
     """Returns the least seconds over all cuts and numbers of recomputed layers that fit."""
-    memory, token = of.mesh.cost.cluster.device.memory_bytes, of.tokens(size)
+    memory = of.mesh.cost.cluster.device.memory_bytes
     found = [inf]
     for cut in every_cut(layers, stages):
         for again in product(*(range(count + 1) for count in cut)):
-            needs = [of._need(level, *three) for three in zip(range(stages), cut, again, strict=True)]
-            if all(static + each * token <= memory for static, each in needs):
+            rows = zip(range(stages), cut, again, strict=True)
+            if all(of._bytes(level, *three, size) <= memory for three in rows):
                 found.append(of.seconds(level, cut, again, size))
     return min(found)
 
@@ -92,11 +92,8 @@ def test_more_memory_is_never_slower_and_its_settings_fit(stages: int) -> None:
         assert all(one.seconds <= other.seconds for one, other in pairwise(found))
         for one in found:
             rows = zip(range(stages), one.cut, one.again, strict=True)
-            needs = [of._need(one.level, *three) for three in rows]
-            assert all(
-                static + each * of.tokens(one.pack_tokens) <= of.mesh.cost.cluster.device.memory_bytes
-                for static, each in needs
-            )
+            memory = of.mesh.cost.cluster.device.memory_bytes
+            assert all(of._bytes(one.level, *three, one.pack_tokens) <= memory for three in rows)
         best.append(found[0].seconds if found else inf)
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(best))
     assert best[-1] < best[len(best) // 2] < inf
@@ -128,8 +125,8 @@ def one_gpu() -> Cost:
     """A GPU whose memory has room for the longest sequence where half of the layers are recomputed."""
     one = small(1, 1)
     cost = Cost(one.cluster, replace(one.model, num_layers=8, sharding="zero3"))
-    static, token = need_of_stage(replace(cost, model=replace(cost.model, recompute="full")), 0, 8, 4)
-    device = replace(cost.cluster.device, memory_bytes=static + 1.05 * token * LONGEST)
+    memory = memory_of_stage(replace(cost, model=replace(cost.model, recompute="full")), 0, 8, 4)
+    device = replace(cost.cluster.device, memory_bytes=float(memory.bytes(1.05 * LONGEST)))
     return replace(cost, cluster=replace(cost.cluster, device=device))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.oracles import H100, assignments, batches, small
 from zbench.cost.cost import Cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.plans.area import work
 from zbench.plans.build import Builder

@@ -19,7 +19,7 @@ from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import VARIANT

@@ -7,7 +7,7 @@ a long tail.
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory import static_bytes, token_bytes
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Ints
 
@@ -20,8 +20,7 @@ SPREAD = 1.6
 
 def adversarial_batches(cost: Cost, tokens_per_gpu: int, seed: int) -> dict[str, Batch]:
     """Makes one batch of each of KINDS. tokens_per_gpu: of each GPU at most; fewer where its memory is small."""
-    free = cost.cluster.device.memory_bytes - static_bytes(cost)
-    most = max(int(FILLED * max(free, 0) / token_bytes(cost)), 1)
+    most = max(int(memory_of(cost).tokens(cost.cluster.device.memory_bytes, filled=FILLED)), 1)
     gpus = cost.whole.num_ranks * cost.tp
     tokens = min(tokens_per_gpu * gpus, most * cost.cluster.num_ranks)
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from zbench.correctness.step_check import check_step
 from zbench.correctness.strategy_choices import StrategyChoice, StrategyChoices, choice_cover
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import check_memory
+from zbench.cost.memory.needs import check_memory
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY

@@ -18,7 +18,7 @@ from zbench import CONF
 from zbench.correctness.cover import Combination
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import check_memory
+from zbench.cost.memory.needs import check_memory
 from zbench.describe.model import NONE
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategies.training_strategy import TrainingStrategy

@@ -9,7 +9,7 @@ how many, which are chunks of a step (zbench.step.passes.memory.chunks).
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.model import AUTO, WHOLE, Model
+from zbench.describe.model import AUTO, Model
 
 WHOLE_BYTES = 30  # moved per token and vocabulary entry: logits, float32 softmax, gradient (a count)
 LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
@@ -30,47 +30,27 @@ def chunked_bytes(model: Model, tokens: int) -> int:
     return 2 * e * model.hidden * tokens + rows * model.head_outputs * (2 * e + wide_bytes(model))
 
 
-def held_bytes(model: Model) -> int:
-    """Returns the bytes that the loss holds for each token that it is computed for at a time: whole logits with their
-    float32 gradient, or as chunked_bytes of more than a few thousand."""
-    e, whole = model.element_bytes, _whole_logits_bytes(model)
-    if model.loss_chunk_tokens != AUTO:
-        return whole
-    return min(whole, 2 * e * model.hidden + CHUNK_SHARE * model.hidden * (2 * e + wide_bytes(model)))
+def logits_of_token(model: Model, share: float) -> float:
+    """Returns the bytes of the logits of a token that they are computed of, and of what is made of them: a float32
+    gradient, or in AUTO's chunks their softmax (in the wide dtype first). share: of the words."""
+    e = model.element_bytes
+    return share * model.head_outputs * (e + 4 if model.loss_chunk_tokens != AUTO else 2 * e + wide_bytes(model))
 
 
-def _whole_logits_bytes(model: Model) -> int:
-    """Returns the bytes of a token's logits with their float32 gradient."""
-    return model.head_outputs * (model.element_bytes + 4)
+def logits_of_share(model: Model, share: float) -> float:
+    """Returns the bytes that AUTO's logits, of a share of the words, have of each token of all, where these are more
+    than a few thousand: as many tokens are computed at a time as chunk_rows has it."""
+    words = min(share * model.head_outputs, CHUNK_SHARE * model.hidden)
+    return words * (2 * model.element_bytes + wide_bytes(model))
 
 
 def logits_bytes(model: Model, tokens: int, share: float) -> int:
-    """Returns the bytes of the logits of so many tokens that are computed at a time, and of what is made of them, of a
-    share of the words."""
-    e, words = model.element_bytes, share * model.head_outputs
-    if model.loss_chunk_tokens != AUTO:
-        return int(tokens * words * (e + 4))
-    return int(min(tokens, chunk_rows(tokens, model.hidden, max(int(words), 1))) * words * (2 * e + wide_bytes(model)))
-
-
-def token_and_chunk_bytes(model: Model) -> tuple[int, int]:
-    """Returns the bytes that the loss holds for every token of a GPU, and those of a chunk, however many tokens there
-    are."""
-    if model.loss_chunk_tokens in (WHOLE, AUTO):
-        return held_bytes(model), 0
-    return 2 * model.element_bytes * model.hidden, int(model.loss_chunk_tokens) * held_bytes(model)
-
-
-def states_held(model: Model) -> int:
-    """Returns how many hidden states are in held_bytes: by chunks the norm's output and its gradient, else none."""
-    return 0 if held_bytes(model) == _whole_logits_bytes(model) and model.loss_chunk_tokens in (WHOLE, AUTO) else 2
-
-
-def loss_moment_bytes(model: Model) -> int:
-    """Returns the bytes that a GPU has of a token while its loss is computed, beside what layers keep: what the loss
-    holds, the norm's output and its gradient, the last layer's output, and two sums."""
-    states = 3 - states_held(model)
-    return token_and_chunk_bytes(model)[0] + states * model.element_bytes * model.hidden + 2 * model.lse_bytes
+    """Returns the bytes of the logits of so many tokens, of a share of the words, and of what is made of them, as far
+    as they are there at a time."""
+    rows = tokens
+    if model.loss_chunk_tokens == AUTO:
+        rows = min(tokens, chunk_rows(tokens, model.hidden, max(int(share * model.head_outputs), 1)))
+    return int(rows * logits_of_token(model, share))
 
 
 def moved_bytes(model: Model, tokens: Floats) -> Floats:

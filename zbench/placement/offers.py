@@ -15,7 +15,7 @@ import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.memory import ADAM_BYTES
+from zbench.cost.memory.state import ADAM_BYTES
 from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.describe.rollouts.stages import ACTOR
 from zbench.describe.units import with_noun

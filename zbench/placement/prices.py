@@ -17,7 +17,7 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import ADAM_BYTES
+from zbench.cost.memory.state import ADAM_BYTES
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from zbench.cost.memory import check_memory
+from zbench.cost.memory.needs import check_memory
 from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import static_bytes
+from zbench.cost.memory.state import state_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.job import STREAMED, RolloutJob
 from zbench.describe.model import Model
@@ -77,7 +77,7 @@ class PlacedModels:
         """Returns the bytes on a GPU of a model that does not run: its state if it is trained, else its weights."""
         cost = self.executor(role).cost
         if role in self.job.stages.trains:
-            return static_bytes(cost) // cost.tp
+            return state_bytes(cost) // cost.tp
         return self.weight_bytes(role) // (cost.gpus.cluster.num_ranks if cost.model.sharding == "zero3" else cost.tp)
 
     def weight_bytes(self, role: str) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes
-from zbench.cost.moment_memory import kept_bytes
+from zbench.cost.memory.copies import kept_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.passes import reverse

@@ -10,7 +10,7 @@ import zbench
 from zbench.cost.collective import GRADIENT_BYTES, Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
-from zbench.cost.memory import peak_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.overlap import BACKWARD, StepOverlap
 from zbench.planned.step import StepPlans
 from zbench.simulator.layers import ClockState, Layers

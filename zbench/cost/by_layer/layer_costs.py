@@ -18,8 +18,8 @@ from zbench.cost.by_layer.programme import LayerTable
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
 from zbench.cost.gathers import run_seconds
-from zbench.cost.loss import loss_moment_bytes, token_and_chunk_bytes
-from zbench.cost.memory import ADAM_BYTES
+from zbench.cost.memory.moments import loss_lines
+from zbench.cost.memory.state import ADAM_BYTES
 from zbench.cost.recompute import (
     again_activation_bytes,
     again_elementwise_bytes,
@@ -154,7 +154,7 @@ class LayerCosts:
         if is_last:
             tokens = float(self.lengths.sum()) / (self.micro_batches * self.gpus)
             seconds += float(cost.head_seconds(np.array([tokens]))[0])
-            size += loss_moment_bytes(model) * tokens + token_and_chunk_bytes(model)[1]
+            size += max(line.bytes(tokens) for line in loss_lines(cost))
         return seconds, int(np.ceil(size))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes, wide_bytes
-from zbench.cost.moment_memory import kept_bytes, moment_bytes
+from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 

@@ -1,0 +1,158 @@
+"""Moments of a rank of a stage: what it has at each, beside its state and what micro-batches keep for their backward.
+
+A layer's backward has four that are fullest in turn, as what there is of a token gets less and gradients of parameters
+get more: the feed-forward's halves, its norm, attention, and the projections before that. Then there is the loss, on
+the last stage. Docs/memory.md has them in a table.
+
+A stage's ranks have a share of everything but of what tensor parallelism gathers and has not reduced yet: a hidden
+state of all tokens is then whole on every rank, which on 16 ranks is as much as half a layer that is kept.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zbench.cost.cost import Cost
+from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
+from zbench.cost.memory.lines import Line
+from zbench.cost.memory.state import WholeBytes
+from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
+from zbench.describe.model import AUTO, WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class StageMoments:
+    """What a rank of a stage has. state: bytes of parameters, gradients and optimizer state.
+
+    kept: bytes a token that every micro-batch under way keeps. received: layers whose received q and kv each of them
+    keeps, too. at_work, at_loss: what there is besides at the moments of a layer's backward, and of the loss.
+    """
+
+    state: float
+    kept: float
+    received: float
+    at_work: tuple[Line, ...]
+    at_loss: tuple[Line, ...]
+
+    def moments(self, is_last: bool) -> tuple[Line, ...]:
+        """Returns the moments of a stage that is the last one, or is not."""
+        return self.at_work + self.at_loss if is_last else self.at_work
+
+    def lines(self, under_way: int, is_last: bool) -> tuple[Line, ...]:
+        """Returns the lines of a rank with so many micro-batches under way, all alike."""
+        return tuple(
+            one._replace(
+                constant=self.state + one.constant,
+                token=under_way * self.kept + one.token,
+                received=under_way * self.received + one.received,
+            )
+            for one in self.moments(is_last)
+        )
+
+
+class _Layer(NamedTuple):
+    """Bytes a token on a rank. layer: a layer keeps without recomputation. own: of its share of a hidden state. whole:
+    of one that is not cut, of every GPU that a rank stands for. q, kv: of attention's inputs. ffn: a column's worth of
+    the feed-forward, of which it has three."""
+
+    layer: float
+    own: float
+    whole: float
+    q: float
+    kv: float
+    ffn: float
+
+    @property
+    def other(self) -> float:
+        """Of a hidden state that is whole, what other ranks have too."""
+        return self.whole - self.own
+
+
+def stage_moments(
+    cost: Cost, shape: tuple[int, int], layers: int, recomputed: int, state: float, whole: WholeBytes
+) -> StageMoments:
+    """Returns the moments of a stage of so many layers, of which so many are recomputed by the model's level.
+
+    shape: (tp, pp), ranks and stages of a pipeline; bytes are of a token of all the stage's ranks. state, whole: bytes
+    of parameters and gradients. Kv heads that are replicated are counted.
+    """
+    model, (tp, pp) = cost.model, shape
+    of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
+    again = again_activation_bytes(model) / tp
+    kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
+    inputs = min(2, recomputed) if model.inputs_on_hosts else recomputed  # the others wait in host memory
+    early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
+    at_work = list[Line]()
+    if rest:
+        at_work += _backward(cost, of, tp, whole, (0.0, 0.0, 0), early)
+    if recomputed:  # the layers behind, which are not, have had their backward
+        gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
+        beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)
+        at_work += _backward(cost, of, tp, whole, beside, early)
+    kept = rest * of.layer + inputs * kept_again
+    received = rest if is_full and recomputed else layers
+    return StageMoments(state, kept, received, tuple(at_work), _loss(cost, of, tp, whole.loss))
+
+
+def _layer(cost: Cost, tp: int) -> _Layer:
+    model, e = cost.model, cost.model.element_bytes
+    copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
+    more = 2 * copies * model.head_dim * e
+    q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
+    hidden = e * model.hidden
+    layer = layer_activation_bytes(model) / tp + more
+    return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, e * model.active_ffn / tp)
+
+
+def _backward(
+    cost: Cost, of: _Layer, tp: int, whole: WholeBytes, beside: tuple[float, int, int], early: float
+) -> list[Line]:
+    """Returns the moments of a layer's backward. beside: bytes of a token that are there beside what is kept, before
+    the backward begins, layers' received q and kv likewise, and hidden states that are whole since they were made
+    again."""
+    model, (more, received, gathered) = cost.model, beside
+    other, attention = gathered * of.other, more + early - 2 * of.own - 3 * of.ffn
+    more += early
+    ffn, chunk, tokens, halving, norming = of.ffn, 0.0, 0, whole.feed_forward, whole.norm
+    norm = max(gathered, 1) * of.other + of.whole + of.own  # of the norm's output, which is whole twice
+    if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
+        tokens = int(model.mlp_chunk_tokens)
+        by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
+        more, chunk, ffn = more - by_chunk, by_chunk + 2 * of.ffn, 0.0
+        norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
+        halving = norming = whole.chunks
+    # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
+    product, halves = other + of.whole + ffn, other + of.own + 2 * ffn
+    out = of.whole + of.q  # the output's gradient is made of what came back, gathered
+    attend = of.own + of.q + of.kv
+    attention += of.other * (gathered == 2)
+    inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
+    return [
+        Line(halving, more + max(product, halves), chunk, tokens, received),
+        Line(norming, more + norm - ffn, chunk, tokens, received),
+        Line(whole.attention, attention + max(out, attend), received=received, copies=True),
+        Line(whole.inputs, inputs, received=received),
+    ]
+
+
+def loss_lines(cost: Cost) -> tuple[Line, ...]:
+    """Returns the moments of the loss beside what layers keep, where parameters and gradients are not cut."""
+    return _loss(cost, _layer(cost, 1), 1, 0.0)
+
+
+def _loss(cost: Cost, of: _Layer, tp: int, whole: float) -> tuple[Line, ...]:
+    """Returns the moments of the loss: logits, the norm's output and its gradient, both whole on every rank, the last
+    layer's output and two sums a token.
+
+    By chunks of a number of tokens, the norm's output and its gradient are of a chunk as well, but for what a group
+    gathers. By AUTO's there are
+    logits of a share of the tokens, or of LEAST_CHUNK, whichever are more.
+    """
+    model, states = cost.model, 2 * of.whole
+    there, logits = of.own + 2 * model.lse_bytes, logits_of_token(model, 1 / tp)
+    if model.loss_chunk_tokens == WHOLE:
+        return (Line(whole, there + states + logits),)
+    if model.loss_chunk_tokens != AUTO:
+        gathered = of.whole if tp * cost.tp > 1 else 0.0  # for all of a group's tokens
+        return (Line(whole, there + gathered, states - gathered + logits, int(model.loss_chunk_tokens)),)
+    share = cost.tp * logits_of_share(model, 1 / (tp * cost.tp))
+    return Line(whole, there + states + share), Line(whole, there + states, logits, LEAST_CHUNK)

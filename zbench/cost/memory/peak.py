@@ -1,0 +1,93 @@
+"""Bytes each rank needs for plans at its fullest: the most of the moments of every micro-batch, with what plans receive.
+
+Received q and kv stay until a layer's backward, of every layer that keeps them; the copies and partial sums of the
+layer under way are there while its attention is at work, and at no other moment.
+"""
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.lines import Line
+from zbench.cost.memory.moments import StageMoments
+from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
+from zbench.cost.memory.state import pipeline_state_bytes
+from zbench.describe.arrays import Floats
+from zbench.plans.plan import Ints, Plan
+
+
+def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """Returns int64 [num_ranks], of all stages: the bytes of every rank at its fullest moment over all
+    micro-batches."""
+    if plans[0].pipelines is not None:
+        return _pipelined_bytes(plans, cost)
+    return _job_bytes(plans, cost, 1)
+
+
+def step_bytes(plan: Plan, cost: Cost) -> Ints:
+    """Gives the `peak_bytes` of a step whose micro-batches are all like `plan`, wherever it is in a step."""
+    return peak_bytes((plan,), cost) if cost.pp == 1 else _job_bytes((plan,), cost, cost.pp)
+
+
+def _job_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int) -> Ints:
+    """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, each
+    `copies` times."""
+    tokens = np.stack([plan.tokens_per_rank for plan in plans]).astype(np.float64)
+    received = np.stack([kept_bytes(plan, cost) for plan in plans])
+    ways = [((plan, plan.forward, False), (plan, plan.backward, True)) for plan in plans]
+    away = np.stack([np.maximum(*(moment_bytes(*way, cost) for way in both)) for both in ways])
+    stages, peak = moments_of_stages(cost), []
+    for stage in range(cost.pp):
+        of = stages[stage % len(stages)]
+        lasting = np.repeat(of.kept * tokens + of.received * received, copies, axis=0)
+        peak.append(_fullest(of, stage, cost.pp, lasting, (tokens, received, away)))
+    return np.concatenate(peak)
+
+
+def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """Returns the bytes of every rank, int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches
+    that follow one another."""
+    pipelines = plans[0].pipelines
+    assert pipelines is not None
+    peak = np.full(cost.cluster.num_ranks, pipeline_state_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
+        mine = tokens[tokens[:, lead] > 0, lead]
+        rows = (-(-mine // tp) * tp).astype(np.float64)[:, None]  # what a rank has at most, times the ranks
+        of, nothing = pipeline_moments(cost, tp, pp), np.zeros((len(rows), 1), np.int64)
+        for stage in range(pp):
+            first = lead + stage * tp
+            peak[first : first + tp] = _fullest(of, stage, pp, of.kept * rows, (rows, nothing, nothing))
+    return peak
+
+
+def _fullest(of: StageMoments, stage: int, stages: int, lasting: Floats, each: tuple[Floats, Ints, Ints]) -> Ints:
+    """Returns int64 [ranks]: the bytes of the ranks of a stage at their fullest moment.
+
+    lasting: [micro-batches, ranks], bytes that each keeps while it is under way. each: of every micro-batch and rank
+    its tokens, the bytes of q and kv that a layer receives, and of what its attention has away from home.
+    """
+    peak = np.full(lasting.shape[1], of.state, np.float64)
+    under_way = lasting if stages == 1 else np.array([_window(rows, stages - stage) for rows in lasting.T])
+    for line in of.moments(stage == stages - 1) if len(lasting) else ():
+        beside = _beside(line, *each)
+        if stages > 1:  # a stage is at work on one micro-batch while others come and go
+            beside = beside.max(axis=0)
+        found = line.constant + under_way + beside
+        peak = np.maximum(peak, of.state + (found.max(axis=0) if stages == 1 else found))
+    return np.asarray(np.ceil(peak), np.int64)
+
+
+def _beside(line: Line, tokens: Floats, received: Ints, away: Ints) -> Floats:
+    """Returns the bytes of micro-batches and ranks at a moment beside what is kept, [micro-batches, ranks]."""
+    found = line.token * tokens + line.received * received
+    if line.copies:
+        found = found + away
+    return np.asarray(found + line.chunk * np.minimum(tokens, line.chunk_tokens))
+
+
+def _window(rows: Floats, width: int) -> float:
+    """Returns the largest sum of `width` successive values, or of all."""
+    total = np.concatenate([[0.0], np.cumsum(rows)])
+    width = min(width, len(rows))
+    return float((total[width:] - total[: len(total) - width]).max())
