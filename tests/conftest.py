@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.helpers.composing import composed_once
 from tests.helpers.strategies import SHARP
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -24,6 +25,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep choices (zbench.run.chosen) in a folder of their own, commands that they start too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composing() -> Iterator[None]:
+    """Commands in the tests' process compose their configuration from what was composed before."""
+    with composed_once():
         yield
 
 
