@@ -10,6 +10,9 @@ import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigSource
 
 from zbench import CONF
 
@@ -65,7 +68,23 @@ def composed_once() -> Iterator[None]:
             composed[id(defaults)] = found = pickle.dumps(composing(self, defaults=defaults, repo=repo))
         return pickle.loads(found)
 
+    def reading_once(kind: type[ConfigSource]) -> Any:
+        reading, read = kind.load_config, dict[str, bytes]()
+
+        def read_once(self: ConfigSource, config_path: str) -> Any:
+            if self.path not in OWN:
+                return reading(self, config_path)
+            if config_path not in read:
+                read[config_path] = pickle.dumps(reading(self, config_path))
+            return pickle.loads(read[config_path])
+
+        return read_once
+
     with pytest.MonkeyPatch.context() as patch:
+        Plugins.instance()  # makes the sources known
+        for scheme in ("file", "pkg"):
+            kind = SourcesRegistry.instance().resolve(scheme)
+            patch.setattr(kind, "load_config", reading_once(kind))
         patch.setattr(config_loader_impl, "create_defaults_list", list_once)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
         patch.setattr(ConfigLoaderImpl, "_process_config_searchpath", search_once)
