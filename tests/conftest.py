@@ -3,18 +3,31 @@
 `ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+from tests.helpers.composing import composed_once
 from tests.helpers.strategies import SHARP
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 
-settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True, database=None)
+# Of all tests a twentieth of a processor's time went into looking for garbage: modules and tests stay to the end.
+gc.set_threshold(30_000)
+
+# How long drawing takes depends on what else the machine does: no reason to fail.
+settings.register_profile(
+    "ci",
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
@@ -24,6 +37,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep choices (zbench.run.chosen) in a folder of their own, commands that they start too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composing() -> Iterator[None]:
+    """Commands in the tests' process compose their configuration from what was composed before."""
+    with composed_once():
         yield
 
 

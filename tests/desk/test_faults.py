@@ -2,8 +2,9 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
+from threading import Thread
 
 import pytest
 
@@ -15,13 +16,31 @@ NET = Path("/sys/class/net")
 LONG = "steps=500"  # longer than anybody waits
 
 
-def running(out: Path, *words: str) -> "tuple[Popen[str], int, list[int]]":
-    """(zbench, its launcher, the ranks in order), after a step."""
-    started = start(out, LONG, "executor.timeout=8", *words)
-    assert until(lambda: bool(steps(out)) or started.poll() is not None, 120)
-    assert started.poll() is None, started.communicate()[1]
-    (launcher,) = [child for child in descendants(started.pid) if len(children(child)) == 4]
-    return started, launcher, sorted(children(launcher))
+def fleet_of(pid: int) -> tuple[int, list[int]]:
+    """(the launcher that a process waits for, its ranks in order)."""
+    (launcher,) = [child for child in descendants(pid) if len(children(child)) == 4]
+    return launcher, sorted(children(launcher))
+
+
+def broken(out: Path, number: signal.Signals, which: Callable[[int, list[int]], int]) -> str:
+    """Sends a signal to a process of a fleet after a step, and returns what the command, in this process, tells of it.
+    which: takes the launcher and its ranks. None of them is left."""
+    fleet: list[int] = []
+
+    def send() -> None:
+        if until(lambda: bool(steps(out)), 120):
+            launcher, ranks = fleet_of(os.getpid())
+            os.kill(which(launcher, ranks), number)
+            fleet.extend([launcher, *ranks])
+
+    sending = Thread(target=send)
+    sending.start()
+    done = command(out, LONG, "executor.timeout=8")
+    sending.join()
+    assert done.returncode == 1
+    assert len(fleet) == 5
+    assert all_gone(fleet)
+    return done.stderr
 
 
 def test_a_nic_that_goes_down_for_good_is_named(tmp_path: Path) -> None:
@@ -67,29 +86,24 @@ def peak(step: dict[str, dict[str, list[list[int]]]], nic: int) -> int:
     ],
 )
 def test_a_rank_that_stops_or_dies_is_named(tmp_path: Path, number: signal.Signals, told: str) -> None:
-    started, launcher, ranks = running(tmp_path / "runs.jsonl")
-    os.kill(ranks[1], number)
-    _, errors = started.communicate(timeout=240)
-    assert started.returncode == 1
-    assert told in errors
-    assert all_gone([launcher, *ranks])
+    assert told in broken(tmp_path / "runs.jsonl", number, lambda launcher, ranks: ranks[1])
 
 
 def test_a_killed_launcher_leaves_nothing_and_another_desk_starts(tmp_path: Path) -> None:
     links = sorted(NET.iterdir())
-    started, launcher, ranks = running(tmp_path / "first.jsonl")
-    os.kill(launcher, signal.SIGKILL)
-    _, errors = started.communicate(timeout=240)
-    assert started.returncode == 1
-    assert "launcher of the ranks was killed by signal 9" in errors
-    assert all_gone([launcher, *ranks])
+    told = broken(tmp_path / "first.jsonl", signal.SIGKILL, lambda launcher, ranks: launcher)
+    assert "launcher of the ranks was killed by signal 9" in told
     assert sorted(NET.iterdir()) == links
     done = command(tmp_path / "second.jsonl", "steps=1")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_killed_command_leaves_nothing(tmp_path: Path) -> None:
-    started, launcher, ranks = running(tmp_path / "first.jsonl")
+    out = tmp_path / "first.jsonl"
+    started = start(out, LONG, "executor.timeout=8")
+    assert until(lambda: bool(steps(out)) or started.poll() is not None, 120)
+    assert started.poll() is None, started.communicate()[1]
+    launcher, ranks = fleet_of(started.pid)
     every = descendants(started.pid)
     started.kill()
     started.communicate()

@@ -1,5 +1,6 @@
 """The command in the test's own process, whose fleets of ranks find the fork server of the tests before."""
 
+import importlib
 import io
 import subprocess
 import sys
@@ -8,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from zbench import __main__
-
 ROOT = Path(__file__).parents[2]
 
 
-def called(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m zbench` with these words, in a folder, and returns its exit code and what it says."""
+def called(*words: str, folder: Path = ROOT, module: str = "zbench") -> subprocess.CompletedProcess[str]:
+    """Runs `python -m` a module of zbench's with these words, in a folder, and returns its exit code and what it
+    says."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as told,
@@ -23,6 +23,6 @@ def called(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]
         patch.chdir(folder)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
-        patch.setattr(sys, "argv", ["zbench", *words])
-        code = __main__.main()
+        patch.setattr(sys, "argv", [module, *words])
+        code = importlib.import_module(f"{module}.__main__").main()
     return subprocess.CompletedProcess(words, code, told.getvalue(), errors.getvalue())

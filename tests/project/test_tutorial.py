@@ -16,7 +16,7 @@ from tests.helpers.commands import called
 from tests.project.test_recipe import ROOT, run
 
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
-COMMAND = "python -m zbench "
+COMMAND = re.compile(r"(PYTHONPATH=mine )?python -m (zbench[.\w]*) ")
 SITE = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
 
 
@@ -25,12 +25,40 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def typed(command: str, folder: Path, is_first: bool) -> subprocess.CompletedProcess[str]:
-    """Runs a command as typed. A run of zbench that is not the page's first is done in this process, which has imported
-    everything, unless the shell has something to do with it."""
-    if is_first or not command.startswith(COMMAND) or re.search(r"[|&;<>$]|--help", command):
+def line_of(command: str) -> str | None:
+    """Returns how a command begins that this process, which has imported everything, can do as well; None where the
+    shell has something to do with it."""
+    found = COMMAND.match(command)
+    return found[0] if found and not re.search(r"[|&;<>$]|--help", command) else None
+
+
+def as_typed() -> dict[str, tuple[str, str]]:
+    """Returns the first (page, command) of all pages that begins in each way."""
+    first: dict[str, tuple[str, str]] = {}
+    for page in PAGES:
+        for kind, text in blocks(page):
+            for command in text.strip().split("\n") if kind == "bash" else ():
+                if begins := line_of(command):
+                    first.setdefault(begins, (page.stem, command))
+    return first
+
+
+def typed(command: str, page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a shell, as typed, if it is the first that begins so, or nothing but a shell can do it; else in
+    this process, which starts nothing and finds what is compiled and chosen already."""
+    begins = line_of(command)
+    if begins is None or as_typed()[begins] == (page, command):
         return run(command, folder)
-    return called(*shlex.split(command.removeprefix(COMMAND), comments=True), folder=folder)
+    found = COMMAND.match(command)
+    assert found is not None
+    with pytest.MonkeyPatch.context() as patch:
+        if found[1]:
+            patch.syspath_prepend(folder / "mine")
+        done = called(*shlex.split(command[found.end() :], comments=True), folder=folder, module=found[2])
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):  # the next page may have another one
+            del sys.modules[name]
+    return done
 
 
 def test_every_page_but_the_first_has_commands() -> None:
@@ -48,14 +76,13 @@ def test_every_page_but_the_first_has_commands() -> None:
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # no login of whoever runs the tests
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    is_first = True
     for kind, text in blocks(page):
         if kind in ("python", "yaml"):
             path = tmp_path / text.split("\n", 1)[0].removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         for command in text.strip().split("\n") if kind == "bash" else ():
-            done, is_first = typed(command, tmp_path, is_first), False
+            done = typed(command, page.stem, tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
             assert "Traceback" not in done.stderr, command
             if "--fail-over" in command:

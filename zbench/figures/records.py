@@ -16,7 +16,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.describe.strategy import MODEL_FIELDS
-from zbench.record.fingerprint import source_digest
+from zbench.record.fingerprint import own_digest
 from zbench.record.kinds import RECORD
 from zbench.record.outputs import check_output
 from zbench.record.record import Run, read
@@ -121,7 +121,7 @@ def check_experiments(name: str, records: Records, experiments: Sequence[str]) -
 
 def is_current(records: Records) -> bool:
     """Returns whether these very sources made all of the record."""
-    return {run.start["fingerprint"]["sources"] for run in records.runs} == {source_digest()}
+    return {run.start["fingerprint"]["sources"] for run in records.runs} == {own_digest()}
 
 
 def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
@@ -152,7 +152,7 @@ def _keep_finished(part: Path) -> None:
         return
     runs = [run for run in read(str(part))[0] if run.status == "finished"]
     part.unlink()
-    if kept := [run for run in runs if run.start["fingerprint"]["sources"] == source_digest()]:
+    if kept := [run for run in runs if run.start["fingerprint"]["sources"] == own_digest()]:
         writer = RecordWriter.open(str(part))
         for run in kept:
             for line in (run.start, run.about, *run.steps, run.end):

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ def source_digest(root: Path = ROOT) -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+@cache
+def own_digest() -> str:
+    """Returns the source digest of the program that this process runs, read once: it runs what it has loaded."""
+    return source_digest()
 
 
 def _commit(root: Path) -> str | None:

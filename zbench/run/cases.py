@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from zbench.cost.memory.needs import check_memory
@@ -46,7 +46,7 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
     config = resolved(request.config)
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
-    shared |= {"fingerprint": fingerprint()}
+    shared |= {"fingerprint": dict(_program())}
     name = str(own["choices"].get("system"))
     mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
     check_memory(mine.parts.cost)
@@ -70,6 +70,12 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
         return case, None
     shared["fingerprint"] |= _packages(compared.system)
     return case, _case({**shared, "config": other}, compared)
+
+
+@cache
+def _program() -> Line:
+    """Returns the fingerprint of the program as this process has loaded it: once, not anew for each job of a sweep."""
+    return fingerprint()
 
 
 def _case(start: Line, settled: Settled) -> RunCase:

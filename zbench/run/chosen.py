@@ -30,7 +30,7 @@ from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.study import PLAYED, PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
-from zbench.record.fingerprint import source_digest
+from zbench.record.fingerprint import own_digest
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
@@ -227,7 +227,7 @@ def _in_mesh(batch: Batch, cost: Cost) -> tuple[Plan, ...]:
 def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:
     """Returns one name for all that a choice depends on; a batch of the study's tells what a file of lengths holds."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
-    told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": own_digest()}
     told |= {"pipelines": parts.pipelines}
     told |= {"executor": plain["executor"]} if isinstance(parts.executor, Simulated) else {}
     told |= {"batch": study.batch(0).digest}
