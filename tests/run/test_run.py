@@ -386,7 +386,8 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
             calls.append((status, figures["steps"]))
 
     monkeypatch.setattr("zbench.track.Nothing", Listening)
-    run_with_baseline(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
+    whole = {"_target_": "zbench.simulated.executor.Simulated"}
+    run_with_baseline(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json"), executor=whole))
     start = "mine w c", "command id", "e", ("mine", "w", "c", "m")
     assert (calls[0], calls[2], calls[-1], len(calls)) == (start, ("timeline", True), ("finished", 3.0), 6)
     assert {f"nic/node{node}/nic0/{way}" for node in range(2) for way in ("tx", "rx")} <= set(calls[1][1])

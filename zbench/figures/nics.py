@@ -1,4 +1,4 @@
-"""How busy attention's messages keep every NIC in a step of two layers: ring, zeppelin without routing, zeppelin."""
+"""Shares of time in which attention's messages keep each NIC busy: a step of ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections import Counter

@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def whole_steps(self) -> Simulated:
-        """What plays its plans as whole steps, to be drawn: of a run that was of attention alone, or was measured with
+        """The executor that plays its plans as whole steps, to be drawn: of a run of attention alone, or measured with
         attention's plans, with the usual window and buckets.
 
         Raises:
