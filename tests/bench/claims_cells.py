@@ -107,13 +107,8 @@ PAPERS = (
         {
             "plain": "system=wlb_llm system.degree=8 system.equal_work_packs=false system.shard=sequence",
             "wlb_llm": "system=wlb_llm system.degree=8",
-            "plain_chosen": "system=wlb_llm system.equal_work_packs=false system.shard=sequence",
-            "chosen": "system=wlb_llm",
         },
-        (
-            ("over plain packs, degree 8", "plain", "wlb_llm", "1.23 on average, 1.30 at 128K"),
-            ("the same, degree chosen", "plain_chosen", "chosen", ""),
-        ),
+        (("over plain packs, degree 8", "plain", "wlb_llm", "1.23 on average, 1.30 at 128K"),),
     ),
     Paper(
         "fcp",
