@@ -34,7 +34,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("steps=3", "+model.mask=causal", "~tracker"),
         ("system=ulysses", "cluster.num_nodes=3", "model=tiny"),
         ("model=tiny", "system=ulysses", "seed=5", "model.hidden=64"),
-        ("cluster=h100_4x8", "cluster/device=a10_24g", "++own.key=1", "system={slices: 3}"),
+        ("cluster=h100_4x8", "cluster/device=a10_24g", "++own.key=1", "system={remap: false}"),
     ],
     ids=" ".join,
 )

@@ -22,6 +22,10 @@ def ran(*words: str | Path, folder: Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+def pip_of(scripts: Path) -> tuple[str | Path, ...]:
+    return sys.executable, "-m", "pip", "--python", scripts / "python"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, as building leaves a folder behind that later builds would take files from."""
@@ -34,11 +38,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scripts(wheel: Path) -> Path:
-    """The folder of commands of a fresh environment that has the wheel and what it depends on."""
-    ran(sys.executable, "-m", "venv", "fresh", folder=wheel.parent)
+    """The folder of commands of a fresh environment that has the wheel and what it depends on. Its pip is ours."""
+    ran(sys.executable, "-m", "venv", "--without-pip", "fresh", folder=wheel.parent)
     found = wheel.parent / "fresh" / "bin"
-    install = ("-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
-    ran(found / "python", *install, wheel, folder=wheel.parent)
+    install = ("install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
+    ran(*pip_of(found), *install, wheel, folder=wheel.parent)
     return found
 
 
@@ -66,7 +70,7 @@ def test_it_holds_one_package_with_all_of_conf(wheel: Path) -> None:
 
 
 def test_it_needs_neither_torch_nor_trackers(scripts: Path) -> None:
-    listed = ran(scripts / "python", "-m", "pip", "list", "--format", "json", folder=scripts)
+    listed = ran(*pip_of(scripts), "list", "--format", "json", folder=scripts)
     installed = {package["name"] for package in json.loads(listed.splitlines()[0])}
     assert "zbench" in installed
     assert not installed & {"torch", "wandb", "tensorboard", "matplotlib", "plotly", "pyarrow"}

@@ -1,5 +1,6 @@
 """Programs of plans: what can be seen without running them. That they compute the right thing: test_conformance."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,53 +35,54 @@ def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
 @settings(max_examples=6)  # each compiles for every rank
 @given(st.data())
-def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant, data: st.DataObject) -> None:
+def test_what_is_sent_is_received_every_pair_is_attended_and_memory_is_used_as_counted(
+    which: Variant, data: st.DataObject
+) -> None:
     cost = data.draw(costs(3, 4))
-    batch = data.draw(batches(400, 8))
-    for plan in which.make(cost).plan(batch):
+    for plan in which.make(cost).plan(data.draw(batches(400, 8))):
         found = programs(plan, cost)
         for way in (0, 1):
-            sent, received = [], []
-            for rank, pair in enumerate(found):
-                program = pair[way]
-                sizes = {receive.hop: receive.end - receive.begin for receive in program.receives}
-                for send in program.sends:
-                    if isinstance(send, Relay):
-                        hop = program.receives[send.received].hop
-                        assert program.receives[send.received].slot == HOME
-                        sent.append((send.hop, rank, send.peer, sizes[hop]))
-                    else:
-                        sent += [(hop, rank, peer, end - begin) for hop, peer, begin, end in send.hops]
-                received += [(r.hop, r.peer, rank, r.end - r.begin) for r in program.receives]
-            assert sorted(sent) == sorted(received)
+            assert_received([pair[way] for pair in found])
             area = sum(step.cuts * (step.hi - step.lo) for pair in found for step in pair[way].attends)
             assert area == plan.num_heads * int((plan.lengths * (plan.lengths + 1) // 2).sum())
+        for program in (one for pair in found for one in pair):
+            assert counted_uses(program) == program.uses
 
 
-@pytest.mark.parametrize("which", VARIANTS, ids=str)
-@settings(max_examples=6)  # each compiles for every rank
-@given(st.data())
-def test_memory_is_used_as_often_as_counted(which: Variant, data: st.DataObject) -> None:
-    """A slot that is let go too early, or never, would be counted wrong."""
-    cost = data.draw(costs(2, 4))
-    for plan in which.make(cost).plan(data.draw(batches(300, 8))):
-        for program in (one for pair in programs(plan, cost) for one in pair):
-            uses = [0] * len(program.slots)
-            for step in program.attends:
-                for read in (step.q, step.kv, step.do):
-                    if read is not None and read.slot != HOME:
-                        uses[read.slot] += 1
-                for part in (part for fill in step.fills for part in fill.parts):
-                    if part.slot != HOME:
-                        uses[part.slot] += 1
-            for send in program.sends:
-                if isinstance(send, Send):
-                    for slot in (send.whole, *(part.slot for part in send.parts)):
-                        if slot != HOME:
-                            uses[slot] += 1
-            for part in (part for collect in program.collects for part in collect.parts):
+def assert_received(found: Sequence[Program]) -> None:
+    """Of programs of all ranks for one way."""
+    sent, received = [], []
+    for rank, program in enumerate(found):
+        sizes = {receive.hop: receive.end - receive.begin for receive in program.receives}
+        for send in program.sends:
+            if isinstance(send, Relay):
+                hop = program.receives[send.received].hop
+                assert program.receives[send.received].slot == HOME
+                sent.append((send.hop, rank, send.peer, sizes[hop]))
+            else:
+                sent += [(hop, rank, peer, end - begin) for hop, peer, begin, end in send.hops]
+        received += [(r.hop, r.peer, rank, r.end - r.begin) for r in program.receives]
+    assert sorted(sent) == sorted(received)
+
+
+def counted_uses(program: Program) -> tuple[int, ...]:
+    """How often each slot is used: one that is let go too early, or never, would be counted wrong."""
+    uses = [0] * len(program.slots)
+    for step in program.attends:
+        for read in (step.q, step.kv, step.do):
+            if read is not None and read.slot != HOME:
+                uses[read.slot] += 1
+        for part in (part for fill in step.fills for part in fill.parts):
+            if part.slot != HOME:
                 uses[part.slot] += 1
-            assert tuple(uses) == program.uses
+    for send in program.sends:
+        if isinstance(send, Send):
+            for slot in (send.whole, *(part.slot for part in send.parts)):
+                if slot != HOME:
+                    uses[slot] += 1
+    for part in (part for collect in program.collects for part in collect.parts):
+        uses[part.slot] += 1
+    return tuple(uses)
 
 
 def test_a_ring_hop_forwards_what_arrived_as_it_lies(uneven: Cost) -> None:
