@@ -115,7 +115,7 @@ def table(name: str, measured: Measured) -> None:
     for key in ("sequential", "lina", "no IIO", "fsmoe"):
         ratio = found["tutel"] / found[key]
         print(f"  {key:<10} over tutel: mean {ratio.mean():.2f}, {ratio.min():.2f} to {ratio.max():.2f}")
-    for key in ("sequential", "lina"):
+    for key in ("sequential", "lina", "no IIO"):
         ratio = found[key] / found["fsmoe"]
         print(f"  fsmoe over {key}: mean {ratio.mean():.2f}, {ratio.min():.2f} to {ratio.max():.2f}")
     apart = [one.best_degree() != one.backward().best_degree(reduced) for one, reduced, _ in every]

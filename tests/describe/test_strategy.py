@@ -244,8 +244,8 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Experts("clock", "auto", gradients="end"),
             "experts.gradients is 'end'; with experts=clock it takes layer or between$",
         ),
-        (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64"),
-        (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64"),
+        (lambda: Experts("tutel", 0), "experts.degree is 0; it takes a whole number from 1 to 64, or auto"),
+        (lambda: Experts("tutel", "few"), "experts.degree is 'few'; it takes a whole number from 1 to 64, or auto"),
         (
             lambda: Experts("sequential", 2),
             "experts.degree is 2; experts=sequential has all tokens at once, so it takes",
@@ -277,7 +277,8 @@ def test_what_goes_by_chunks_takes_chunks() -> None:
 
 @pytest.mark.parametrize(("level", "stages"), [("selective", 1), ("full", 2)])
 def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stages: int) -> None:
-    with pytest.raises(ValueError, match=r"^memory.offload is inputs with recompute.granularity .* with full and 1$"):
+    told = r"^memory.offload is inputs with recompute.granularity .* so it takes recompute=full and .*=1$"
+    with pytest.raises(ValueError, match=told):
         TrainingStrategy(
             Sharding("none"),
             Recompute(level),
@@ -292,7 +293,8 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stage
 def test_optimizer_state_is_in_one_hosts_memory(sharding: str, stages: int) -> None:
     memory, exchanges = TrainingMemory(offload="optimizer"), ExchangeOverlap()
     assert memory.check_offload("none", 1, "zero2") is None
-    with pytest.raises(ValueError, match=rf"^memory.offload is optimizer with sharding {sharding} .* or zero3 and 1$"):
+    told = rf"^memory.offload is optimizer with sharding {sharding} .* so it takes sharding=.* or zero3 and .*=1$"
+    with pytest.raises(ValueError, match=told):
         TrainingStrategy(Sharding(sharding), Recompute("none"), memory, Parallel(1, stages), exchanges, Experts())
 
 

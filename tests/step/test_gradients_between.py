@@ -15,6 +15,7 @@ from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
@@ -101,6 +102,22 @@ def test_every_piece_is_reduced_once_and_pieces_are_alike() -> None:
             if row[0] == REDUCE and row[1] == number and layout.lists[row[4]][0] == 0:
                 seen[layout.lists[row[5]]] += times
     assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(("pieces", "zero"), [("lina's", "2"), ("all of them inside", "3"), ("fsmoe's", "1")])
+def test_with_optimizer_on_hosts(pieces: str, zero: str) -> None:
+    """A layer is updated behind the backward that has its last pieces, or behind what is over."""
+    step, plans, slices = built(PIECES[pieces], (zero, 1, 1, "full", 1, 2))
+    step = with_optimizer_on_hosts(step, 2)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 1, replace(MODEL, num_kv_heads=4), HOW, slices) < 1e-12
+    order = [(step.templates[one.template].name, layer) for one in step.order for layer in one.layers]
+    updates = [order.index(("optimizer", layer)) for layer in (2, 1, 0)]
+    complete = ["reduce_rest.1"] * 2 if pieces != "all of them inside" else ["backward.1"] * 2
+    behind = 0 if pieces != "all of them inside" else -1
+    assert [order[at - 1] for at in updates] == [
+        (complete[0], 2 + behind), (complete[1], 1 + behind), ("reduce.1", 0)
+    ]  # fmt: skip
 
 
 def test_experts_on_every_gpu_have_no_messages_to_go_between() -> None:

@@ -7,7 +7,7 @@ are chosen is zbench.simulated.expert_degrees.
 
 from dataclasses import dataclass
 
-from zbench.describe.checks import MOST, check_boolean, check_choice, check_whole_number
+from zbench.describe.checks import MOST, check_boolean, check_choice, check_whole_number, is_whole
 
 SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
     "sequential", "pipemoe", "tutel", "lina", "fsmoe", "clock",
@@ -112,8 +112,10 @@ class ExpertSchedule:
             raise ValueError(
                 f"experts.schedule is {self.name!r}; it takes {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}"
             )
-        if self.degree != AUTO:
-            check_whole_number("experts.degree", self.degree, 1, MOST_CHUNKS)
+        if self.degree != AUTO and not (is_whole(self.degree) and 1 <= self.degree <= MOST_CHUNKS):
+            raise ValueError(
+                f"experts.degree is {self.degree!r}; it takes a whole number from 1 to {MOST_CHUNKS}, or {AUTO}"
+            )
         if self.name == SEQUENTIAL and self.degree != 1:
             raise ValueError(
                 f"experts.degree is {self.degree}; experts=sequential has all tokens at once, so it takes 1"

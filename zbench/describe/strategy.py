@@ -144,14 +144,14 @@ class TrainingMemory:
         if self.offload in (INPUTS, BOTH) and (granularity, stages) != (FULL, 1):
             raise ValueError(
                 f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
-                f"parallel.pipeline_parallel {stages}; a layer keeps nothing but its input, and all layers are on all "
-                f"GPUs, with {FULL} and 1"
+                f"parallel.pipeline_parallel {stages}; a layer has to keep nothing but its input, and all layers to be "
+                f"on all GPUs, so it takes recompute={FULL} and parallel.pipeline_parallel=1"
             )
         if self.offload in (OPTIMIZER, BOTH) and (stages != 1 or sharding not in SHARDING[1:]):
             raise ValueError(
                 f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
-                "each parameter's optimizer state is in one host's memory, and all layers are on all GPUs, with zero1, "
-                "zero2 or zero3 and 1"
+                "each parameter's optimizer state has to be in one host's memory, and all layers on all GPUs, so it "
+                "takes sharding=zero1, zero2 or zero3 and parallel.pipeline_parallel=1"
             )
 
 

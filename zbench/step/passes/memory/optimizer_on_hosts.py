@@ -21,7 +21,8 @@ from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
 _UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
 _OF_HEAD = ("gl", "wh", "vh")  # parameters whose gradients are there before those of any layer
-_LAST_OF_LAYERS, _LAST_OF_HEAD = ("backward", "kept_backward", "reduce"), ("head", "reduce_head")
+_LAST_OF_LAYERS = ("backward", "kept_backward", "reduce", "reduce_rest")
+_LAST_OF_HEAD = ("head", "reduce_head")
 _Rows = list[list[int]]
 
 
@@ -98,10 +99,11 @@ def _ordered(step: Step, templates: Sequence[Template], made: _Updates) -> list[
         done = [layer for layer in one.layers if last.get(layer) == entry]
         if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
             found += [one, *([replace(one, template=made.layers)] if done else [])]
-        else:
-            assert len(done) == one.repeats, "a backward's layers are all complete with it, or none is"
+        else:  # a backward that reduces a layer before its own (gradients_between) does not complete all of its layers
+            behind = len(done) < one.repeats
             for layer in one.layers:
-                found += [replace(one, layer=layer, repeats=1), Instance(made.layers, layer)]
+                found.append(replace(one, layer=layer, repeats=1))
+                found += [Instance(made.layers, layer + behind)] if layer + behind in done else []
         found += [Instance(made.head, 0)] if entry == head and made.head >= 0 else []
     return found
 
