@@ -130,7 +130,7 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
 @lru_cache(maxsize=16)
 def group_profiles(cost: Cost, backward: Mode) -> Floats:
     """Returns [num_degrees, 5], not to be written to: seconds of one long sequence, of many short ones, of half as
-    many; bytes of the fullest rank, a token and layer: of received q and kv that stay, and of what is there for a moment.
+    many; bytes of the fullest rank, a token and layer: of received q and kv that stay, and of what comes and goes.
 
     All with as many tokens a rank. Kept, because a command makes several planners of the same cluster and model (a
     baseline, a check that plans again) and playing the groups takes longer than planning a batch. Of rings that cross

@@ -21,7 +21,6 @@ from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.moments import loss_lines
 from zbench.cost.memory.needs import pipeline_moments
 from zbench.describe.model import AUTO, Model
-from zbench.describe.model import WHOLE as ALL
 
 WHOLE = Model("m", 2, 256, 4, 2, 64, 384, 8192)
 CHUNKED = replace(WHOLE, loss_chunk_tokens=AUTO)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import cases
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
+from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.cost.memory.lines import Line, MemoryLines
 from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.memory.state import ADAM_BYTES
-from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees

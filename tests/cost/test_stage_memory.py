@@ -58,8 +58,8 @@ def job(vocab: int = 32000, nodes: int = 2, **model: Any) -> Cost:
 
 
 def reckoned_and_found(cost: Cost, length: int, micro_batches: int) -> tuple[Floats, Floats]:
-    """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges; a sequence on every rank in
-    every micro-batch."""
+    """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges; every rank has a
+    sequence in every micro-batch."""
     batch = Batch(np.full(micro_batches * cost.cluster.num_ranks, length), 0, 0)
     plans = LocalPacking(cost, pack_tokens=length).plan(batch)
     assert len(plans) == micro_batches

@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLines:
-    """The lines of a rank, or of the ranks of several stages, of which the fullest counts: what planners ask for room."""
+    """The lines of a rank, or of those of several stages, of which the fullest counts: what planners ask for room."""
 
     lines: tuple[Line, ...]
 

@@ -83,7 +83,7 @@ def stage_moments(
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[Line]()
     if rest:
-        at_work += _backward(cost, of, tp, whole, (0.0, 0.0, 0), early)
+        at_work += _backward(cost, of, tp, whole, (0.0, 0, 0), early)
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
         beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)

@@ -1,4 +1,4 @@
-"""Bytes each rank needs for plans at its fullest: the most of the moments of every micro-batch, with what plans receive.
+"""Bytes each rank needs for plans at its fullest: the most of every micro-batch's moments, with what plans receive.
 
 Received q and kv stay until a layer's backward, of every layer that keeps them; the copies and partial sums of the
 layer under way are there while its attention is at work, and at no other moment.

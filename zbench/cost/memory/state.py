@@ -37,18 +37,22 @@ class WholeBytes(NamedTuple):
         layer, attention, head = model.layer_params, model.attention_params, model.head_params
         ffn, out = layer - attention, attention * model.num_heads / (2 * (model.num_heads + model.num_kv_heads))
         down = ffn / 3
-        # A rank's own part is of the next layer, and of this one where that is least: the fullest has it elsewhere. Of
-        # parts that lie in one another, as degrees have them, none is taken off.
+        # A rank's own part is one piece of each layer, and the fullest's where its gradient is still to come, as far as
+        # may be. Of parts that lie in one another, as degrees have them, none is taken off.
         own = layer / ranks * (degrees in BY_STRATEGY.values())
         following = weight * (layer - own)
-        there = following - min(weight, gradient) * own
+
+        def there(rest: float) -> float:
+            return following - min(weight, gradient) * min(own, rest) - gradient * max(own - rest, 0)
+
         # Table and head are cut as one, so some ranks have a part of the table and none of the head.
         loss = (weight + gradient) * head * (1 - model.tied_embeddings / ranks)
+        projections = attention - out
         return WholeBytes(
-            there + weight * (layer - down) + gradient * down,
-            there + weight * (layer - ffn) + gradient * ffn,
-            there + weight * layer + gradient * ffn,
-            there + weight * (attention - out) + gradient * (ffn + out),
+            there(layer - down) + weight * (layer - down) + gradient * down,
+            there(attention) + weight * attention + gradient * ffn,
+            there(attention) + weight * layer + gradient * ffn,
+            there(projections) + weight * projections + gradient * (ffn + out),
             following + gradient * (layer - own),
             following + loss,
         )
