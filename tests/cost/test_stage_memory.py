@@ -14,6 +14,7 @@ from zbench.cost.memory import ADAM_BYTES, activation_bytes, peak_bytes, static_
 from zbench.cost.stage_memory import stage_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.model import RecomputeLevel
 from zbench.simulated.executor import Simulated
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -68,6 +69,32 @@ def test_a_head_that_is_whole_at_the_loss_is_counted(sharding: str | ShardDegree
     assert over[0] == over[1]
     gains = (GRADIENT_BYTES + ADAM_BYTES) * (2 * model.num_layers + 1) * model.hidden
     assert -gains <= over[0] <= model.element_bytes * (model.head_params + model.layer_params) // 4
+
+
+@pytest.mark.parametrize("level", ["none", "selective", "chunked", "full"])
+@pytest.mark.parametrize("fine", [False, True])
+def test_chunks_of_experts_need_no_more_than_is_reckoned(fine: bool, level: RecomputeLevel) -> None:
+    """Two micro-batches, experts at home or over GPUs, of two sizes: never less than what is there; a token of
+    a chunk that is made again is what it is without experts, and one that is kept has a row for each of its experts."""
+    one = small(1, 4, memory=400e9)
+    model = replace(one.model, num_layers=3, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, vocab=4096)
+    model = replace(model, ffn_hidden=1024, num_experts=4, experts_per_token=2, sharding="zero1", recompute=level)
+    model = replace(model, loss_chunk_tokens=256, mlp_chunk_tokens=256)
+    if fine:
+        model = replace(model, ffn_hidden=128, num_experts=16, experts_per_token=6, shared_experts=2)
+    cost, over = replace(one, model=model), dict[int, list[int]]()
+    for length in (1024, 2048):
+        room = float(static_bytes(cost) + 1.5 * length * activation_bytes(model))
+        tight = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=room)))
+        batch = Batch(np.full(8, length), 0, 0)
+        plans = LocalPacking(tight).plan(batch)
+        assert len(plans) == 2
+        for groups in (1, 4):
+            found = max(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
+            over.setdefault(groups, []).append(int(peak_bytes(plans, cost).max()) - found)
+    assert min(over[1] + over[4]) >= 0
+    states = (over[4][1] - over[4][0]) / 1024 / (model.element_bytes * model.hidden)
+    assert 1 < states < (18 if fine else 5)  # of a token: three at the loss, and rows of experts on the same GPU
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:
