@@ -133,7 +133,7 @@ class _Ordering:
         return found[::-1]
 
     def _formula(self, table: Ints) -> Formula:
-        return self.chunks.layout.formulas[table[0, 1]]
+        return self.chunks.layout.formulas[int(table[0, 1])]
 
     def _makes(self, table: Ints) -> set[Tensor]:
         """Returns the tensors that operations make, add to or move."""
