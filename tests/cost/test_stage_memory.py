@@ -17,7 +17,7 @@ from zbench.cost.memory.state import WholeBytes
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
-from zbench.describe.model import AUTO, SHARDING
+from zbench.describe.model import AUTO, SHARDING, RecomputeLevel
 from zbench.simulated.executor import Simulated
 from zbench.systems.allgather import AllGather
 from zbench.systems.hydraulis.planner import Hydraulis
@@ -161,6 +161,30 @@ def test_what_plans_receive_is_there_at_the_moments_of_attention(system: Any, re
         found = np.array(Simulated(cost).step(Batch(np.tile(lengths, 3), 0, 0), plans).peak_bytes)
         reckoned = peak_bytes(plans, cost)
         assert (found <= reckoned).all()
+
+
+@pytest.mark.parametrize("level", ["none", "selective", "chunked", "full"])
+@pytest.mark.parametrize("fine", [False, True])
+def test_chunks_of_experts_need_no_more_than_is_reckoned(fine: bool, level: RecomputeLevel) -> None:
+    """Two micro-batches, experts at home or over GPUs, of two sizes: never less than what is there; a token of
+    a chunk that is made again is what it is without experts, and one that is kept has a row for each of its experts."""
+    one = small(1, 4, memory=400e9)
+    model = replace(one.model, num_layers=3, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, vocab=4096)
+    model = replace(model, ffn_hidden=1024, num_experts=4, experts_per_token=2, sharding="zero1", recompute=level)
+    model = replace(model, loss_chunk_tokens=256, mlp_chunk_tokens=256)
+    if fine:
+        model = replace(model, ffn_hidden=128, num_experts=16, experts_per_token=6, shared_experts=2)
+    cost, over = replace(one, model=model), dict[int, list[int]]()
+    for length in (1024, 2048):
+        batch = Batch(np.full(8, length), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+        assert len(plans) == 2
+        for groups in (1, 4):
+            found = max(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
+            over.setdefault(groups, []).append(int(peak_bytes(plans, cost).max()) - found)
+    assert min(over[1] + over[4]) >= 0
+    states = (over[4][1] - over[4][0]) / 1024 / (model.element_bytes * model.hidden)
+    assert 0 <= states < (11 if fine else 2)  # of a token: rows of experts on the same GPU
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:

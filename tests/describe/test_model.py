@@ -75,13 +75,6 @@ def test_a_chunk_has_a_number_of_tokens(field: str, value: object) -> None:
         replace(Model("m", 2, 64, 4, 2, 16, 192, 256), **{field: value})
 
 
-def test_experts_have_no_chunks() -> None:
-    with pytest.raises(
-        ValueError, match=r"^memory.mlp_chunk_tokens is 64; model m has 4 experts, .* so it takes whole"
-    ):
-        Model("m", 2, 64, 4, 2, 16, 192, 256, num_experts=4, mlp_chunk_tokens=64)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

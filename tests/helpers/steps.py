@@ -21,7 +21,7 @@ from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.overlap.token_slices import TokenCuts
+from zbench.step.passes.overlap.token_slices import TokenChunk, TokenCuts
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
@@ -115,8 +115,7 @@ def tokens_of(
             key = (int(blocks.home[block]), gpu)
             first, total = before.get(key, 0), totals[key]
             before[key] = first + len(one)
-            group = sum(many for (home, _), many in totals.items() if home == key[0])
-            every = [cuts.slices, *(ceil(group / chunk) for chunk in cuts.chunks)]
+            every = [cuts.slices, *(cuts.slices * chunks_of(totals, key[0], degree, one) for one in cuts.chunks)]
             numbers = [
                 tuple(max(s for s in range(slices) if total * s // slices <= first + at) for slices in every)
                 for at in range(len(one))
@@ -132,6 +131,14 @@ def tokens_of(
     routing = routing if isinstance(routing, Routing) else None
     chosen = [] if routing is None else np.split(routing.chosen, routing.begin[1:-1])
     return Tokens(*columns, chosen, None if routing is None else routing.padding)
+
+
+def chunks_of(totals: dict[tuple[int, int], int], home: int, degree: int, chunk: TokenChunk) -> int:
+    """In how many chunks a group of GPUs computes its tokens: as that of `alike` with the most tokens. totals:
+    tokens of each group's GPUs."""
+    each = max(chunk.alike // degree, 1)
+    groups = range(home // each * each, home // each * each + each)
+    return max(ceil(sum(totals.get((one, at), 0) for at in range(degree)) / chunk.tokens) for one in groups)
 
 
 def routes_of(tokens: list[Tokens], sequences: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray] | None:

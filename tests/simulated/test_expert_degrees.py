@@ -109,3 +109,30 @@ def test_a_forward_with_short_exchanges_is_not_cut() -> None:
     ).apart()
     assert (chosen.chunks.forward, chosen.chunks.backward) == (1, 8)
     assert len(chosen.seconds) == len(DEGREES)
+
+
+def test_a_profile_of_chunks_of_memory_starts_as_often() -> None:
+    """Each starts its own messages and matmuls; what there is to send and to multiply is the same."""
+    cost, plans = given()
+    most = int(plans[0].tokens_per_rank.max())
+    cut = replace(cost, model=replace(cost.model, mlp_chunk_tokens=-(-most // 3)))
+    (whole,), (three,) = (
+        ExpertProfile.of(Simulated(one, expert_parallel=8).steps, BATCH, plans, one.gpus).forward for one in (cost, cut)
+    )
+    assert three.exchange.start == 3 * whole.exchange.start
+    assert three.exchange.work == pytest.approx(whole.exchange.work, rel=1e-3)
+    assert three.experts.start > 1.5 * whole.experts.start
+    assert three.experts.work == pytest.approx(whole.experts.work, rel=0.15)
+
+
+def test_schedules_inside_chunks_of_memory() -> None:
+    """Messages wait for each other between chunks and not inside; the tries of a schedule are of what it plays."""
+    cost, plans = given()
+    cut = replace(cost, model=replace(cost.model, mlp_chunk_tokens=1024, recompute="full"))
+    found = {
+        name: Simulated(cut, expert_parallel=8, experts=Experts(name, degree)).step(BATCH, plans)
+        for name, degree in (("sequential", 1), ("tutel", "auto"), ("pipemoe", "auto"))
+    }
+    assert found["tutel"].seconds <= found["pipemoe"].seconds * (1 + 1e-12)
+    assert found["tutel"].seconds <= found["sequential"].seconds
+    assert found["tutel"].seconds == min(found["tutel"].expert_chunks["seconds"].values())

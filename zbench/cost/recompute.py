@@ -4,6 +4,9 @@ what of it, and of what all layers do, there is for a chunk of tokens alone; and
 It is the feed-forward up to its activation, as zbench.step.passes.recompute makes it again: the norm before it, gate
 and up, and their product. The way down is not run again, as nothing reads what it makes. Of experts it is those that a
 token has, shared ones among them; where they are, and what was exchanged for that, stays.
+
+What is exchanged with experts is counted where feed-forwards go by chunks of tokens, whose planners have less room to
+be wrong in: rows as if each expert of a token were on a GPU of its own, and all experts as popular.
 """
 
 from zbench.describe.model import WHOLE, Model
@@ -19,7 +22,17 @@ def layer_activation_bytes(model: Model) -> int:
     """
     e = model.element_bytes
     attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
-    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn
+    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn + routed_bytes(model)
+
+
+def routed_bytes(model: Model) -> int:
+    """Returns the bytes per token that one layer keeps of what is sent to experts by chunks: rows, shares of a token's
+    experts with each, and its logits; 0 of other layers."""
+    if model.num_experts == 1 or model.mlp_chunk_tokens == WHOLE:
+        return 0
+    shares = model.experts_per_token * model.lse_bytes
+    rows = model.experts_per_token * (model.element_bytes * model.hidden + shares)
+    return rows + model.element_bytes * model.num_experts
 
 
 def is_selective(model: Model) -> bool:
@@ -30,16 +43,18 @@ def is_selective(model: Model) -> bool:
 def chunk_activation_bytes(model: Model) -> int:
     """Returns the bytes of a token that a layer at work has for a chunk of tokens alone, of those that recomputation
     makes again there; 0 without chunks, or where it makes them again for all tokens before. In a tensor-parallel group
-    the norm's output is gathered for all."""
+    the norm's output is gathered for all. What was sent to experts stays, unless all of the layer is made again."""
     if model.mlp_chunk_tokens == WHOLE or model.recompute not in ("chunked", "full"):
         return 0
     norm = model.element_bytes * model.hidden if model.tensor_parallel > 1 else 0
-    return again_activation_bytes(model) - norm
+    return again_activation_bytes(model) - norm + (routed_bytes(model) if model.recompute == "full" else 0)
 
 
-def chunk_bytes(model: Model) -> int:
-    """Returns the bytes that a chunk of the feed-forward has, however many tokens there are."""
-    return 0 if isinstance(model.mlp_chunk_tokens, str) else model.mlp_chunk_tokens * chunk_activation_bytes(model)
+def chunk_gradient_bytes(model: Model) -> int:
+    """Returns the bytes of gradients per token of a chunk of the feed-forward at their fullest moment, when the product
+    is gone: of gate and up, and, of experts, of the rows that came and of those that go back."""
+    rows = model.experts_per_token * model.hidden if model.num_experts > 1 else 0
+    return 2 * model.element_bytes * (model.active_ffn + rows)
 
 
 def again_flops(model: Model) -> int:

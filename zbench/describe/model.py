@@ -159,11 +159,6 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         check_stage_layers(self.stage_layers)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
-        if self.num_experts > 1 and self.mlp_chunk_tokens != WHOLE:
-            raise ValueError(
-                f"memory.mlp_chunk_tokens is {self.mlp_chunk_tokens}; model {self.name} has {self.num_experts} "
-                f"experts, whose tokens are sent to them all at once, so it takes {WHOLE}"
-            )
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         for field in ("tied_embeddings", "overlap_collectives"):

@@ -1,4 +1,4 @@
-"""Shares of time in which attention's messages keep each NIC busy: a step of ring, zeppelin without routing, zeppelin."""
+"""Shares of time in which attention's messages keep each NIC busy: ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections import Counter

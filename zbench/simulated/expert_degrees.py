@@ -176,7 +176,11 @@ def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[
 
 def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool) -> tuple[LinearSeconds, ...]:
     """Returns the seconds of the messages to experts or from them, those of the busiest port: the mean of both ways;
-    and where experts are cut over GPUs, of what these gather from each other, and of what is summed on them, apart."""
+    and where experts are cut over GPUs, of what these gather from each other, and of what is summed on them, apart.
+
+    Where a feed-forward goes by chunks of memory, each of them starts its own messages. As many runs of a form whose
+    times are some of a start and some of the work take as long as one of so many starts and of all work.
+    """
     ops, cluster = template.operations, cost.cluster
     back = any(is_gradient_of_experts(layout.formulas[number]) for number in template.formulas)
     sent = np.flatnonzero((ops.kind != COMPUTE) & (ops.queue == _QUEUE))
@@ -197,7 +201,9 @@ def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool)
     between = ~(gather | reduce)
     exchange = (busiest(between & ~home) + busiest(between & home)) / 2
     works = exchange, busiest(gather), busiest(reduce)
-    starts = [float(latency[mine].max(initial=0.0)) for mine in (between, gather, reduce)]
+    _, alike = np.unique(np.stack([ops.what[sent], src, dst]), axis=1, return_counts=True)
+    again = int(alike.max(initial=1))  # the chunks of memory
+    starts = [again * float(latency[mine].max(initial=0.0)) for mine in (between, gather, reduce)]
     return tuple(LinearSeconds(start, work) for start, work in zip(starts, works, strict=True))
 
 

@@ -37,7 +37,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 2198520
+    assert len(every_combination(4)) == 2803680
     every = every_combination(2)
 
     def numbers(some: Sequence[StepCombination]) -> Ints:
@@ -55,7 +55,7 @@ def test_a_cover_has_every_pair() -> None:
 
 
 def test_what_differs_is_told() -> None:
-    one = StepCombination(1, 1, 2, 1, 0, 1, "even", 1, 1, "whole", "own", "3", "none", 1, "keep", "short")
+    one = StepCombination(1, 1, 2, 1, 0, 1, "even", 1, 1, "whole", "own", "3", 0, "none", 1, "keep", "short")
     stated = stated_bytes(one.case(0).step)
     right = [Executed(2.0 if rank == 0 else None, 2.0, 1e-15, 1e-15, stated[rank]) for rank in range(2)]
     assert judged_step(one, [*right, Executed(None, 2.0, 0.0, 0.0, {})], stated).fault == ""
@@ -71,7 +71,7 @@ def test_what_differs_is_told() -> None:
 
 
 def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = StepCombination(1, 1, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "none", "none", 1, "keep", "short")
+    one = StepCombination(1, 1, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "none", 0, "none", 1, "keep", "short")
     made: list[StepCombination] = []
 
     def refuse_the_first(_: Step) -> None:

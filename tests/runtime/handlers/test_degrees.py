@@ -12,7 +12,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 
-FOUR = StepCombination(1, 4, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "3", "none", 2, "carry", "uneven")  # in words
+FOUR = StepCombination(1, 4, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "3", 0, "none", 2, "carry", "uneven")  # in words
 
 
 @pytest.mark.parametrize("degrees", NESTED, ids=str)

@@ -33,7 +33,7 @@ from zbench.step.proof.prove import prove_step
 
 FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
 GROUP = StepCombination(
-    4, 1, 1, 1, 0, 1, "even", 1, 1, "commfuse", "own", "1", "none", 1, "carry", "uneven"
+    4, 1, 1, 1, 0, 1, "even", 1, 1, "commfuse", "own", "1", 0, "none", 1, "carry", "uneven"
 )  # in words
 
 

@@ -16,7 +16,9 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 
-RANKS = StepCombination(1, 4, 1, 1, 4, 1, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
+RANKS = StepCombination(
+    1, 4, 1, 1, 4, 1, "even", 1, 1, "whole", "own", "1", 0, "none", 1, "carry", "uneven"
+)  # in words
 CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
 
 

@@ -20,7 +20,9 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
-RANKS = StepCombination(1, 4, 1, 1, 4, 1, "router", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")  # in words
+RANKS = StepCombination(
+    1, 4, 1, 1, 4, 1, "router", 1, 1, "whole", "own", "1", 0, "none", 1, "carry", "uneven"
+)  # in words
 TO_ONE = 27  # a seed of parameters and words by which the seven tokens of two sequences go to one expert
 
 

@@ -37,7 +37,7 @@ from zbench.step.reading import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 
-RING = StepCombination(1, 2, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "1", "none", 1, "carry", "uneven")
+RING = StepCombination(1, 2, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "1", 0, "none", 1, "carry", "uneven")
 COST = Cost(Cluster("test", 1, 2, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), MODEL)
 
 

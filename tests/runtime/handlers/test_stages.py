@@ -17,7 +17,7 @@ from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
-PAIR = StepCombination(1, 1, 1, 1, 0, 1, "even", 2, 1, "whole", "own", "3", "none", 3, "carry", "uneven")
+PAIR = StepCombination(1, 1, 1, 1, 0, 1, "even", 2, 1, "whole", "own", "3", 0, "none", 3, "carry", "uneven")
 
 
 def executed(fleet: LocalFleet, case: StepCase) -> StepVerdict:

@@ -76,6 +76,22 @@ def test_a_store_lacks_what_was_not_put_or_taken() -> None:
         store.forget(KEY, [(0, 0)])
 
 
+def test_rows_that_are_left_of_many_lie_by_themselves() -> None:
+    """Parts of tokens have 2 and 1 rows for a slice of the experts, and 3 and 2 for another: without these a piece of
+    its own has three rows, and before that all of them."""
+    of = Format(
+        (("rc", torch.float64),), ("t", "k"), (np.array([4, 2]), np.array([1, 1])), {"c": 3}, np.array([[2, 3], [1, 2]])
+    )
+    rows, store = torch.arange(24.0, dtype=torch.float64).view(8, 3), Store()
+    store.put(KEY, Slab.of(of, (0, 1), (0, 1), (rows,)))
+    store.forget(KEY, [(0, 1)])
+    assert {one.fields[0].data_ptr() for one in store.held[KEY].values()} == {rows.data_ptr()}
+    store.forget(KEY, [(1, 1)])
+    (left,) = {id(one): one for one in store.held[KEY].values()}.values()
+    assert left.fields[0].untyped_storage().nbytes() == 3 * 3 * 8
+    assert same(store.read(KEY, of, (0, 1), (0,)), (rows[:3],))
+
+
 def test_partial_attentions_join_by_their_log_sum_exps() -> None:
     join = merge_of("o~", "softmax")
     nothing = (torch.zeros_like(WHOLE[0]), torch.full_like(WHOLE[1], -torch.inf))

@@ -86,6 +86,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "exchanges": tuple(EXCHANGES),
     "head": ("own", "tied"),
     "zero": (*STAGES, *DEGREES),
+    "chunk_tokens": (0, 3),
     "recompute": tuple(LEVELS),
     "micro_batches": (1, 2, 3),
     "backward": MODES,
@@ -104,8 +105,9 @@ class StepCombination:
     of `expert_tensor_parallel` GPUs hold all experts together, 0: there are none; how tokens choose experts, and what
     these have room for; stages of a pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE
     GPUs each; how exchanges of tensor-parallel groups go beside matmuls; whether the head has parameters of its own or
-    the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; the level of recomputation,
-    micro-batches, what a backward does with keys, and lengths of sequences.
+    the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
+    and the loss are computed for at a time, 0: all; the level of recomputation, micro-batches, what a backward does
+    with keys, and lengths of sequences.
     """
 
     tensor_parallel: int
@@ -120,6 +122,7 @@ class StepCombination:
     exchanges: str
     head: str
     zero: str
+    chunk_tokens: int
     recompute: str
     micro_batches: int
     backward: str
@@ -138,6 +141,7 @@ class StepCombination:
             degrees += f" ep{self.expert_parallel}{cut} {self.routing}"
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
+        exchange += f" chunks of {self.chunk_tokens}" if self.chunk_tokens else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
@@ -147,7 +151,7 @@ class StepCombination:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
         exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
-        own levels."""
+        own levels, chunks of tokens where nothing else cuts exchanges and no seats are of all of a GPU's tokens."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -160,6 +164,7 @@ class StepCombination:
             and (self.expert_tensor_parallel == 1 or experts > 0)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
+            and (self.chunk_tokens == 0 or (self.exchanges == "whole" and self.routing != "router"))
         )
 
     def case(self, seed: int) -> StepCase:
@@ -169,6 +174,8 @@ class StepCombination:
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
         model = replace(model, tied_embeddings=self.head == "tied")
+        if self.chunk_tokens:
+            model = replace(model, mlp_chunk_tokens=self.chunk_tokens, loss_chunk_tokens=self.chunk_tokens + 1)
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
         gathered = cut > 1 and (groups > 1 or how.routing != DRAWN)
         node = how.node or (cut if gathered else 0)

@@ -15,7 +15,12 @@ from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
 from zbench.cost.memory.lines import Line
 from zbench.cost.memory.state import WholeBytes
-from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
+from zbench.cost.recompute import (
+    again_activation_bytes,
+    chunk_activation_bytes,
+    chunk_gradient_bytes,
+    layer_activation_bytes,
+)
 from zbench.describe.model import AUTO, WHOLE
 
 
@@ -117,7 +122,7 @@ def _backward(
     if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
         tokens = int(model.mlp_chunk_tokens)
         by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
-        more, chunk, ffn = more - by_chunk, by_chunk + 2 * of.ffn, 0.0
+        more, chunk, ffn = more - by_chunk, by_chunk + chunk_gradient_bytes(model) / tp, 0.0
         norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.

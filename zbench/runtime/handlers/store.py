@@ -3,7 +3,8 @@
 A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
 these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
 still be reading them; a sum that something is added to is another slab. What arrives, and what is added, is waited for
-and joined when it is read. Of a tensor with amounts, cells without a row are not there, and nobody misses them.
+and joined when it is read. Of a tensor with amounts, cells without a row are not there, and nobody misses them; where
+no more than half of a slab's rows are left, as when those for other GPUs' experts were sent, these are put elsewhere.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -206,12 +207,28 @@ class Store:
 
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
         """Lets cells go."""
-        held = self.held.get(key, {})
+        held, cut = self.held.get(key, {}), dict[int, Slab]()
         for cell in cells:
-            (held.get(cell) or self.slab(key, cell)).settle()
+            slab = held.get(cell) or self.slab(key, cell)
+            slab.settle()
             del held[cell]
+            if slab.format.amounts is not None:
+                cut[id(slab)] = slab
+        for slab in cut.values():
+            self._shrink(key, slab)
         if cells and not held:
             del self.held[key]
+
+    def _shrink(self, key: Key, slab: Slab) -> None:
+        """Puts what is left of a slab's rows in one of its own, if it is no more than half and of two lists."""
+        held, of = self.held[key], slab.format
+        assert of.amounts is not None, "whoever shrinks slabs has rows"
+        left = [cell for cell in of.pairs(slab.first, slab.second) if held.get(cell) is slab]
+        first, second = (tuple(dict.fromkeys(cell[which] for cell in left)) for which in (0, 1))
+        rows = sum(int(of.amounts[cell]) for cell in left)
+        if 0 < 2 * rows <= len(slab.fields[0]) and of.pairs(first, second) == left:
+            fields = tuple(one.clone() for one in self.read(key, of, first, second))
+            self.put(key, Slab.of(of, first, second, fields), over=True)
 
     def set_aside(self, keys: Collection[Key]) -> Held:
         """Takes whole tensors out of the store as they are, without waiting for what is on its way to them."""

@@ -174,7 +174,8 @@ def whole_step(
         starts,
         dense,
     )
-    step = with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts)
+    at_a_time = [one.parts.mlp_chunks for one in built.batches]
+    step = with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts, at_a_time)
     return with_gradients_between(step, parameters, overlap.experts.gradients)
 
 

@@ -142,10 +142,10 @@ class BatchTemplates:
     def _chunks(self) -> Mapping[str, TokenChunks]:
         """The chunks of tokens by which a section's formulas are computed, of those that have some."""
         mlp, loss = (
-            None if isinstance(tokens, str) else TokenChunks(self.layout, self.lists, self.parts.chunks(tokens))
-            for tokens in (self.parts.model.mlp_chunk_tokens, self.parts.model.loss_chunk_tokens)
+            None if one is None else TokenChunks(self.layout, self.lists, self.parts.chunk_numbers(one))
+            for one in (self.parts.mlp_chunk, self.parts.loss_chunk)
         )
-        every = {"forward": mlp, "head": loss, "backward": mlp, KEPT: mlp}
+        every = {"head": loss} | dict.fromkeys(("forward", "backward", KEPT, DENSE_FORWARD, DENSE_BACKWARD), mlp)
         return {section: one for section, one in every.items() if one is not None}
 
     def _attention(self, made: str, again: str) -> list[Ints]:

@@ -19,7 +19,13 @@ from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
-from zbench.step.passes.overlap.token_slices import TokenCuts, chunks_of_parts, parts_of_blocks, slices_in_chunks
+from zbench.step.passes.overlap.token_slices import (
+    TokenChunk,
+    TokenCuts,
+    chunks_of_parts,
+    parts_of_blocks,
+    slices_in_chunks,
+)
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.passes.visible import visible_parts
@@ -55,14 +61,41 @@ class PlanParts:
     @property
     def token_cuts(self) -> TokenCuts:
         """The tokens at which parts end, besides those at which blocks and shares of them do."""
-        every = (self.model.mlp_chunk_tokens, self.model.loss_chunk_tokens)
-        chunks = tuple(one for one in every if not isinstance(one, str))
+        every = (self.mlp_chunk, self.loss_chunk)
+        chunks = tuple(one for one in every if one is not None)
         return TokenCuts(self.token_slices.number, chunks, self.token_slices.by_area)
 
-    def chunks(self, tokens: int) -> Ints:
-        """Returns the chunk that each part of t is in, where a group computes at most so many tokens at a time."""
-        slices = slices_in_chunks(self.home, self.sizes, self.degree, tokens)
-        return chunks_of_parts(self.home, self.sizes, slices)
+    @property
+    def mlp_chunk(self) -> TokenChunk | None:
+        """The tokens that the feed-forward is computed for at a time, None: all. GPUs that send each other rows of
+        experts have as many chunks."""
+        tokens = self.model.mlp_chunk_tokens
+        return None if isinstance(tokens, str) else TokenChunk(tokens, self.experts.degree)
+
+    @property
+    def loss_chunk(self) -> TokenChunk | None:
+        """The tokens that the head and the loss are computed for at a time, None: all."""
+        tokens = self.model.loss_chunk_tokens
+        return None if isinstance(tokens, str) else TokenChunk(tokens)
+
+    def chunk_numbers(self, chunk: TokenChunk) -> dict[str, Ints]:
+        """Returns the chunk that each part of t is in, int64 [parts], and of what routed rows are cut along where that
+        is another index, by their names."""
+        slices = slices_in_chunks(self.home, self.sizes, self.degree, chunk)
+        found = {"t": chunks_of_parts(self.home, self.sizes, slices)}
+        if isinstance(self.routing, RouterSeats):
+            found[self.routing.index] = np.zeros(len(self.routing.home), np.int64)
+            found[self.routing.index][self.routing.of_part] = found["t"]
+        return found
+
+    @cached_property
+    def mlp_chunks(self) -> Ints:
+        """In how many chunks the feed-forward of each GPU's tokens is computed, int64 [GPUs]."""
+        found = np.ones(self.num_gpus, np.int64)
+        if self.mlp_chunk is not None:
+            mine = slices_in_chunks(self.home, self.sizes, self.degree, self.mlp_chunk)
+            found[: len(mine)] = mine
+        return found
 
     @cached_property
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
@@ -187,7 +220,7 @@ class PlanParts:
         if self.experts.routing == DRAWN:
             return Routing.draw(self.plan, self.sizes, self.home, self.model, self.experts)
         per_token, how, cut = self.model.experts_per_token, self.experts, self.experts.cut(self.model.num_experts)
-        chunk = chunks_of_parts(self.home, self.sizes, how.chunks)
+        chunk = chunks_of_parts(self.home, self.sizes, how.chunks * self.mlp_chunks)
         return RouterSeats(self.home, self.sizes, how.capacity, per_token, cut, how.counted, chunk)
 
     @cached_property

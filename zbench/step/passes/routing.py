@@ -19,7 +19,7 @@ import numpy as np
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, ExpertChunks, Experts
-from zbench.describe.model import SOFTMAX_ALL, Model
+from zbench.describe.model import SOFTMAX_ALL, WHOLE, Model
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
@@ -144,6 +144,12 @@ class ExpertParallel:
             raise ValueError(f"the routing is {self.routing}, padded, with no capacity; it takes a number")
         if not 0 <= self.skew < 100:
             raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
+        if self.routing != DRAWN and self.capacity is not None and model.mlp_chunk_tokens != WHOLE:
+            raise ValueError(
+                f"memory.mlp_chunk_tokens is {model.mlp_chunk_tokens}, experts.routing {self.routing} and "
+                f"experts.capacity {self.capacity}; which tokens an expert has room for is then known when routers "
+                f"have seen all of a GPU's tokens, so memory.mlp_chunk_tokens takes {WHOLE}"
+            )
 
     def _check_cut(self, model: Model) -> None:
         """Raises ValueError if a model's experts cannot be cut over GPUs."""

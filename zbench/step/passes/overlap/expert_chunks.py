@@ -8,6 +8,9 @@ the chunks' order.
 Where rows go to a node once, relays copy and sum them, in the queue of matmuls. A relay sends a chunk on inside its
 node before its experts compute the one before, so that it is on its way meanwhile, and sums what comes of a chunk after
 they computed the next one, by when it is there.
+
+Where a feed-forward is computed for some tokens at a time (zbench.step.passes.memory.chunks), that is the tokens that
+are cut in chunks here, before the next ones are: no more of them are on their way or with experts.
 """
 
 from collections import defaultdict
@@ -31,8 +34,9 @@ Row = list[int]  # an operation, as zbench.step.operations.Operations has its co
 _QUEUE = QUEUES.index("experts")
 
 
-def with_expert_chunks(step: Step, chunks: ExpertChunks) -> Step:
+def with_expert_chunks(step: Step, chunks: ExpertChunks, at_a_time: Sequence[Ints]) -> Step:
     """Returns a step in which experts compute by chunks; where nothing goes to other GPUs' experts, the step itself.
+    at_a_time: of each layout, in how many chunks of memory each GPU's tokens are, int64 [GPUs].
 
     Chunks end where parts of t do: a step that is built for them (zbench.step.passes.parts) has some that do.
     """
@@ -42,29 +46,95 @@ def with_expert_chunks(step: Step, chunks: ExpertChunks) -> Step:
         ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
         for layout in step.layouts
     ]
-    templates = [_changed(one, step.layouts[one.layout], tables[one.layout], chunks) for one in step.templates]
+    templates = [
+        _changed(one, _Cut(step.layouts[one.layout], tables[one.layout], chunks, at_a_time[one.layout]))
+        for one in step.templates
+    ]
     layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
     return replace(step, layouts=layouts, templates=tuple(templates))
 
 
-def _changed(template: Template, layout: StepLayout, lists: ListTable, chunks: ExpertChunks) -> Template:
-    """Returns a template with its experts by chunks. lists: gets those of chunks."""
+@dataclass(frozen=True)
+class _Cut:
+    """The cut of a layout's tokens. lists: gets those of chunks. at_a_time: of the layout, as above."""
+
+    layout: StepLayout
+    lists: ListTable
+    chunks: ExpertChunks
+    at_a_time: Ints
+
+    @cached_property
+    def tokens(self) -> str:
+        """The index that routed rows are cut along: t, or what a router's choices are of."""
+        return TOGETHER if TOGETHER in self.layout.index else "t"
+
+    def chunk_of(self, count: int) -> Ints:
+        """Returns the chunk that every part of what routed rows are cut along is in, of so many for each of memory."""
+        of_tokens = self.layout.number["x" if self.tokens == "t" else "ra"]
+        home, sizes = self.layout.tensors[of_tokens].home, self.layout.index[self.tokens].sizes
+        return chunks_of_parts(home, sizes, count * self.at_a_time)
+
+
+def _changed(template: Template, cut: _Cut) -> Template:
+    """Returns a template with its experts by chunks."""
     rows: list[Row] = template.operations.table.tolist()
-    segment = _ExpertSegment(layout, lists, rows, chunks)
-    if not segment.messages or segment.count == 1:
-        return template
-    return replace(template, operations=Operations.of(segment.operations()))
+    found, done = list[Row](), 0
+    for first, last in _at_a_time(_ExpertSegment(cut, rows)):
+        segment = _ExpertSegment(cut, rows[first:last])
+        if segment.messages and segment.count > 1:
+            found += [*rows[done:first], *segment.operations()]
+            done = last
+    return replace(template, operations=Operations.of([*found, *rows[done:]])) if done else template
+
+
+def _at_a_time(every: "_ExpertSegment") -> list[tuple[int, int]]:
+    """Returns where operations on experts' GPUs, and their messages, begin and end of each chunk of memory. every: all
+    of a template's operations.
+
+    What is of tokens of several chunks, as zeros for gradients of experts without a token, begins and ends none, nor
+    what is made again of all tokens before the first chunk."""
+    number, found = every.cut.chunk_of(1), list[list[int]]()
+    for at, row in reversed(list(enumerate(every.rows))):
+        column = every.column(row)
+        of = number[every.lists.rows[row[column]]] if column is not None else number[:0]
+        if len(of) and (of == of[0]).all():
+            if not found or of[0] < found[-1][0]:
+                found.append([int(of[0]), at, at + 1])
+            elif of[0] == found[-1][0]:
+                found[-1][1] = at
+    return [(first, last) for _, first, last in reversed(found)]
 
 
 @dataclass(frozen=True)
 class _ExpertSegment:
-    """What a template computes on experts' GPUs, and the messages between these and tokens' homes. rows: all of the
-    template's operations."""
+    """What operations in a row compute on experts' GPUs, and the messages between these and tokens' homes."""
 
-    layout: StepLayout
-    lists: ListTable
+    cut: _Cut
     rows: Sequence[Row]
-    chunks: ExpertChunks
+
+    @property
+    def layout(self) -> StepLayout:
+        return self.cut.layout
+
+    @property
+    def lists(self) -> ListTable:
+        return self.cut.lists
+
+    @property
+    def chunks(self) -> ExpertChunks:
+        return self.cut.chunks
+
+    @property
+    def tokens(self) -> str:
+        return self.cut.tokens
+
+    def column(self, row: Row) -> int | None:
+        """Returns the column of an operation's list of tokens, None where it is neither on experts' GPUs, nor a relay's
+        or a message between these and homes."""
+        if row[0] != COMPUTE:
+            return 4 if row[8] == _QUEUE else None
+        formula = self._formula(row)
+        return 4 + formula.slots.index(self.tokens) if of_experts(formula) or of_relay(formula) else None
 
     @cached_property
     def messages(self) -> list[Row]:
@@ -106,16 +176,9 @@ class _ExpertSegment:
         return self.chunks.backward if back else self.chunks.forward
 
     @cached_property
-    def tokens(self) -> str:
-        """The index that routed rows are cut along: t, or what a router's choices are of."""
-        return TOGETHER if TOGETHER in self.layout.index else "t"
-
-    @cached_property
     def chunk_of(self) -> Ints:
-        """The chunk that every part of what routed rows are cut along is in."""
-        of_tokens = self.layout.number["x" if self.tokens == "t" else "ra"]
-        home, sizes = self.layout.tensors[of_tokens].home, self.layout.index[self.tokens].sizes
-        return chunks_of_parts(home, sizes, self.count)
+        """The chunk that every part of what routed rows are cut along is in, of those of its chunk of memory."""
+        return self.cut.chunk_of(self.count) % self.count
 
     def _formula(self, row: Row) -> Formula:
         return self.layout.formulas[row[1]]
@@ -130,7 +193,7 @@ class _ExpertSegment:
         return {(self.layout.number[one.tensor], row[7] + one.after) for one in refs}
 
     def operations(self) -> list[Row]:
-        """Returns all of the template's operations: what goes to experts, and beside that what is between and waits for
+        """Returns all of the operations: what goes to experts, and beside that what is between and waits for
         none of them, as shared experts; experts by chunks; what needs them."""
         of_them = {*self.computes, *(row[1] for row in self.relays)}
         mine = [row[8] == _QUEUE or (row[0] == COMPUTE and row[1] in of_them) for row in self.rows]

@@ -1,5 +1,6 @@
 """Slices of a GPU's own tokens, of about as many tokens each, whatever blocks they are of; parts that end with them."""
 
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -9,12 +10,20 @@ from zbench.plans.cut_blocks import cut_blocks
 from zbench.plans.plan import Plan
 
 
+class TokenChunk(NamedTuple):
+    """Tokens that a group of GPUs computes at a time, at most. alike: GPUs that follow one another and have as many
+    chunks as the one of them that needs most, as what they compute is exchanged chunk by chunk."""
+
+    tokens: int
+    alike: int = 1
+
+
 class TokenCuts(NamedTuple):
-    """The cuts of a GPU's own tokens. slices: of about as many tokens each. chunks: of each kind of chunks, the tokens
-    that a group of GPUs computes at a time, at most. by_area: whether GPUs have about as much attention of a block."""
+    """The cuts of a GPU's own tokens. slices: of about as many tokens each, and as many of each chunk. chunks: of each
+    kind. by_area: whether GPUs have about as much attention of a block."""
 
     slices: int = 1
-    chunks: tuple[int, ...] = ()
+    chunks: tuple[TokenChunk, ...] = ()
     by_area: bool = False
 
 
@@ -33,13 +42,16 @@ def chunks_of_parts(gpu: Ints, sizes: Ints, slices: int | Ints) -> Ints:
     return np.asarray(np.argmax(tokens_in_slices(gpu, sizes, slices) > 0, axis=1), np.int64)
 
 
-def slices_in_chunks(gpu: Ints, sizes: Ints, degree: int, chunk: int) -> Ints:
-    """Returns in how many slices each GPU's own tokens are cut, for chunks of at most so many of a group's tokens,
-    int64 [GPUs]; those of a group have as many. gpu, sizes: as above. degree: GPUs of a group."""
+def slices_in_chunks(gpu: Ints, sizes: Ints, degree: int, chunk: TokenChunk) -> Ints:
+    """Returns in how many slices each GPU's own tokens are cut, for chunks of a group's tokens, int64 [GPUs]; those of
+    a group have as many. gpu, sizes: as above. degree: GPUs of a group."""
     total = _totals(gpu, sizes)
     group = np.arange(len(total)) // degree
-    counts = -(-np.bincount(group, weights=total).astype(np.int64) // chunk)
-    return np.maximum(counts, 1)[group]
+    counts = -(-np.bincount(group, weights=total).astype(np.int64) // chunk.tokens)
+    alike = np.arange(len(total)) // lcm(degree, chunk.alike)
+    most = np.ones(alike[-1] + 1 if len(alike) else 0, np.int64)
+    np.maximum.at(most, alike, counts[group])
+    return np.asarray(most[alike])
 
 
 def parts_of_blocks(plan: Plan, degree: int, cuts: TokenCuts) -> tuple[Ints, Ints, Ints]:
@@ -56,7 +68,8 @@ def parts_of_blocks(plan: Plan, degree: int, cuts: TokenCuts) -> tuple[Ints, Int
     inside = sizes[:, None]
     if cuts.slices > 1 or cuts.chunks:
         gpu = home[block] * degree + part
-        counts: list[int | Ints] = [cuts.slices, *(slices_in_chunks(gpu, sizes, degree, one) for one in cuts.chunks)]
+        counts: list[int | Ints] = [cuts.slices]
+        counts += [cuts.slices * slices_in_chunks(gpu, sizes, degree, one) for one in cuts.chunks]
         total = _totals(gpu, sizes)
         ends = np.sort(np.concatenate([_ends(total, one) for one in counts], axis=1), axis=1)
         inside = _tokens_between(gpu, sizes, ends)
@@ -87,7 +100,8 @@ def _totals(gpu: Ints, sizes: Ints) -> Ints:
 
 def _ends(total: Ints, slices: int | Ints) -> Ints:
     """Returns where slices of each GPU's tokens begin and end, int64 [GPUs, most slices + 1]."""
-    every = np.broadcast_to(np.asarray(slices, np.int64), total.shape)[:, None]
+    each = np.asarray(slices, np.int64)
+    every = np.broadcast_to(each[: len(total)] if each.ndim else each, total.shape)[:, None]
     at = np.minimum(np.arange(every.max(initial=1) + 1), every)
     return np.asarray(total[:, None] * at // every, np.int64)
 
