@@ -11,7 +11,7 @@ from tests.helpers.strategies import cases
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes, moment_bytes
-from zbench.cost.memory.lines import Line, MemoryLines
+from zbench.cost.memory.lines import MemoryLines, MomentLine
 from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.memory.state import ADAM_BYTES
@@ -105,7 +105,9 @@ def test_tokens_that_have_room_are_the_inverse_of_their_bytes(data: st.DataObjec
     sizes = st.floats(1, 1e6)
     lines = MemoryLines(
         tuple(
-            Line(*data.draw(st.tuples(st.floats(0, 1e9), sizes, sizes)), data.draw(st.integers(0, 4096)), 2.0, True)
+            MomentLine(
+                *data.draw(st.tuples(st.floats(0, 1e9), sizes, sizes)), data.draw(st.integers(0, 4096)), 2.0, True
+            )
             for _ in range(data.draw(st.integers(1, 4)))
         )
     )
@@ -120,10 +122,10 @@ def test_tokens_that_have_room_are_the_inverse_of_their_bytes(data: st.DataObjec
 
 def test_room_is_that_of_the_fuller_moment() -> None:
     """Neither moment's constant is added to the other's tokens."""
-    lines = MemoryLines((Line(100.0, 10.0), Line(1000.0, 1.0)))
+    lines = MemoryLines((MomentLine(100.0, 10.0), MomentLine(1000.0, 1.0)))
     assert [lines.bytes(tokens) for tokens in (0, 50, 100, 200)] == [1000, 1050, 1100, 2100]
     assert [lines.tokens(memory) for memory in (900, 1050, 1100, 2100)] == [-100, 50, 100, 200]
-    chunked = MemoryLines((Line(0.0, 1.0, 9.0, 10),))
+    chunked = MemoryLines((MomentLine(0.0, 1.0, 9.0, 10),))
     assert [chunked.bytes(tokens) for tokens in (5, 10, 20)] == [50, 100, 110]
     assert [chunked.tokens(memory) for memory in (50, 100, 110)] == [5, 10, 20]
     assert [chunked.tokens(memory, filled=0.5) for memory in (100, 200, 220)] == [5, 10, 20]

@@ -10,7 +10,7 @@ from math import ceil
 from typing import NamedTuple
 
 
-class Line(NamedTuple):
+class MomentLine(NamedTuple):
     """The bytes of a rank at one moment: constant + token x tokens + chunk x the tokens of a chunk, or all if fewer.
 
     constant: however many tokens. token, chunk: of each token of a micro-batch, all that are under way being alike, and
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 class MemoryLines:
     """The lines of a rank, or of those of several stages, of which the fullest counts: what planners ask for room."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[MomentLine, ...]
 
     def bytes(self, tokens: float, received: float = 0.0, copies: float = 0.0) -> int:
         """Returns the bytes at the fullest moment, with so many tokens of a micro-batch on a rank.

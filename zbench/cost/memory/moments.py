@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
-from zbench.cost.memory.lines import Line
+from zbench.cost.memory.lines import MomentLine
 from zbench.cost.memory.state import WholeBytes
 from zbench.cost.recompute import (
     again_activation_bytes,
@@ -26,7 +26,7 @@ from zbench.describe.model import AUTO, WHOLE
 
 @dataclass(frozen=True, slots=True)
 class StageMoments:
-    """What a rank of a stage has. state: bytes of parameters, gradients and optimizer state.
+    """The bytes that a rank of a stage has. state: bytes of parameters, gradients and optimizer state.
 
     kept: bytes a token that every micro-batch under way keeps. received: layers whose received q and kv each of them
     keeps, too. at_work, at_loss: what there is besides at the moments of a layer's backward, and of the loss.
@@ -35,14 +35,14 @@ class StageMoments:
     state: float
     kept: float
     received: float
-    at_work: tuple[Line, ...]
-    at_loss: tuple[Line, ...]
+    at_work: tuple[MomentLine, ...]
+    at_loss: tuple[MomentLine, ...]
 
-    def moments(self, is_last: bool) -> tuple[Line, ...]:
+    def moments(self, is_last: bool) -> tuple[MomentLine, ...]:
         """Returns the moments of a stage that is the last one, or is not."""
         return self.at_work + self.at_loss if is_last else self.at_work
 
-    def lines(self, under_way: int, is_last: bool) -> tuple[Line, ...]:
+    def lines(self, under_way: int, is_last: bool) -> tuple[MomentLine, ...]:
         """Returns the lines of a rank with so many micro-batches under way, all alike."""
         return tuple(
             one._replace(
@@ -86,7 +86,7 @@ def stage_moments(
     kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
     inputs = min(2, recomputed) if model.inputs_on_hosts else recomputed  # the others wait in host memory
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
-    at_work = list[Line]()
+    at_work = list[MomentLine]()
     if rest:
         at_work += _backward(cost, of, tp, whole, (0.0, 0, 0), early)
     if recomputed:  # the layers behind, which are not, have had their backward
@@ -110,7 +110,7 @@ def _layer(cost: Cost, tp: int) -> _Layer:
 
 def _backward(
     cost: Cost, of: _Layer, tp: int, whole: WholeBytes, beside: tuple[float, int, int], early: float
-) -> list[Line]:
+) -> list[MomentLine]:
     """Returns the moments of a layer's backward. beside: bytes of a token that are there beside what is kept, before
     the backward begins, layers' received q and kv likewise, and hidden states that are whole since they were made
     again."""
@@ -132,19 +132,19 @@ def _backward(
     attention += of.other * (gathered == 2)
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
     return [
-        Line(halving, more + max(product, halves), chunk, tokens, received),
-        Line(norming, more + norm - ffn, chunk, tokens, received),
-        Line(whole.attention, attention + max(out, attend), received=received, copies=True),
-        Line(whole.inputs, inputs, received=received),
+        MomentLine(halving, more + max(product, halves), chunk, tokens, received),
+        MomentLine(norming, more + norm - ffn, chunk, tokens, received),
+        MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
+        MomentLine(whole.inputs, inputs, received=received),
     ]
 
 
-def loss_lines(cost: Cost) -> tuple[Line, ...]:
+def loss_lines(cost: Cost) -> tuple[MomentLine, ...]:
     """Returns the moments of the loss beside what layers keep, where parameters and gradients are not cut."""
     return _loss(cost, _layer(cost, 1), 1, 0.0)
 
 
-def _loss(cost: Cost, of: _Layer, tp: int, whole: float) -> tuple[Line, ...]:
+def _loss(cost: Cost, of: _Layer, tp: int, whole: float) -> tuple[MomentLine, ...]:
     """Returns the moments of the loss: logits, the norm's output and its gradient, both whole on every rank, the last
     layer's output and two sums a token.
 
@@ -155,9 +155,9 @@ def _loss(cost: Cost, of: _Layer, tp: int, whole: float) -> tuple[Line, ...]:
     model, states = cost.model, 2 * of.whole
     there, logits = of.own + 2 * model.lse_bytes, logits_of_token(model, 1 / tp)
     if model.loss_chunk_tokens == WHOLE:
-        return (Line(whole, there + states + logits),)
+        return (MomentLine(whole, there + states + logits),)
     if model.loss_chunk_tokens != AUTO:
         gathered = of.whole if tp * cost.tp > 1 else 0.0  # for all of a group's tokens
-        return (Line(whole, there + gathered, states - gathered + logits, int(model.loss_chunk_tokens)),)
+        return (MomentLine(whole, there + gathered, states - gathered + logits, int(model.loss_chunk_tokens)),)
     share = cost.tp * logits_of_share(model, 1 / (tp * cost.tp))
-    return Line(whole, there + states + share), Line(whole, there + states, logits, LEAST_CHUNK)
+    return MomentLine(whole, there + states + share), MomentLine(whole, there + states, logits, LEAST_CHUNK)

@@ -1,4 +1,4 @@
-"""What planners ask for room: the lines of a job's ranks (zbench.cost.memory.lines), whatever the plan."""
+"""The memory that planners ask for room: the lines of a job's ranks (zbench.cost.memory.lines), whatever the plan."""
 
 from dataclasses import replace
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes, moment_bytes
-from zbench.cost.memory.lines import Line
+from zbench.cost.memory.lines import MomentLine
 from zbench.cost.memory.moments import StageMoments
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
 from zbench.cost.memory.state import pipeline_state_bytes
@@ -78,7 +78,7 @@ def _fullest(of: StageMoments, stage: int, stages: int, lasting: Floats, each: t
     return np.asarray(np.ceil(peak), np.int64)
 
 
-def _beside(line: Line, tokens: Floats, received: Ints, away: Ints) -> Floats:
+def _beside(line: MomentLine, tokens: Floats, received: Ints, away: Ints) -> Floats:
     """Returns the bytes of micro-batches and ranks at a moment beside what is kept, [micro-batches, ranks]."""
     found = line.token * tokens + line.received * received
     if line.copies:
