@@ -1,6 +1,7 @@
 """The static mesh: its groups, its packs, and what it refuses."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,20 +64,14 @@ def test_the_degree_is_the_least_that_holds_the_context_limit() -> None:
 
 
 def test_the_default_degree_holds_what_its_ranks_receive_too() -> None:
-    """Two ranks have room for the sequence's own tokens, and not for another's keys beside them."""
-    cost = small(2, 2, memory=6.4e9)
-    longest = 2 * fitting_tokens(cost)
-    batch = batch_of(longest)
-    assert (
-        SimulatedAttention(cost)
-        .step(batch, Mesh(cost, "allgather", 2, context_limit=longest).plan(batch))
-        .out_of_memory
-    )
-    assert (
-        not SimulatedAttention(cost)
-        .step(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch))
-        .out_of_memory
-    )
+    """Eight ranks have room for the sequence's own tokens, and not for the others' keys beside them while a layer
+    attends; with many words the loss would need more than that."""
+    cost = small(2, 8, memory=6.4e9)
+    cost = replace(cost, model=replace(cost.model, vocab=1000))
+    longest = 8 * fitting_tokens(cost)
+    batch, clock = batch_of(longest), SimulatedAttention(cost)
+    assert clock.step(batch, Mesh(cost, "allgather", 8, context_limit=longest).plan(batch)).out_of_memory
+    assert not clock.step(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch)).out_of_memory
 
 
 def test_a_mesh_of_its_own_degree_does_not_look_at_the_batch(cost: Cost) -> None:

@@ -168,8 +168,10 @@ def test_packs_are_as_even_as_their_order_allows(counts: list[int], groups: int,
 def test_the_degree_and_the_packs_are_those_that_fit(cost: Cost) -> None:
     free = fitting_tokens(cost)
     alone = Batch(np.array([2 * free]), seed=0, step=0)
-    assert SimulatedAttention(cost).step(alone, TorchCP(cost, degree=2).plan(alone)).out_of_memory
-    assert not SimulatedAttention(cost).step(alone, TorchCP(cost, context_limit=2 * free).plan(alone)).out_of_memory
+    two = TorchCP(cost, degree=2, received_kv="keep").plan(alone)
+    assert SimulatedAttention(cost).step(alone, two).out_of_memory
+    more = TorchCP(cost, context_limit=2 * free, received_kv="keep").plan(alone)
+    assert not SimulatedAttention(cost).step(alone, more).out_of_memory
     batch = Batch(np.array([free // 2] * 12), seed=0, step=0)
     for degree in (1, 2, 4):
         plans = TorchCP(cost, degree=degree).plan(batch)

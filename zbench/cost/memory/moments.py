@@ -128,7 +128,8 @@ def _backward(
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
     product, halves = other + of.whole + ffn, other + of.own + 2 * ffn
     out = of.whole + of.q  # the output's gradient is made of what came back, gathered
-    attend = of.own + of.q + of.kv
+    sums = model.lse_bytes * model.num_heads / tp  # of outputs times their gradients, one a head
+    attend = of.own + of.q + of.kv + sums
     attention += of.other * (gathered == 2)
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
     return [
