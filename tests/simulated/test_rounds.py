@@ -84,6 +84,17 @@ def test_a_round_takes_as_long_as_its_slowest_worker(tau: int) -> None:
         assert spent == pytest.approx(np.full(2, seconds[first // tau].sum()), rel=1e-9)
 
 
+def test_each_gpu_s_updates_are_its_own() -> None:
+    """One GPU has the norms' parameters besides; the other waits for it."""
+    cost = cost_of()
+    found = played(cost, RoundSync(LOCAL_SGD, 1, "rank"))[0].seconds_for
+    step = outer_step(cost.model, OuterParameters.of(cost.model, 2, 1, "none"), NOW)
+    busy = play_step(step, (), cost).busy["compute"]
+    assert busy[0] > busy[1]
+    assert found["optimizer"][0] - found["optimizer"][1] == pytest.approx(busy[0] - busy[1], rel=1e-6)
+    assert found["waiting_rank"][1] >= busy[0] - busy[1]
+
+
 def test_a_late_average_is_exposed_by_what_the_next_round_is_shorter() -> None:
     steps = alone(cost_of())
     for nic in (1e9, 2e5):  # of the second one more than a round

@@ -153,9 +153,11 @@ class PlayedRounds:
     def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
         """Returns a step's result with what follows it."""
         every, own = (self.end(self.steps.end(end.fragment, kind).step) for kind in (NOW, end.kind))
-        phases, whole = PHASES[end.kind], float(every.busy["compute"].max())
+        phases, busy = PHASES[end.kind], every.busy["compute"]
+        whole = float(busy.max())
         moving, sends, meets = every.seconds - whole, REDUCED in phases, TAKEN in phases
-        computing = whole if sends and meets else float(own.busy["compute"].max())
+        busy = busy if sends and meets else own.busy["compute"]
+        computing = float(busy.max())
         exposed = moving if end.kind == NOW else self.late.pop(end.fragment, 0.0)
         self._pass(computing + exposed)
         if end.is_late:
@@ -166,7 +168,8 @@ class PlayedRounds:
             self.elapsed[:] = slowest
         told = moving * sends
         spent = {name: np.array(values) for name, values in result.seconds_for.items()}
-        for name, more in (("optimizer", computing), ("waiting_gradients", exposed), ("waiting_rank", waited)):
+        idle = waited + computing - busy  # a GPU without a part of the norms computes less than others
+        for name, more in (("optimizer", busy), ("waiting_gradients", exposed), ("waiting_rank", idle)):
             spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
         sent = {name: sizes for name, sizes in own.nic_tx.items() if sizes.any()}
         names = dict.fromkeys((*result.nic_tx_for, *sent))
