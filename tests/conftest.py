@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from tests.helpers.composing import composed_once
 from tests.helpers.strategies import SHARP
@@ -19,15 +19,7 @@ from zbench.describe.model import Model
 # Of all tests a twentieth of a processor's time went into looking for garbage: modules and tests stay to the end.
 gc.set_threshold(30_000)
 
-# How long drawing takes depends on what else the machine does: no reason to fail.
-settings.register_profile(
-    "ci",
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
 

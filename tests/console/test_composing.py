@@ -13,7 +13,7 @@ from zbench import CONF
 
 
 def composed(folder: Path, *words: str) -> Any:
-    """What a command of these words has, but for where it was found."""
+    """Returns the configuration of a command of these words, but for where it was found."""
     with initialize_config_dir(str(folder), version_base="1.3"):
         config = compose("config", list(words), return_hydra_config=True)
     OmegaConf.set_struct(config, False)

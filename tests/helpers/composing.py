@@ -68,24 +68,26 @@ def composed_once() -> Iterator[None]:
             composed[id(defaults)] = found = pickle.dumps(composing(self, defaults=defaults, repo=repo))
         return pickle.loads(found)
 
-    def reading_once(kind: type[ConfigSource]) -> Any:
-        reading, read = kind.load_config, dict[str, bytes]()
-
-        def read_once(self: ConfigSource, config_path: str) -> Any:
-            if self.path not in OWN:
-                return reading(self, config_path)
-            if config_path not in read:
-                read[config_path] = pickle.dumps(reading(self, config_path))
-            return pickle.loads(read[config_path])
-
-        return read_once
-
     with pytest.MonkeyPatch.context() as patch:
         Plugins.instance()  # makes the sources known
         for scheme in ("file", "pkg"):
             kind = SourcesRegistry.instance().resolve(scheme)
-            patch.setattr(kind, "load_config", reading_once(kind))
+            patch.setattr(kind, "load_config", _reading_once(kind))
         patch.setattr(config_loader_impl, "create_defaults_list", list_once)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
         patch.setattr(ConfigLoaderImpl, "_process_config_searchpath", search_once)
         yield
+
+
+def _reading_once(kind: type[ConfigSource]) -> Any:
+    """Returns a source's `load_config` that reads each of zbench's and hydra's own yamls once."""
+    reading, read = kind.load_config, dict[str, bytes]()
+
+    def read_once(self: ConfigSource, config_path: str) -> Any:
+        if self.path not in OWN:
+            return reading(self, config_path)
+        if config_path not in read:
+            read[config_path] = pickle.dumps(reading(self, config_path))
+        return pickle.loads(read[config_path])
+
+    return read_once

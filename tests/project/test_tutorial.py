@@ -17,7 +17,6 @@ from tests.project.test_recipe import ROOT, run
 
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 COMMAND = re.compile(r"(PYTHONPATH=mine )?python -m (zbench[.\w]*) ")
-SHORT = {"workload=longtail_128k,prolong64k steps=2": "workload=longtail_128k steps=2"}  # of a sweep, for the time
 SITE = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
 
 
@@ -83,8 +82,6 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         for command in text.strip().split("\n") if kind == "bash" else ():
-            for long, short in SHORT.items():
-                command = command.replace(long, short)
             done = typed(command, page.stem, tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
             assert "Traceback" not in done.stderr, command

@@ -90,35 +90,18 @@ class Parts:
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         cost = make_cost(cluster, model, pipelines, whole_steps)
         seen = make_cost(*nominal, pipelines, whole_steps) if settings.planners_see == NOMINAL else cost
-        if settings.planners_see != "world" and not simulated:
-            raise ValueError(
-                f"planners_see is {settings.planners_see}; only {_CLOCKS} play another machine than planners know, and "
-                "what is measured takes planners_see=world"
-            )
-        if settings.free_groups and not simulated:
-            free = list(settings.free_groups)
-            raise ValueError(f"free_groups is {free}; only with {_CLOCKS} does a system choose them")
-        for name in ("check", "resume"):
-            if getattr(settings, name) and simulated:
-                raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
+        _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
         if strategy.job.has_rollouts:
             models = other_models(config, make, strategy, lambda model: world.of(Machine(nominal.cluster, model)).model)
             executor = in_iterations(executor, workload, strategy.job, models)
-        if settings.resume and executor.first_step >= settings.steps:
-            raise ValueError(
-                f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
-                f"from 0, so it takes at least {executor.first_step + 1}"
-            )
         tracker = make_part(make, config, "tracker")
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
-        if settings.trace is not None and not isinstance(executor, TracesSteps):
-            of = f"{type(executor).__name__} traces no steps"
-            raise ValueError(f"trace is {settings.trace}; {of}, executor=simulated and those that train do")
         expect("tracker", tracker, "log")
+        _check_executor(settings, executor)
         return Parts(
             world,
             nominal,
@@ -197,6 +180,34 @@ class Parts:
         covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
+
+
+def _check_clock(settings: Settings, config: Mapping[str, Any], simulated: bool) -> None:
+    """Raises ValueError where a setting is of executors that are simulated, or of those that are not, and this one is
+    of the other kind."""
+    if settings.planners_see != "world" and not simulated:
+        raise ValueError(
+            f"planners_see is {settings.planners_see}; only {_CLOCKS} play another machine than planners know, and "
+            "what is measured takes planners_see=world"
+        )
+    if settings.free_groups and not simulated:
+        free = list(settings.free_groups)
+        raise ValueError(f"free_groups is {free}; only with {_CLOCKS} does a system choose them")
+    for name in ("check", "resume"):
+        if getattr(settings, name) and simulated:
+            raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
+
+
+def _check_executor(settings: Settings, executor: Any) -> None:
+    """Raises ValueError where an executor cannot do what the settings ask of it."""
+    if settings.resume and executor.first_step >= settings.steps:
+        raise ValueError(
+            f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
+            f"from 0, so it takes at least {executor.first_step + 1}"
+        )
+    if settings.trace is not None and not isinstance(executor, TracesSteps):
+        of = f"{type(executor).__name__} traces no steps"
+        raise ValueError(f"trace is {settings.trace}; {of}, executor=simulated and those that train do")
 
 
 def _machine(

@@ -16,6 +16,7 @@ from zbench.cost.memory.needs import moments_of_stages
 from zbench.cost.memory.state import ADAM_BYTES
 from zbench.cost.recompute import again_activation_bytes, layer_activation_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.model import RecomputeLevel
 
 COST = Cost(cluster=cluster_named("a800_2x8", {}), model=model_named("llama_3b", {}))
 LENGTHS = np.full(32, 4096)
@@ -42,13 +43,13 @@ def test_gpus_of_different_nodes_gather_over_nics_that_all_groups_share() -> Non
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_layers_sharded_over_all_gpus_have_the_bytes_of_zero3(recompute: str) -> None:
+def test_layers_sharded_over_all_gpus_have_the_bytes_of_zero3(recompute: RecomputeLevel) -> None:
     """At the loss, with a layer that is made again and two that are gathered at once, which planners' memory has as
     moments of their own."""
     costs = costs_of(strategy((SHARDED, 16), recompute=recompute))
     table, (_, outside) = costs.table(1), costs.outside(True, True)
     found = COST.model.num_layers * int(table.bytes[0]) + int(table.working[0]) + outside
-    model = replace(COST.model, sharding="zero3", recompute=recompute)  # type: ignore[arg-type]
+    model = replace(COST.model, sharding="zero3", recompute=recompute)
     (of,) = moments_of_stages(replace(COST, model=model))
     (loss,), tokens = of.at_loss, LENGTHS.sum() / 16
     again = {"none": 0, "selective": again_activation_bytes(model), "full": layer_activation_bytes(model)}[recompute]
@@ -58,12 +59,12 @@ def test_layers_sharded_over_all_gpus_have_the_bytes_of_zero3(recompute: str) ->
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_layers_whose_gathers_are_hidden_take_the_bounds_seconds(recompute: str) -> None:
+def test_layers_whose_gathers_are_hidden_take_the_bounds_seconds(recompute: RecomputeLevel) -> None:
     fast = replace(COST.cluster, nic_bandwidth=1e15, nvlink_bandwidth=1e15, nic_latency=0.0, nvlink_latency=0.0)
     cost = replace(COST, cluster=fast)
     costs = costs_of(strategy((SHARDED, 16), recompute=recompute), cost=cost)
     seconds = COST.model.num_layers * float(costs.table(1).seconds[0]) + costs.outside(True, True)[0]
-    whole = replace(cost, model=replace(COST.model, sharding="zero3", recompute=recompute))  # type: ignore[arg-type]
+    whole = replace(cost, model=replace(COST.model, sharding="zero3", recompute=recompute))
     # To the starts of kernels that selective recomputation has besides.
     assert seconds == pytest.approx(bound_seconds(Batch(LENGTHS, 0, 0), whole), rel=1e-3)
 

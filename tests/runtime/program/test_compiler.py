@@ -50,7 +50,7 @@ def test_what_is_sent_is_received_every_pair_is_attended_and_memory_is_used_as_c
 
 
 def assert_received(found: Sequence[Program]) -> None:
-    """Of programs of all ranks for one way."""
+    """Holds what all ranks' programs send in a forward or a backward to what they receive."""
     sent, received = [], []
     for rank, program in enumerate(found):
         sizes = {receive.hop: receive.end - receive.begin for receive in program.receives}

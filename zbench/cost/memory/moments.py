@@ -68,7 +68,7 @@ class _Layer(NamedTuple):
 
     @property
     def other(self) -> float:
-        """Of a hidden state that is whole, what other ranks have too."""
+        """The bytes of a whole hidden state that other ranks have too."""
         return self.whole - self.own
 
 

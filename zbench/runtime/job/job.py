@@ -132,4 +132,4 @@ class Report:
     began: float = 0.0
     events: Events | None = None
     repacking_seconds: float = 0.0
-    named: NamedMessages = NamedMessages()  # noqa: RUF009
+    named: NamedMessages = field(default_factory=NamedMessages)

@@ -96,7 +96,7 @@ class StepReport:
     seats: tuple[int, int] = (0, 0)
     rows: Mapping[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     swapped: int = 0
-    named: NamedMessages = NamedMessages()  # noqa: RUF009
+    named: NamedMessages = field(default_factory=NamedMessages)
 
     def total(self) -> dict[str, Sizes]:
         """Returns the bytes (sent, received) by queue, of the queues that had messages."""

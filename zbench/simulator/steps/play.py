@@ -104,8 +104,8 @@ def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProg
 
 @dataclass
 class _Runs:
-    """What is known of the runs of a program that have ended. agree: whether all have settled. tell_all: whether all
-    tell what their other layers do (zbench.simulator.steps.repeating)."""
+    """The runs of a program that have ended, by what is known of them. agree: whether all have settled. tell_all:
+    whether all tell what their other layers do (zbench.simulator.steps.repeating)."""
 
     agree: bool = True
     tell_all: bool = True
