@@ -13,12 +13,12 @@ from zbench.critical.path import BEGIN, GPU, LINK, OPERAND, QUEUE, critical_path
 from zbench.critical.told import path_rows, path_sheets
 from zbench.describe.cluster import LONGEST_WAITING
 from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.play import play_layers
-from zbench.simulator.steps.program import StepProgram
 from zbench.step.reading import read_step
 
 
-def explained(program: StepProgram, timeline: Timeline, hop: int, before: int, waited: str) -> bool:
+def explained(program: HopByHop, timeline: Timeline, hop: int, before: int, waited: str) -> bool:
     """Whether what a hop is said to have waited for had to end, or begin, first, and did so when it began."""
     graph, begin = program.graph, timeline.start[hop]
     if waited == OPERAND:

@@ -6,14 +6,14 @@ from zbench.critical.path import critical_path
 from zbench.critical.told import path_operations, written_numbers
 from zbench.describe.cluster import Cluster
 from zbench.simulator.clock import Timeline
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.trace.file import Event
 from zbench.trace.tracks import complete_event
 
 TRACK = "critical path"
 
 
-def path_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+def path_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
     """Yields the track of a step that was played with all its layers, which viewers show above the nodes', and its
     events: each operation from when it began to when the next one did, which waited for it."""
     place = {"ph": "M", "pid": cluster.num_nodes}

@@ -14,7 +14,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.step.operations import COMPUTE
 
 BEGIN, OPERAND, GPU, QUEUE, LINK = "the step's begin", "an operand", "its GPU", "messages before it", "a link"
@@ -31,7 +31,7 @@ class PathHop:
     waited: str
 
 
-def critical_path(program: StepProgram, timeline: Timeline) -> list[PathHop]:
+def critical_path(program: HopByHop, timeline: Timeline) -> list[PathHop]:
     """Returns the hops of the critical path in the order in which they ran, each beginning where the one before it
     ends."""
     walk = _Walk.of(program, timeline)
@@ -63,7 +63,7 @@ class _Walk:
     by_release: Ints
 
     @staticmethod
-    def of(program: StepProgram, timeline: Timeline) -> "_Walk":
+    def of(program: HopByHop, timeline: Timeline) -> "_Walk":
         graph, count = program.graph, len(timeline.start)
         producers = np.repeat(np.arange(count), np.diff(graph.offsets))[np.argsort(graph.followers, kind="stable")]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(graph.followers, minlength=count))])

@@ -20,7 +20,7 @@ from zbench.record.record import Line
 from zbench.record.rows import label
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import CLASS, OP, RANK
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.step.operations import COMPUTE
 from zbench.trace.whole_step import named_operation
 
@@ -73,7 +73,7 @@ class ToldPath:
     listed: Sheet
 
 
-def told_path(program: StepProgram, timeline: Timeline, start: Line, line: Line) -> ToldPath:
+def told_path(program: HopByHop, timeline: Timeline, start: Line, line: Line) -> ToldPath:
     """Returns the critical path of a recorded step that was played again, with all its layers. start, line: of its run
     and of itself, as in the record, whose seconds may be of fewer layers."""
     seconds = float(timeline.done.max())
@@ -86,7 +86,7 @@ def told_path(program: StepProgram, timeline: Timeline, start: Line, line: Line)
     return ToldPath(head, made, listed)
 
 
-def path_rows(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
+def path_rows(program: HopByHop, path: Sequence[PathHop]) -> list[PathRow]:
     """Returns the rows of a path, from the step's begin to its end."""
     rows = path_operations(program, path)
     for period in range(1, _LONGEST + 1):
@@ -94,7 +94,7 @@ def path_rows(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
     return rows
 
 
-def path_operations(program: StepProgram, path: Sequence[PathHop]) -> list[PathRow]:
+def path_operations(program: HopByHop, path: Sequence[PathHop]) -> list[PathRow]:
     """Returns a row for every operation of a path, from the step's begin to its end."""
     bounds, owned = program.begin, [one.hop for one in path]
     instances = np.searchsorted(bounds, owned, "right") - 1
@@ -138,13 +138,13 @@ def path_sheets(rows: Sequence[PathRow], seconds: float) -> tuple[Sheet, Sheet]:
     )
 
 
-def _row(program: StepProgram, instance: int, operation: int, hops: Sequence[PathHop]) -> PathRow:
+def _row(program: HopByHop, instance: int, operation: int, hops: Sequence[PathHop]) -> PathRow:
     """Returns the row of an operation. Members that meet are on no GPU; what the operation waited for is what the first
     of its hops on the path did."""
     name, args = named_operation(program.instances[instance], operation)
     table, kinds = program.table, program.kinds
     gpus = {int(table[RANK, one.hop]) for one in hops if table[CLASS, one.hop] >= 0 or kinds[one.hop] == COMPUTE}
-    gpus = {gpu for gpu in gpus if gpu < program.variants[0].of.step.num_gpus}  # a node's CPUs are none
+    gpus = {gpu for gpu in gpus if gpu < program.instances[0].variant.of.step.num_gpus}  # a node's CPUs are none
     return PathRow(
         name,
         args["template"],

@@ -29,10 +29,10 @@ from zbench.simulated.switching import Left, after_switch, played_switch
 from zbench.simulated.traced import counted_events, write_whole_step
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_parts, play_step
-from zbench.simulator.steps.program import StepProgram
 from zbench.step.operations import QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -179,7 +179,7 @@ class Simulated:
             write_whole_step(trace, *self.all_layers(batch, plans), self.cost.gpus.cluster)
         return self.step(batch, plans)
 
-    def all_layers(self, batch: Batch, plans: tuple[Plan, ...]) -> tuple[StepProgram, Timeline]:
+    def all_layers(self, batch: Batch, plans: tuple[Plan, ...]) -> tuple[HopByHop, Timeline]:
         """Plays a step with all its layers as one program.
 
         Raises:

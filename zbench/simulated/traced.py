@@ -7,12 +7,12 @@ from itertools import chain
 from zbench.critical.drawn import path_events
 from zbench.describe.cluster import Cluster
 from zbench.simulator.clock import Timeline
-from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.trace.file import MOST_EVENTS, Event, write_events
 from zbench.trace.whole_step import track_names, whole_step_events
 
 
-def write_whole_step(path: str, program: StepProgram, timeline: Timeline, cluster: Cluster) -> None:
+def write_whole_step(path: str, program: HopByHop, timeline: Timeline, cluster: Cluster) -> None:
     """Writes the trace of a step that was played with all its layers. cluster: of GPUs, each one a place of the step.
 
     Raises:
@@ -22,7 +22,7 @@ def write_whole_step(path: str, program: StepProgram, timeline: Timeline, cluste
     write_events(path, True, cluster, chain(path_events(program, timeline, cluster), track_names(cluster), drawn))
 
 
-def counted_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+def counted_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
     """Returns the events of operations, on the tracks of zbench.trace.whole_step.
 
     Raises:

@@ -14,8 +14,9 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
-from zbench.simulator.steps.program import PlayedInstance, StepProgram
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.seconds import MATMULS
+from zbench.simulator.steps.variant import PlayedInstance
 from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
 from zbench.trace.channels import Channels
@@ -26,7 +27,7 @@ _WAYS = ("sends", "receives")
 _COMPUTES = {"attend": "attend", "adam": "optimizer"}
 
 
-def whole_step_events(program: StepProgram, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
+def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
     """Yields the events of a program that was played.
 
     cluster: of GPUs, each one a place of the step.

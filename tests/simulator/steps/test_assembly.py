@@ -21,18 +21,31 @@ def test_columns_are_those_of_the_graph_of_the_same_hops(system: str, channels: 
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
     short, order, _ = with_fewer_layers(parts.step, 6)
     made = program(parts, order, short)
-    graph, (row, rows) = made.graph, made.hops
-    assert made.begin[-1] == len(row) == made.table.shape[1] > 1000 + len(rows.busy)
+    apart, (row, rows) = made.apart, made.hops
+    graph, following, first = apart.graph, made.assembled.following, apart.first
+    last = first[1:] - 1
+    assert made.begin[-1] == len(row) > 1000 + len(rows.busy)
+    assert len(first) == len(row) + 1
+    assert len(graph.busy) == first[-1] > 1.2 * len(row)
     assert np.array_equal(made.owner, np.repeat(np.arange(len(made.instances)), np.diff(made.begin)))
+    assert np.array_equal(apart.begin, first[made.begin])
     for number, (begin, end) in enumerate(pairwise(made.begin.tolist())):
         assert np.array_equal(row[begin:end], np.arange(len(rows.busy))[made.rows_of(number)])
     for name in ("queue_a", "queue_b", "link_a", "link_b", "channels", "link_class"):
-        assert np.array_equal(getattr(rows, name)[row], getattr(graph.hops, name)), name
-    for name in ("slot", "busy", "latency"):
-        assert np.array_equal(getattr(rows, name)[row], getattr(graph, name)), name
-    for name in ("next_a", "next_b", "next_pair", "offsets", "followers"):
-        assert np.array_equal(getattr(made.assembled.following, name), getattr(graph, name)), name
-    assert np.array_equal(made.assembled.waits, graph.waits)
+        assert np.array_equal(getattr(rows, name)[row], getattr(graph.hops, name)[first[:-1]]), name
+    for name in ("slot", "latency"):
+        assert np.array_equal(getattr(rows, name)[row], getattr(graph, name)[last]), name
+    np.testing.assert_allclose(rows.busy[row], np.add.reduceat(graph.busy, first[:-1]), rtol=1e-14)
+    for name in ("next_a", "next_b", "next_pair"):
+        after = getattr(following, name).astype(np.int64)
+        assert np.array_equal(np.where(after >= 0, first[after], -1), getattr(graph, name)[last]), name
+    assert np.array_equal(np.diff(following.offsets), np.diff(graph.offsets)[last])
+    assert np.array_equal(first[following.followers], graph.followers)
+    assert np.array_equal(made.assembled.waits, graph.waits[first[:-1]])
+    pieces = np.setdiff1d(np.arange(first[-1]), first[:-1])  # each waits for the one before it in its queues
+    assert (graph.waits[pieces] == 2 + (graph.pair[pieces] >= 0)).all()
+    assert (graph.next_a[pieces - 1] == pieces).all()
+    assert (graph.next_b[pieces - 1] == pieces).all()
     assert (graph.next_pair >= 0).any() == (channels > 1)
 
 

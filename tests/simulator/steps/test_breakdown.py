@@ -18,8 +18,8 @@ from zbench.interfaces.result import SECONDS_FOR
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import OP, RANK
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.play import PlayedStep, play_layers, play_some_layers, play_step
-from zbench.simulator.steps.program import StepProgram
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
@@ -143,7 +143,7 @@ def test_gaps_are_those_of_a_plain_account(name: str) -> None:
             assert found[part] == pytest.approx(wanted[part], rel=1e-9, abs=1e-12), part
 
 
-def gaps(program: StepProgram, timeline: Timeline) -> Iterator[tuple[int, str, float]]:
+def gaps(program: HopByHop, timeline: Timeline) -> Iterator[tuple[int, str, float]]:
     """Yields (GPU, part, seconds) of every gap before a compute, told of sets of predecessors."""
     of = np.repeat(np.arange(len(program.instances)), np.diff(program.begin)).tolist()
     needs: list[list[int]] = [[] for _ in of]

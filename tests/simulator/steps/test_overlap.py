@@ -10,8 +10,8 @@ from zbench.cost.job import make_cost
 from zbench.describe.arrays import Floats
 from zbench.describe.overlap import ALL, END, LAYER, StepOverlap
 from zbench.simulator.steps.expand import CLASS
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.play import play_layers, play_some_layers, play_step
-from zbench.simulator.steps.program import StepProgram
 from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.step.operations import COMPUTE, GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -28,7 +28,7 @@ def step_of(system: str, zero: str, window: int | str, bucket: float | str, laye
     return step, (found.plans, make_cost(cost.cluster, model))
 
 
-def moments(program: StepProgram, start: Floats, done: Floats, name: str, computes: bool) -> dict[int, tuple]:
+def moments(program: HopByHop, start: Floats, done: Floats, name: str, computes: bool) -> dict[int, tuple]:
     """By layer, when the computes of a template's instances, or the messages of their collectives, begin and end."""
     found = {}
     for number, one in enumerate(program.instances):

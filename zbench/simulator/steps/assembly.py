@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
 from zbench.simulator.steps.dataflow.implied import by_row
@@ -24,7 +24,8 @@ class StackedVariants(NamedTuple):
     """The hops of variants one after another, as rows. begin: int64 [variants + 1], where those of each begin. rows:
     their columns. pair: the number of the two queues with several channels that each
     is between, -1 if none. edge_offsets, followers: edges inside a variant, compressed rows, counted from its first
-    hop; waits: edges into each. train_offsets, trains: of variants, as StepProgram has them, counted alike."""
+    hop; waits: edges into each. trains: of variants, int64 [n, 3], (the row, where its pieces begin in `pieces`, how
+    many it has); train_offsets: by variant. pieces: seconds."""
 
     begin: Ints
     rows: VariantHops
@@ -34,6 +35,7 @@ class StackedVariants(NamedTuple):
     waits: Narrow
     train_offsets: Ints
     trains: Ints
+    pieces: Floats
 
 
 def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], cluster: Cluster) -> StackedVariants:
@@ -68,7 +70,9 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     edge_offsets, places = by_row(np.concatenate(edges), len(owner))
     consumers = np.concatenate([one.consumer for one in lowered])
     waits = [np.bincount(one.consumer, minlength=one.table.shape[1]) for one in lowered]
-    trains = [one.lowered.trains for one in variants]
+    trains, pieces = np.concatenate([one.trains for one in lowered]), np.concatenate([one.pieces for one in lowered])
+    counts = [len(one.trains) for one in lowered]
+    row = trains[:, 0] + np.repeat(begin[:-1], counts)
     return StackedVariants(
         begin,
         rows,
@@ -76,8 +80,9 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
         edge_offsets,
         consumers[places].astype(np.int32),
         np.concatenate(waits).astype(np.int32),
-        np.cumsum([0, *map(len, trains)]),
-        np.concatenate(trains),
+        np.cumsum([0, *counts]),
+        np.column_stack([row, np.cumsum(trains[:, 1]) - trains[:, 1], trains[:, 1]]),
+        pieces,
     )
 
 
@@ -94,7 +99,8 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
         ProgramHops(np.empty(count, np.int32), of.rows),
         NarrowFollowers(next_a, next_b, next_pair, offsets, followers),
         np.empty(count, np.int32),
-        np.empty((trains, 3), np.int64),
+        np.empty((trains, 4), np.int64),
+        of.pieces,
     )
     last = np.full(queues, -1, np.int32), np.full(1 + int(of.pair.max(initial=-1)), -1, np.int32)
     _put_hops(of, instances, (found.hops.row, found.following, found.waits), last)
@@ -163,10 +169,11 @@ def _put_edges(of, instances, between, following, waits, fill):  # type: ignore[
 @nb.njit(**ENTERED_IN_PLACE)
 def _put_trains(of, instances, found):  # type: ignore[no-untyped-def]
     """Writes the trains of instances."""
-    at = 0
+    at, pieces = 0, 0
     for number in range(len(instances)):
         variant, first = instances[number, 0], instances[number, 1]
         for train in range(of.train_offsets[variant], of.train_offsets[variant + 1]):
-            found[at, 0], found[at, 1] = first + of.trains[train, 0], of.trains[train, 1]
-            found[at, 2] = of.trains[train, 2]
+            found[at, 0] = first + of.trains[train, 0] - of.begin[variant]
+            found[at, 1], found[at, 2], found[at, 3] = of.trains[train, 1], of.trains[train, 2], pieces
+            pieces += of.trains[train, 2]
             at += 1

@@ -13,7 +13,7 @@ from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, REDUCE, 
 TX, RX, THROUGH_TX, THROUGH_RX = range(4)
 START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
 _STAGES = QUEUES.index("stages")
-OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST = range(10)  # rows of a table of hops
+OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST, PIECES = range(11)  # rows of a table of hops
 
 
 class CollectiveLegs(NamedTuple):
@@ -89,27 +89,22 @@ def _routed(out, at, number, op, size, lanes, to):  # type: ignore[no-untyped-de
 
 @nb.njit(cache=True)
 def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyped-def]
-    """Writes a collective: a meeting, pieces of all legs, another meeting. where: the operation's number, the hop and
-    the edge that come next, the queue of the first meeting. Returns (next hop, next edge)."""
+    """Writes a collective: a meeting, all legs, another meeting. where: the operation's number, the hop and the edge
+    that come next, the queue of the first meeting. Returns (next hop, next edge)."""
     number, at, count, meeting = where
-    begin, end, pieces = legs.offsets[number], legs.offsets[number + 1], legs.pieces[number]
-    first = at
-    out[OP, at], out[QUEUE_A, at], out[AFTER, at] = number, -2 - meeting, START
-    at += 1
-    for piece in range(pieces):
-        after = first if piece == 0 else NEVER
-        for leg in range(begin, end):
-            total = np.int64(legs.share[leg] * size)
-            share = total * (piece + 1) // pieces - total * piece // pieces
-            ends = (legs.member[leg], legs.member[leg])
-            _hop(out, at, (number, op[8]), ends, (TX, RX), legs.link[leg], (share, after), to)
-            if piece == pieces - 1:
-                edges[0, count], edges[1, count] = at, first + 1 + pieces * (end - begin)
-                count += 1
-            at += 1
-    out[OP, at], out[QUEUE_A, at], out[IS_LAST, at] = number, -3 - meeting, 1
-    out[AFTER, at] = first if begin == end else NEVER
-    return at + 1, count
+    begin, end, first = legs.offsets[number], legs.offsets[number + 1], at
+    last = first + 1 + end - begin
+    out[OP, first], out[QUEUE_A, first], out[AFTER, first] = number, -2 - meeting, START
+    for leg in range(begin, end):
+        at += 1
+        ends, share = (legs.member[leg], legs.member[leg]), np.int64(legs.share[leg] * size)
+        _hop(out, at, (number, op[8]), ends, (TX, RX), legs.link[leg], (share, first), to)
+        out[PIECES, at] = legs.pieces[number]
+        edges[0, count], edges[1, count] = at, last
+        count += 1
+    out[OP, last], out[QUEUE_A, last], out[IS_LAST, last] = number, -3 - meeting, 1
+    out[AFTER, last] = first if begin == end else NEVER
+    return last + 1, count
 
 
 @nb.njit(cache=True)
@@ -131,12 +126,12 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
         op = ops[number]
         if op[0] == GATHER or op[0] == REDUCE:
             legs_of_op = legs.offsets[number + 1] - legs.offsets[number]
-            count += 2 + legs_of_op * legs.pieces[number]
+            count += 2 + legs_of_op
             ends += legs_of_op
         else:
             count += 1 if op[11] < 0 else 3 * (lists[0][op[11] + 1] - lists[0][op[11]])
-    out = np.full((10, count), -1, np.int64)
-    out[BYTES], out[IS_LAST], out[RANK] = 0, 0, 0
+    out = np.full((11, count), -1, np.int64)
+    out[BYTES], out[IS_LAST], out[RANK], out[PIECES] = 0, 0, 0, 1
     edges = np.empty((2, ends), np.int64)
     at, done, meeting = 0, 0, 0
     for number in range(len(ops)):
@@ -198,19 +193,24 @@ def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyp
 
 
 @nb.njit(cache=True)
-def leg_trains(offsets, pieces, first):  # type: ignore[no-untyped-def]
-    """Returns the legs that go in several pieces, as zbench.simulator.steps.trains.clock has trains. offsets: of the
-    legs of operations; first: the first hop of every operation."""
-    count = 0
-    for op in range(len(pieces)):
-        count += (offsets[op + 1] - offsets[op]) * (pieces[op] > 1)
-    found, at = np.empty((count, 3), np.int64), 0
-    for op in range(len(pieces)):
-        legs = (offsets[op + 1] - offsets[op]) * (pieces[op] > 1)
-        for leg in range(legs):
-            found[at, 0], found[at, 1], found[at, 2] = first[op] + 1 + leg, legs, pieces[op]
-            at += 1
-    return found
+def piece_bytes(table):  # type: ignore[no-untyped-def]
+    """Returns the hops of a table that go in several pieces, with how many there are of each, int64 [n, 2], and the
+    bytes and the class of links of every piece, those of one hop after another."""
+    hops, count = 0, 0
+    for pieces in table[PIECES]:
+        hops += pieces > 1
+        count += pieces if pieces > 1 else 0
+    found, size, link = np.empty((hops, 2), np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    train, at = 0, 0
+    for hop in range(table.shape[1]):
+        pieces, whole = table[PIECES, hop], table[BYTES, hop]
+        if pieces > 1:
+            found[train, 0], found[train, 1] = hop, pieces
+            train += 1
+            for piece in range(pieces):
+                size[at], link[at] = whole * (piece + 1) // pieces - whole * piece // pieces, table[CLASS, hop]
+                at += 1
+    return found, size, link
 
 
 @nb.njit(cache=True)

@@ -6,7 +6,7 @@ so much longer. A hop that waits for several begins when the last of them has en
 what was left out of one stage of a pipeline may be hidden behind another. A hop waits for links as long as it did.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import IN_PLACE
-from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.program import StepProgram
+from zbench.simulator.steps.trains.columns import TrainTimeline
 
 _AGREE = 0.01  # relative: of what layers add in the third and in the last quarter
 _SAME = 1e-10  # relative: of the same where layers add evenly; rounding is some 1e-13
@@ -38,7 +38,7 @@ class LeftOut:
     (zbench.simulator.steps.repeating), so that the last but one before the cut stands for the whole steady half."""
 
     program: StepProgram
-    timeline: Timeline
+    timeline: TrainTimeline
     skipped: Ints
     turn: int = 1
     repeating: frozenset[int] = frozenset()
@@ -170,14 +170,14 @@ class LeftOut:
         return frozenset(number for number in self.repeating if self.program.is_linkless(number))
 
     @cached_property
-    def beside(self) -> Timeline:
+    def beside(self) -> TrainTimeline:
         """The timeline in which what is under way beside computes is counted. Where layers repeat, those of runs whose
         hops take no links are in it, as what others send meanwhile goes on at its own time."""
         played, program = self.timeline, self.program
         if not self._beside_others:
             return played
         more = self.later_computes
-        found = Timeline(played.start + more, played.release + more, played.done + more)
+        found = replace(played, start=played.start + more, release=played.release + more, done=played.done + more)
         for cut, late in zip(self.cuts, self.added.late, strict=False):
             if cut in self._beside_others:
                 hops = slice(*program.begin[cut - 1 : cut + 1].tolist())

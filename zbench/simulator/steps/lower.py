@@ -2,7 +2,7 @@
 
 A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or
 one that is routed over lanes, as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A
-collective is a hop in which its members meet, pieces of a leg for each member on its own links
+collective is a hop in which its members meet, a leg for each member on its own links, which may go in pieces
 (zbench.simulator.steps.collectives), and a hop at its end. Every GPU has queues of its own for each class of links and
 each of the operations' queues.
 """
@@ -31,8 +31,8 @@ from zbench.simulator.steps.expand import (
     Topology,
     expand,
     hop_columns,
-    leg_trains,
     misplaced,
+    piece_bytes,
 )
 from zbench.step.layout import StepLayout
 from zbench.step.operations import DROP, GATHER, QUEUES, REDUCE
@@ -43,10 +43,11 @@ from zbench.step.template import Step
 class Lowered:
     """The hops of a template.
 
-    table: int64 [10, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
+    table: int64 [11, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
     the first. queued: columns of them. producer, consumer: edges between hops, without those that queues imply.
     purpose: of each hop, the queue of its operation, an index into QUEUES. meetings: how many queues of meetings there
-    are. trains: of legs of collectives in pieces, as zbench.simulator.steps.trains.clock has them.
+    are. trains: int64 [n, 2], the legs of collectives that go in pieces and in how many each does. pieces: the seconds
+    of all of them, float64 [pieces], those of one leg after another.
     """
 
     table: Ints
@@ -56,6 +57,7 @@ class Lowered:
     purpose: Ints
     meetings: int
     trains: Ints
+    pieces: Floats
 
     @property
     def busy(self) -> Floats:
@@ -149,13 +151,16 @@ def lower(
     table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wires.topology)
     of_class = np.where(table[CLASS] >= 0, table[CLASS], NVLINK)
     carried = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
-    first, purpose, *columns = hop_columns(table, ops, (seconds, latency), carried, wires.classes)
+    first, purpose, serial, computes, busy, delay = hop_columns(table, ops, (seconds, latency), carried, wires.classes)
+    trains, moved, link = piece_bytes(table)
+    pieces = cost.transfer_seconds(moved, link)
+    if len(trains):
+        busy[trains[:, 0]] = np.add.reduceat(pieces, np.cumsum(trains[:, 1]) - trains[:, 1])
     more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
-    queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], *columns)
+    queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], serial, computes, busy, delay)
     joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
     producer, consumer = needed_edges(*joined, queued, all_queues(cluster))
-    trains = leg_trains(legs.offsets, legs.pieces, first)
-    return Lowered(table, queued, producer, consumer, purpose, int(meetings), trains)
+    return Lowered(table, queued, producer, consumer, purpose, int(meetings), trains, pieces)
 
 
 def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:

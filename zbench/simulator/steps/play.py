@@ -19,12 +19,14 @@ from zbench.simulator.clock import Free, Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.amounts import ATTEND, OPTIMIZER, amounts_of
 from zbench.simulator.steps.breakdown import breakdown
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.repeating import RepeatingLayers
 from zbench.simulator.steps.shortened import longest_stage, with_fewer_layers
 from zbench.simulator.steps.trains.clock import Unless, run_unless
-from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse
+from zbench.simulator.steps.trains.columns import TrainTimeline
+from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, TrainPieces
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 
@@ -96,10 +98,11 @@ def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -
     return _Played.of(StepParts(step, plans, cost), kept).result()
 
 
-def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[StepProgram, Timeline]:
-    """Plays all layers of a step as one program, as a trace shows them; as `play_step` otherwise."""
+def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[HopByHop, Timeline]:
+    """Plays all layers of a step as one program, hop by hop, as a trace shows them; as `play_step` otherwise."""
     played = _Played.of(StepParts(step, plans, cost), step.num_layers)
-    return played.program, played.left_out.timeline
+    apart = played.program.apart
+    return apart, apart.times(played.left_out.timeline)
 
 
 @dataclass
@@ -115,7 +118,7 @@ class _Runs:
         of it, without a timeline."""
         return [Unless(of.looked_at(cut), partial(self._stops, of, cut)) for cut in of.cuts]
 
-    def _stops(self, of: LeftOut, cut: int, timeline: Timeline) -> bool:
+    def _stops(self, of: LeftOut, cut: int, timeline: TrainTimeline) -> bool:
         of = replace(of, timeline=timeline)
         self.agree = self.agree and of.agrees(cut)
         self.tell_all = self.tell_all and RepeatingLayers(of).tells_all(cut)
@@ -190,7 +193,8 @@ class _Played:
         edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
         row, rows = made.hops
         hops = LinkedHops(row, rows.queue_a, rows.queue_b, rows.link_class, made.gpu_queues)
-        use = LinkUse.of(hops, timeline, step.num_gpus, made.trains)
+        pieces = TrainPieces(made.assembled.trains, timeline.begun, timeline.ended)
+        use = LinkUse.of(hops, timeline, step.num_gpus, pieces)
         for first, last in pairwise(edges):
             mine = np.flatnonzero((places == first) | (places < 0))
             mine = mine[np.argsort(ends[mine], kind="stable")]  # they ascend, but for those across pipelines
@@ -226,7 +230,7 @@ def _played(parts: StepParts, kept: int, runs: _Runs | None) -> LeftOut | None:
     short, order, skipped = with_fewer_layers(parts.step, kept)
     made = program(parts, order, short)
     cluster, turn, nothing = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
-    of = LeftOut(made, Timeline(nothing, nothing, nothing), skipped, turn)
+    of = LeftOut(made, TrainTimeline(*5 * [nothing]), skipped, turn)
     timeline = run_unless(made, cluster.num_ranks, Free.of(cluster, made.queues), runs.reasons(of) if runs else [])
     if timeline is None:
         return None

@@ -18,38 +18,24 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
-from zbench.simulator.hop_graph import HopGraph, graph_of
-from zbench.simulator.hops import Hops
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
-from zbench.simulator.steps.expand import QUEUE_A
+from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
-from zbench.simulator.steps.variant import Variant
+from zbench.simulator.steps.variant import PlayedInstance, Variant
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, ITEM_COLUMNS, Step
-
-
-@dataclass(frozen=True)
-class PlayedInstance:
-    """An instance of a program: its entry in the step's order and that one's run, its template, the layer and the
-    variant."""
-
-    entry: int
-    run: int
-    template: int
-    layer: int
-    variant: Variant
 
 
 @dataclass(frozen=True)
 class StepProgram:
     """Hops of instances one after another.
 
-    begin: int64 [instances + 1], where those of each begin. assembled: their columns, what follows each, and trains of
-    the pieces of collectives, as zbench.simulator.steps.trains.clock has them. variants, stacked: those that they are
-    of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are;
+    begin: int64 [instances + 1], where those of each begin. assembled: their columns, what follows each, and which are
+    trains, legs of collectives that go in pieces (zbench.simulator.steps.trains.clock). variants, stacked: those that
+    they are of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are;
     gpu_queues: of a GPU.
     """
 
@@ -80,11 +66,6 @@ class StepProgram:
         """Returns whether no hop of an instance takes a link, as of an optimizer's."""
         return not (self.hops.rows.link_a[self.rows_of(number)] >= 0).any()
 
-    @property
-    def trains(self) -> Ints:
-        """The trains of its collectives."""
-        return self.assembled.trains
-
     @cached_property
     def of_runs(self) -> dict[int, list[int]]:
         """The instances of each run."""
@@ -94,30 +75,9 @@ class StepProgram:
         return found
 
     @cached_property
-    def table(self) -> Ints:
-        """The rows of its hops as in zbench.simulator.steps.expand, with queues of meetings numbered."""
-        found = np.concatenate([one.variant.lowered.table for one in self.instances], axis=1)
-        found[QUEUE_A] = self.hops.rows.queue_a[self.hops.row]
-        return found
-
-    @cached_property
-    def kinds(self) -> Ints:
-        """The kinds of its hops' operations."""
-        return np.concatenate([one.variant.kinds for one in self.instances])
-
-    @cached_property
-    def graph(self) -> HopGraph:
-        """The hops as zbench.simulator.clock plays them, one by one."""
-        table, of, none = self.table, self.assembled.following, np.zeros(0, np.int64)
-        row, rows = self.hops
-        op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, _ = table
-        rank = np.minimum(rank, self.variants[0].of.step.num_gpus - 1)  # CPUs are ready when GPUs are
-        channels, whole = rows.channels[row].astype(np.int64), (rows.slot == rows.channels - 1)[row]
-        ends = queue_a, queue_b, link_a, link_b
-        flags, queues = none.astype(bool), self.gpu_queues
-        parts = Hops(op, rank, *ends, link_class, size, channels, whole, after, none, flags, queues)
-        producer = np.repeat(np.arange(len(whole)), np.diff(of.offsets))
-        return graph_of(parts, rows.busy[row], rows.latency[row], producer, of.followers.astype(np.int64))
+    def apart(self) -> HopByHop:
+        """Its hops one by one, with the pieces of trains."""
+        return HopByHop(self.assembled, self.instances, self.gpu_queues)
 
 
 class VariantTables(NamedTuple):

@@ -107,6 +107,18 @@ class Variant:
         return HopsOfGroups(*hops_of_groups(self.touches, (table[OP], table[IS_LAST], 1), queued, True))
 
 
+@dataclass(frozen=True)
+class PlayedInstance:
+    """An instance of a program: its entry in the step's order and that one's run, its template, the layer and the
+    variant."""
+
+    entry: int
+    run: int
+    template: int
+    layer: int
+    variant: Variant
+
+
 @nb.njit(cache=True)
 def _of_layers(ops, amounts, edges, rows, gone, where):  # type: ignore[no-untyped-def]
     """Returns the operations of a template without the transfers of what is gone, at their places, with their size,

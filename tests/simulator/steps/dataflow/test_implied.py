@@ -43,7 +43,7 @@ def test_a_step_is_played_as_with_all_edges(system: str, channels: int, monkeypa
     assert_same(have, want)
     for name in ("start", "release", "done"):
         assert np.array_equal(getattr(few[1], name), getattr(all_of_them[1], name))
-    assert len(few[0].assembled.following.followers) < 0.9 * len(all_of_them[0].assembled.following.followers)
+    assert len(few[0].of.following.followers) < 0.9 * len(all_of_them[0].of.following.followers)
 
 
 def hops(queue_a: list[int], computes: list[bool], busy: list[float], serial: bool = True) -> QueuedHops:

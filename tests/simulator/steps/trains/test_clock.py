@@ -1,4 +1,4 @@
-"""Pieces of collectives in trains: every hop of a step runs when the plain event loop says, to the last bit."""
+"""Legs of collectives as trains: every hop and piece of a step runs when the plain event loop says, to the last bit."""
 
 from dataclasses import replace
 
@@ -29,18 +29,18 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     short, instances, _ = with_fewer_layers(parts.step, 6)
     made = program(parts, instances, short)
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
-    want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
+    want = run_hops(made.apart.graph, np.zeros(cluster.num_ranks), plain)
     have = run_trains(made, cluster.num_ranks, trains)
     for name in ("start", "release", "done"):
-        assert (getattr(have, name) == getattr(want, name)).all(), name
+        assert (getattr(made.apart.times(have), name) == getattr(want, name)).all(), name
     assert (trains.queues == plain.queues).all()
     assert (trains.links == plain.links).all()
-    pieces = made.trains[:, 2]
-    assert pieces.min() > 1
-    assert pieces.sum() > made.table.shape[1] / 4
-    first, stride, count = made.trains.T
-    last = first + (count - 1) * stride
-    stretched = have.release[last] - have.start[first] > 1.01 * count * made.hops.rows.busy[made.hops.row[first]]
+    hop, _, count, before = made.assembled.trains.T
+    assert count.min() > 1
+    assert count.sum() > made.apart.table.shape[1] / 4
+    assert (before == np.cumsum(count) - count).all()
+    busy = made.hops.rows.busy[made.hops.row[hop]]  # of all pieces of a train
+    stretched = have.release[hop] - have.start[hop] > 1.01 * busy
     assert stretched.any() or zero == "1"  # pieces waited for others
 
 
@@ -85,8 +85,8 @@ def test_late_trains_end_when_their_last_piece_does(late: float) -> None:
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
     for free in (plain, trains):
         free.queues[:] = late
-    want = run_hops(made.graph, np.zeros(cluster.num_ranks), plain)
-    have = run_trains(made, cluster.num_ranks, trains)
+    want = run_hops(made.apart.graph, np.zeros(cluster.num_ranks), plain)
+    have = made.apart.times(run_trains(made, cluster.num_ranks, trains))
     assert (have.done == want.done).all()
     assert have.done.max() > late
 
@@ -101,8 +101,9 @@ def test_computes_that_messages_slow_are_those_of_the_plain_loop() -> None:
         short, instances, _ = with_fewer_layers(parts.step, 4)
         made = program(parts, instances, short)
         free = Free.of(cluster, made.queues)
-        want = run_hops(made.graph, np.zeros(cluster.num_ranks), free)
+        want = run_hops(made.apart.graph, np.zeros(cluster.num_ranks), free)
         have = run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues))
-        assert (have.done == want.done).all()
+        apart = made.apart.times(have)
+        assert all((getattr(apart, name) == getattr(want, name)).all() for name in ("start", "release", "done"))
         seconds.append(have.done.max())
     assert seconds[0] < seconds[1] < 1.2 * seconds[0]

@@ -1,12 +1,12 @@
 """The clock of whole steps: zbench.simulator.clock's, to the last bit, with the pieces of collectives played in trains.
 
-Most hops of a step are pieces of its gathers and reductions. Those of one leg follow one another on one port, and
-nobody waits for any but the last: a **train**. Its pieces are not events of the loop. When a message wants the port,
-the pieces that came before the message are played then, in the order in which the loop would have; the rest, no sooner
-than somebody asks again. A train's last piece is an event, entered for the soonest that it can be and entered again as
-long as that turns out to be too soon. Hops that take no link, computes and meetings, are no events either: when they
-run is known as soon as they wait for nothing more. Where messages slow computes (Device.compute_slowdown), each piece
-does so as it begins: there all hops are events, in the other loop.
+A leg of a gather or a reduction goes in pieces, dozens of them, that follow one another on one port, and nobody waits
+for any but the last: a **train**, one hop of a program. Its pieces are not events of the loop. When a message wants the
+port, the pieces that came before the message are played then, in the order in which the loop would have; the rest, no
+sooner than somebody asks again. A train's last piece is an event, entered for the soonest that it can be and entered
+again as long as that turns out to be too soon. Hops that take no link, computes and meetings, are no events either:
+when they run is known as soon as they wait for nothing more. Where messages slow computes (Device.compute_slowdown),
+each piece does so as it begins: there all pieces are hops, and all hops are events, in the other loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,29 @@ from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.steps.trains.columns import AssembledHops
+from zbench.simulator.steps.trains.columns import AssembledHops, TrainTimeline
 from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
+class HopByHop(Protocol):
+    """The hops of a program as zbench.simulator.clock plays them, pieces one by one."""
+
+    @property
+    def graph(self) -> HopGraph: ...
+
+    def together(self, apart: Timeline) -> TrainTimeline:
+        """Returns when the hops of the program run, of when these do."""
+        ...
+
+
 class TrainProgram(Protocol):
-    """A program with trains. assembled: its columns; graph: the same as zbench.simulator.clock plays it."""
+    """A program with trains. assembled: its columns."""
 
     @property
     def assembled(self) -> AssembledHops: ...
 
     @property
-    def graph(self) -> HopGraph: ...
+    def apart(self) -> HopByHop: ...
 
 
 @dataclass(frozen=True)
@@ -40,33 +51,32 @@ class Unless:
     """A reason to stop. hops: when they have ended, `stops` is asked, of the times so far."""
 
     hops: Ints
-    stops: Callable[[Timeline], bool]
+    stops: Callable[[TrainTimeline], bool]
 
 
-def run_trains(of: TrainProgram, num_ranks: int, free: Free) -> Timeline:
-    """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does.
+def run_trains(of: TrainProgram, num_ranks: int, free: Free) -> TrainTimeline:
+    """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does with the
+    pieces of trains one by one.
 
-    Trains are int64 [n, 3], (first hop, hops from a piece to the next, at least two pieces): hops of one rank, with all
-    channels of the same queues and of both directions of one port, of which none waits for anything but the one before
-    and the first for others. free: changed in place.
+    A train takes all channels of its queues and of both directions of one port. free: changed in place.
     """
     found = run_unless(of, num_ranks, free, ())
     assert found is not None
     return found
 
 
-def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> Timeline | None:
+def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> TrainTimeline | None:
     """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
     if free.slowdown != 1:
-        return run_hops(of.graph, np.zeros(num_ranks), free)
+        return of.apart.together(run_hops(of.apart.graph, np.zeros(num_ranks), free))
     made = of.assembled
-    hops, following, trains = made.hops, made.following, made.trains
+    hops, following, trains = made.hops, made.following, (made.trains, made.pieces)
     waits = made.waits.copy()
     longest, ends = free.longest_waiting, (free.queues, free.links)
-    times, state, heap, size = _begun(hops, waits, trains, ends, longest)
-    flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), Timeline(*times)
+    times, state, heap, size = _begun(hops, waits, made.trains, ends, longest)
+    flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), TrainTimeline(*times)
     for one in reasons:
-        watched = _watched(one.hops, timeline.done, trains)
+        watched = _watched(one.hops, timeline.done)
         size = _play(hops, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
         if one.stops(timeline):
             return None
@@ -75,16 +85,11 @@ def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[U
 
 
 @nb.njit(cache=True)
-def _watched(hops, done, trains):  # type: ignore[no-untyped-def]
-    """Tells which of some hops have not ended, bool [all hops], of a train its last piece alone: the others end before
-    it, and are no events."""
+def _watched(hops, done):  # type: ignore[no-untyped-def]
+    """Tells which of some hops have not ended, bool [all hops]."""
     found = np.zeros(len(done), np.bool_)
     for hop in hops:
         found[hop] = not np.isfinite(done[hop])
-    for train in range(len(trains)):
-        first, stride, count = trains[train]
-        for piece in range(count - 1):
-            found[first + piece * stride] = False
     return found
 
 
@@ -121,20 +126,20 @@ def _let_go(hop, begin, hops, following, state, queue_free, heap, size):  # type
 
 @nb.njit(cache=True)
 def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
-    """Returns the train that each hop is the first or last piece of, -1 of others, and the state of `settle_port`."""
+    """Returns the train that each hop is, -1 of others, and the state of `settle_port`, with a piece before the first
+    of trains that nobody has asked for."""
     train_of = np.full(num_hops, -1, np.int32)
     for train in range(len(trains)):
         train_of[trains[train, 0]] = train
-        train_of[trains[train, 0] + (trains[train, 2] - 1) * trains[train, 1]] = train
     front, behind = np.full(links // 2 + 1, -1, np.int64), np.full(len(trains), -1, np.int64)
-    piece, when, since = np.zeros(len(trains), np.int64), np.zeros(len(trains)), np.zeros(len(trains))
+    piece, when, since = np.full(len(trains), -1, np.int64), np.zeros(len(trains)), np.zeros(len(trains))
     return train_of, (front, behind, piece, when, since)
 
 
 @nb.njit(cache=True)
 def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns (start, release, done), (when hops are ready, what `_started` returns, and the stack of hops without
-    links that wait for nothing), and the heap of the others that do with its size."""
+    """Returns the columns of TrainTimeline, (when hops are ready, what `_started` returns, and the stack of hops
+    without links that wait for nothing), and the heap of the others that do with its size."""
     num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
@@ -151,15 +156,20 @@ def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
         elif waits[hop] == 0:
             size = push_event(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
     train_of, state = _started(num_hops, trains, len(free[1]))
-    return (start, release, done), (ready, train_of, state, stack), heap, size
+    pieces = 0
+    for train in range(len(trains)):
+        pieces += trains[train, 2]
+    return (start, release, done, np.empty(pieces), np.empty(pieces)), (ready, train_of, state, stack), heap, size
 
 
 @nb.njit(**ENTERED_IN_PLACE)
 def _play(hops, following, flow, times, of_trains, free, events, watched):  # type: ignore[no-untyped-def]
     """Runs hops until none is left, or those that are watched have ended; returns the size of the heap. flow: state of
-    `_let_go`. of_trains: trains, and what `_started` returns. watched: bool [hops], or [0]: none."""
-    start, release, done = times
+    `_let_go`. of_trains: trains and their pieces' seconds, and what `_started` returns. watched: bool [hops], or [0]:
+    none."""
+    start, release, done, begun, _ = times
     trains, train_of, state = of_trains
+    table = trains[0]
     front, behind, piece, when, since = state
     (queue_free, link_free), ready, longest_waiting, stack = free, flow[1], flow[4], flow[5]
     (heap, size), left = events, np.int64(0)
@@ -184,14 +194,14 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
             mine, train = row[hop], train_of[hop]
             a, b, k, s = rows.link_a[mine], rows.link_b[mine], rows.channels[mine], rows.slot[mine]
             if train >= 0:
-                if hop == trains[train, 0]:
-                    when[train], since[train] = begin, waited
+                if piece[train] < 0:
+                    piece[train], when[train], since[train] = 0, begin, waited
                     behind[train], front[a // 2] = front[a // 2], train
                 if settle_port(a // 2, event, hops, trains, state, link_free, times, longest_waiting) != train:
-                    size = push_event(heap, size, last_event(train, trains, piece, when, since, hops))
+                    size = push_event(heap, size, last_event(train, trains, state))
                     continue
                 leave_port(a // 2, train, front, behind)
-                begin = start[hop]
+                begin = begun[table[train, 3] + table[train, 2] - 1]
             else:
                 for link in (a, b):
                     if link >= 0 and front[link // 2] >= 0:

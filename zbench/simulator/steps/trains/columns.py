@@ -1,11 +1,13 @@
-"""Columns of the hops of a program, as narrow as what they hold."""
+"""Columns of the hops of a program, as narrow as what they hold, and of when they run."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.simulator.clock import Timeline
 
 Narrow = NDArray[np.int32]
 Bytes = NDArray[np.int8]
@@ -45,10 +47,24 @@ class NarrowFollowers(NamedTuple):
 
 
 class AssembledHops(NamedTuple):
-    """The hops of a program, what follows each, how many edges and hops before it in its queues each waits for, and the
-    trains of its collectives."""
+    """The hops of a program, what follows each, and how many edges and hops before it in its queues each waits for.
+
+    trains: hops that go in several pieces, int64 [n, 4]: the hop, where its pieces begin in `pieces`, how many it has,
+    and how many the trains before it have together. pieces: seconds that each keeps its port, once for all instances of
+    a variant.
+    """
 
     hops: ProgramHops
     following: NarrowFollowers
     waits: Narrow
     trains: Ints
+    pieces: Floats
+
+
+@dataclass(frozen=True)
+class TrainTimeline(Timeline):
+    """When every hop runs; of a train, from the begin of its first piece to the end of its last. begun, ended: when
+    pieces begin and end, seconds [pieces], those of one train after another."""
+
+    begun: Floats
+    ended: Floats

@@ -13,7 +13,17 @@ from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 
 Column = NDArray[np.signedinteger[Any]]
-NO_TRAINS: Ints = np.zeros((0, 3), np.int64)
+
+
+class TrainPieces(NamedTuple):
+    """Trains (zbench.simulator.steps.trains.columns.AssembledHops), and when their pieces begin and end."""
+
+    trains: Ints
+    begun: Floats
+    ended: Floats
+
+
+_NO_TRAINS = TrainPieces(np.zeros((0, 4), np.int64), np.zeros(0), np.zeros(0))
 
 
 class Occupancy(NamedTuple):
@@ -40,8 +50,8 @@ class LinkedHops(NamedTuple):
 
 
 class _Moves(NamedTuple):
-    """Hops that transfer, but for those joined to the one before them: when each begins and ends, with the pieces that
-    follow it at once, the GPUs at its ends (-1: a host), and whether it goes across nodes."""
+    """Hops that transfer, of trains the stretches of pieces that follow one another at once: when each begins and ends,
+    the GPUs at its ends (-1: a host), and whether it goes across nodes."""
 
     begin: Floats
     end: Floats
@@ -60,7 +70,7 @@ class _Busy(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkUse:
-    """The use of GPUs' links while hops are played. moves: hops that transfer; order: their numbers in the order in
+    """The use of GPUs' links while hops are played. moves: what transfers; order: their numbers in the order in
     which they begin. busy: when GPUs compute."""
 
     moves: _Moves
@@ -68,14 +78,9 @@ class LinkUse:
     busy: _Busy
 
     @staticmethod
-    def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, trains: Ints = NO_TRAINS) -> "LinkUse":
-        """Reads hops that were played.
-
-        trains: as zbench.simulator.steps.trains.clock has them; pieces that follow one another at once are one transfer
-        here.
-        """
-        joined, end = _joined(trains, timeline.start, timeline.release)
-        moves, busy = _parted(hops, joined, (timeline.start, end), num_gpus)
+    def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, pieces: TrainPieces = _NO_TRAINS) -> "LinkUse":
+        """Reads hops that were played, and the pieces of those that are trains."""
+        moves, busy = _parted(hops, pieces, (timeline.start, timeline.release), num_gpus)
         # Which of several that begin at one moment is first makes no difference, so the quicker sort will do.
         return LinkUse(_Moves(*moves), np.argsort(moves[0]), _Busy(*busy))
 
@@ -87,56 +92,54 @@ class LinkUse:
 
 
 @nb.njit(cache=True)
-def _parted(hops, joined, times, gpus):  # type: ignore[no-untyped-def]
+def _parted(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
     """Returns the columns of _Moves, in the order of hops, and of _Busy. times: when hops begin and end."""
     row, queue_a, _, link_class, queues = hops
+    trains, begun, ended = pieces
     bounds, count = np.zeros(gpus + 1, np.int64), 0
     for hop in range(len(row)):
         if link_class[row[hop]] >= 0:
-            count += not joined[hop]
+            count += 1
         elif 0 <= queue_a[row[hop]] < gpus * queues:
             bounds[queue_a[row[hop]] // queues + 1] += 1
+    train_of = np.full(len(row), -1, np.int32)
+    for train in range(len(trains)):
+        train_of[trains[train, 0]] = train
+        for at in range(trains[train, 3] + 1, trains[train, 3] + trains[train, 2]):
+            count += begun[at] > ended[at - 1]
     for gpu in range(gpus):
         bounds[gpu + 1] += bounds[gpu]
     moves = np.empty(count), np.empty(count), np.empty(count, np.int32), np.empty(count, np.int32)
     across, busy = np.empty(count, np.bool_), (np.empty(bounds[gpus]), np.empty(bounds[gpus]))
-    _put_apart(hops, joined, times, gpus, (*moves, across), (*busy, bounds[:-1].copy()))
+    _put_apart(hops, pieces, train_of, times, gpus, (*moves, across), (*busy, bounds[:-1].copy()))
     return (*moves, across), (*busy, bounds)
 
 
 @nb.njit(**IN_PLACE)
-def _put_apart(hops, joined, times, gpus, moves, busy):  # type: ignore[no-untyped-def]
-    """Writes the columns of `_parted`. busy: with where the next compute of each GPU goes."""
+def _put_apart(hops, pieces, train_of, times, gpus, moves, busy):  # type: ignore[no-untyped-def]
+    """Writes the columns of `_parted`. train_of: the train that each hop is, -1 of others. busy: with where the next
+    compute of each GPU goes."""
     (row_of, queue_a, queue_b, link_class, queues), (start, end) = hops, times
     (begin, until, first, second, across), (since, release, fill), at = moves, busy, 0
     for hop in range(len(row_of)):
-        row = row_of[hop]
+        row, train = row_of[hop], train_of[hop]
         if link_class[row] >= 0:
-            if not joined[hop]:
+            now = pieces.trains[train, 3] if train >= 0 else -1
+            stop = now + pieces.trains[train, 2] if train >= 0 else 0
+            while now < stop:
                 begin[at], until[at], across[at] = start[hop], end[hop], link_class[row] == NIC
+                if train >= 0:
+                    begin[at] = pieces.begun[now]
+                    while now + 1 < stop and pieces.begun[now + 1] <= pieces.ended[now]:
+                        now += 1
+                    until[at] = pieces.ended[now]
                 first[at] = queue_a[row] // queues if queue_a[row] >= 0 else -1
                 second[at] = queue_b[row] // queues if queue_b[row] >= 0 else -1
-                at += 1
+                at, now = at + 1, now + 1
         elif 0 <= queue_a[row] < gpus * queues:
             gpu = queue_a[row] // queues
             since[fill[gpu]], release[fill[gpu]] = start[hop], end[hop]
             fill[gpu] += 1
-
-
-@nb.njit(cache=True)
-def _joined(trains, start, release):  # type: ignore[no-untyped-def]
-    """Returns which hops are pieces that begin as the one before them ends, and when each hop ends with those that
-    follow it so."""
-    joined, end = np.zeros(len(start), np.bool_), release.copy()
-    for train in range(len(trains)):
-        first, stride, count = trains[train]
-        head = first
-        for hop in range(first + stride, first + count * stride, stride):
-            if start[hop] <= end[head]:
-                joined[hop], end[head] = True, release[hop]
-            else:
-                head = hop
-    return joined, end
 
 
 @nb.njit(**IN_PLACE)

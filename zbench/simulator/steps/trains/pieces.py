@@ -12,38 +12,40 @@ _SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers come
 def settle_port(port, event, hops, trains, state, links, times, longest_waiting):  # type: ignore[no-untyped-def]
     """Plays the pieces of a port's trains that are served before an event; returns the train that ended, or -1.
 
-    state: on each port the first train under way, of each train the next one there, the next piece, when it can begin
-    and since when it waits.
+    trains: as AssembledHops has them, and the seconds of pieces. state: on each port the first train under way, of each
+    train the next one there, the next piece, when it can begin and since when it waits.
     """
     front, behind, piece, when, since = state
-    start, release, done = times
-    row, rows = hops
+    start, release, done, begun, ended = times
+    (row, rows), (table, seconds) = hops, trains
     while True:
-        best, hop = -1, -1
-        one = front[port]
+        best, one = -1, front[port]
         while one >= 0:
-            number = trains[one, 0] + piece[one] * trains[one, 1]
-            if best < 0 or comes_before((when[one], since[one], number), (when[best], since[best], hop)):
-                best, hop = one, number
+            mine = when[one], since[one], table[one, 0]
+            if best < 0 or comes_before(mine, (when[best], since[best], table[best, 0])):
+                best = one
             one = behind[one]
-        if best < 0 or not comes_before((when[best], since[best], hop), event):
+        if best < 0 or not comes_before((when[best], since[best], table[best, 0]), event):
             return -1
-        mine = row[hop]
-        a, b, k = rows.link_a[mine], rows.link_b[mine], rows.channels[mine]
+        hop, number = table[best, 0], piece[best]
+        of = row[hop]
+        a, b, k = rows.link_a[of], rows.link_b[of], rows.channels[of]
         both = max(links[a, k - 1], links[b, k - 1])
         if both > when[best]:
             when[best] = both
             continue
-        start[hop] = when[best]
-        release[hop] = start[hop] + rows.busy[mine]
-        done[hop] = release[hop] + rows.latency[mine]
+        begin = when[best]
+        end = begin + seconds[table[best, 1] + number]
+        begun[table[best, 3] + number], ended[table[best, 3] + number] = begin, end
         for channel in range(k):
-            links[a, channel] = release[hop]
-            links[b, channel] = release[hop]
-        piece[best] += 1
-        when[best] = release[hop]
-        since[best] = release[hop] if longest_waiting else 0.0
-        if piece[best] == trains[best, 2]:
+            links[a, channel] = end
+            links[b, channel] = end
+        if number == 0:
+            start[hop] = begin
+        piece[best], when[best] = number + 1, end
+        since[best] = end if longest_waiting else 0.0
+        if number + 1 == table[best, 2]:
+            release[hop], done[hop] = end, end + rows.latency[of]
             return best
 
 
@@ -60,16 +62,17 @@ def leave_port(port, train, front, behind):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**IN_PLACE)
-def last_event(train, trains, piece, when, since, hops):  # type: ignore[no-untyped-def]
-    """Returns the event of a train's last piece: as it is, or for the soonest that it can be."""
-    first, stride, count = trains[train]
-    hop = first + (count - 1) * stride
+def last_event(train, trains, state):  # type: ignore[no-untyped-def]
+    """Returns the event of a train's last piece: as it is, or for the soonest that it can be. trains, state: as of
+    `settle_port`."""
+    _, _, piece, when, since = state
+    table, seconds = trains
+    hop, first, count = table[train, 0], table[train, 1], table[train, 2]
     left = count - 1 - piece[train]
     if left == 0:
         return when[train], since[train], hop
-    row, busy = hops.row, hops.rows.busy
-    least = min(busy[row[first]], busy[row[hop]])
-    for at in range(count - left - 1, count - 1):
-        least = min(least, busy[row[first + at * stride]])
+    least = seconds[first + count - 1]
+    for at in range(first + piece[train], first + count - 1):
+        least = min(least, seconds[at])
     soonest = (when[train] + left * least) * _SOONER
     return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
