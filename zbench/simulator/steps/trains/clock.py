@@ -25,7 +25,7 @@ from zbench.simulator.steps.trains.columns import AssembledHops, TrainTimeline
 from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
-class HopByHop(Protocol):
+class HopsApart(Protocol):
     """The hops of a program as zbench.simulator.clock plays them, pieces one by one."""
 
     @property
@@ -43,7 +43,7 @@ class TrainProgram(Protocol):
     def assembled(self) -> AssembledHops: ...
 
     @property
-    def apart(self) -> HopByHop: ...
+    def apart(self) -> HopsApart: ...
 
 
 @dataclass(frozen=True)
