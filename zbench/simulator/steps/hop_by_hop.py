@@ -39,7 +39,7 @@ class HopByHop:
 
     @cached_property
     def begin(self) -> Ints:
-        """Where the hops of each instance begin, and one more for the end, int64 [instances + 1]."""
+        """The first hop of each instance, and one more for the end, int64 [instances + 1]."""
         sizes = [one.variant.lowered.table.shape[1] for one in self.instances]
         return np.asarray(self.first[np.concatenate([[0], np.cumsum(sizes)])])
 

@@ -76,7 +76,7 @@ class StepProgram:
 
     @cached_property
     def apart(self) -> HopByHop:
-        """Its hops one by one, with the pieces of trains."""
+        """The hops one by one, with the pieces of trains."""
         return HopByHop(self.assembled, self.instances, self.gpu_queues)
 
 
