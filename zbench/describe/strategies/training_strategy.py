@@ -9,7 +9,7 @@ from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, FLAT, PLANNED, SEQUENTIAL, Experts
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, RECOMPUTE, WHOLE
+from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.strategy import (
     ADAPTIVE,
@@ -63,14 +63,6 @@ class TrainingStrategy:
             )
         stages = self.parallel.pipeline_parallel
         self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
-        for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
-            tokens = getattr(self.memory, name)
-            if method != NONE and tokens not in (WHOLE, AUTO):
-                raise ValueError(
-                    f"memory.{name} is {tokens} and overlap.method {method}, which cuts tokens its own way; beside it "
-                    f"memory.{name} takes {WHOLE}"
-                )
-
         for key, degree in self.parallel.degrees.items() if self.sync.in_rounds else ():
             if degree > 1:
                 raise ValueError(
