@@ -146,7 +146,7 @@ class TorchWholeStep:
         """The steps that plans become where workers come together in rounds."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster)
+        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts)
 
     @property
     def first_step(self) -> int:

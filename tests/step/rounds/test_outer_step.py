@@ -31,7 +31,7 @@ STREAMING = RoundSync(STREAMING_DILOCO, 4, fragments=2, delay=3)
 
 
 def made(kind: str, gpus: int = 4, worker: int = 2, stage: str = "none", outside: bool = True) -> Step:
-    return outer_step(MODEL, OuterParameters.of(MODEL, gpus, worker, stage), kind, outside)
+    return outer_step(MODEL, OuterParameters.of(MODEL, (gpus, worker), stage), kind, outside)
 
 
 @pytest.mark.parametrize("kind", PHASES)
@@ -45,7 +45,7 @@ def test_every_shape_of_workers(kind: str, gpus: int, worker: int) -> None:
 
 def test_outer_parameters_are_divided_over_all_gpus() -> None:
     """Each element has one home, of the GPUs that have its share inside their workers; all have about as many."""
-    of = OuterParameters.of(MODEL, 8, 2, "1")
+    of = OuterParameters.of(MODEL, (8, 2), "1")
     held = np.zeros(8)
     for weight, (sizes, _) in of.shards.items():
         np.add.at(held, of.home(weight), sizes)
