@@ -378,20 +378,23 @@ def test_one_fragment_at_once_is_diloco() -> None:
 
 
 @pytest.mark.parametrize(
-    "sync",
+    ("sync", "experts"),
     [
-        RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"),
-        RoundSync(STREAMING_DILOCO, 3, "rank", momentum=0.4, fragments=2, delay=2, mixing=0.5),
+        (RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"), 1),
+        (RoundSync(STREAMING_DILOCO, 3, "rank", momentum=0.4, fragments=2, delay=2, mixing=0.5), 1),
+        (RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5), 2),
     ],
-    ids=lambda sync: sync.method,
+    ids=lambda one: getattr(one, "method", one),
 )
-def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, tmp_path: Path) -> None:
-    """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint."""
-    cost = cost_of(2, 1)
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, experts: int, tmp_path: Path) -> None:
+    """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint; so do slices of
+    experts."""
+    cost = cost_of(2, experts, MOE if experts > 1 else MODEL)
     system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
 
     def losses(steps: range, **settings: Any) -> list[float | None]:
-        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=ADAMW, **settings)
+        of = {"sync": sync, "optimizer": ADAMW, "expert_parallel": experts}
+        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
         try:
             assert executor.start().first_step == steps.start
             batches = [WORKLOAD.batch(step) for step in steps]
@@ -403,7 +406,10 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, tmp_p
     assert losses(range(5, 9), resume=folder) == whole[5:]
     other = replace(sync, steps=4)
     with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 4$"):
-        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, resume=folder)
+        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, expert_parallel=experts, resume=folder)
+    if experts > 1:
+        with pytest.raises(ValueError, match=r"its run had parallel.expert_parallel 2, and this one has 1$"):
+            TorchWholeStep(cost, WORKLOAD, seed=3, sync=sync, optimizer=ADAMW, resume=folder)
 
 
 def test_what_has_no_dense_model_is_not_checked_against_one() -> None:

@@ -237,7 +237,9 @@ class TorchWholeStep:
         """Returns what every rank is told."""
         exact = any(check in LIMITS for check in self.check)
         optimizer = AdamW(**self.optimizer)
-        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync)
+        own = self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync
+        degrees = self.expert_parallel, self.expert_tensor_parallel
+        return StepJob(*own, experts=self.experts, expert_gpus=degrees)
 
     @property
     def modelled(self) -> DeviceSeconds:
