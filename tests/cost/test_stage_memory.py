@@ -126,8 +126,10 @@ def test_layers_that_are_not_recomputed_are_gone_when_others_are(recompute: str)
         assert found.max() >= 0.99 * reckoned.max()
 
 
-def test_inputs_on_hosts_are_two_at_a_time() -> None:
-    cost = job(1000, num_layers=8, recompute="full", offload="inputs", sharding="zero1")
+@pytest.mark.parametrize("layers", ["all", 7, 6, 3, 1])
+def test_inputs_on_hosts_are_two_at_a_time(layers: int | str) -> None:
+    """And those of other layers are all there."""
+    cost = job(1000, num_layers=8, recompute="full", offload="inputs", offload_layers=layers, sharding="zero1")
     host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e12}
     reckoned, found = reckoned_and_found(replace(cost, cluster=replace(cost.cluster, **host)), 4096, 3)
     assert (found <= reckoned).all()
