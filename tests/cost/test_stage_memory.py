@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.step.test_exchanges import HOWS
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
@@ -102,6 +103,21 @@ def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
         reckoned, found = reckoned_and_found(job(vocab, num_layers=3, **model), 2048, 3)
         assert (found <= reckoned).all()
         assert found.max() >= 0.99 * reckoned.max()
+
+
+@pytest.mark.parametrize("how", ["sliced 2", "async_tp", "commfuse", "query_split 3"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "chunked", "full"])
+def test_chunks_beside_exchanges_need_no_more_than_is_reckoned(recompute: str, how: str) -> None:
+    """Planners reckon a group's exchanges whole, and gates and products of a chunk."""
+    for sharding in ("zero1", "zero3"):
+        of = {"recompute": recompute, "sharding": sharding, "mlp_chunk_tokens": CHUNK, "loss_chunk_tokens": AUTO}
+        cost = job(1000, num_layers=3, tensor_parallel=2, **of)
+        batch = Batch(np.full(3 * cost.cluster.num_ranks, 2048), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=2048).plan(batch)
+        found = np.array(Simulated(cost, exchanges=HOWS[how]).step(batch, plans).peak_bytes, np.float64)
+        reckoned = peak_bytes(plans, cost) / cost.tp
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1"])

@@ -9,8 +9,8 @@ from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.model import NONE as NOWHERE
+from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.strategy import (
     ADAPTIVE,
     CHUNKED,

@@ -44,7 +44,8 @@ class ProvenSteps:
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
-    layers, None: as the model says. offloaded: of each plan, how many first layers' inputs are in host memory, likewise.
+    layers, None: as the model says. offloaded: of each plan, how many first layers' inputs are in host memory,
+    likewise.
 
     Raises:
         ValueError: there are no such steps.

@@ -43,9 +43,7 @@ def _state_bytes(model: Model, cluster: Cluster) -> int:
     return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
 
 
-def check_host_room(
-    model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster, layers: Sequence[int]
-) -> None:
+def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster, layers: Sequence[int]) -> None:
     """Refuses inputs of layers for which a node's host memory has no room. degree: GPUs of a plan's rank; cluster: of
     GPUs; layers: of each plan, whose inputs go there.
 

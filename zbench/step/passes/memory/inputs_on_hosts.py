@@ -9,7 +9,6 @@ back. Then forwards that send and backwards that bring are templates of their ow
 """
 
 from collections.abc import Sequence
-
 from dataclasses import replace
 
 import numpy as np
@@ -56,17 +55,17 @@ def with_inputs_on_hosts(step: Step, gpus_per_node: int, layers: Sequence[int]) 
                 order = _in_two(order, at, count + _CUT[name], len(templates))
                 templates.append(here)
         layouts.append(replace(layout, lists=of.lists.lists()))
-    return replace(
-        step, num_hosts=num_hosts, layouts=tuple(layouts), templates=tuple(templates), order=tuple(order)
-    )
+    return replace(step, num_hosts=num_hosts, layouts=tuple(layouts), templates=tuple(templates), order=tuple(order))
 
 
 def _in_two(order: Sequence[Instance], template: int, cut: int, below: int) -> list[Instance]:
     """Returns an order in which a template's instances of layers below a cut are another template's."""
     found = list[Instance]()
     for one in order:
-        parts = one.parts([cut]) if one.template == template else [one]
-        found += [replace(part, template=below) if one.template == template and part.layer < cut else part for part in parts]
+        if one.template == template:
+            found += [replace(part, template=below if part.layer < cut else template) for part in one.parts([cut])]
+        else:
+            found.append(one)
     return found
 
 

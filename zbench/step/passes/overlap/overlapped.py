@@ -47,9 +47,7 @@ def _apart(relation: Relation) -> Relation:
     return queries_apart(relation) if relation.name == "visible" else relation
 
 
-def _changed(
-    template: Template, layout: StepLayout, cut: tuple[ListTable, Ints], overlap: ExchangeOverlap
-) -> Template:
+def _changed(template: Template, layout: StepLayout, cut: tuple[ListTable, Ints], overlap: ExchangeOverlap) -> Template:
     """Returns a template with its segments as `overlap` says. cut: the table of lists, which gets those of slices, and
     the chunks of memory of each GPU."""
     rows: list[Row] = template.operations.table.tolist()
