@@ -127,16 +127,23 @@ def _fullest(lengths: Ints, degree: Ints, places: Ints, ranks: int) -> float:
 
 
 def balanced(
-    lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR, room: float = np.inf
+    lengths: Ints,
+    tokens: Ints | list[int],
+    cost: Cost,
+    backward: Mode,
+    near: float = NEAR,
+    room: float = np.inf,
+    held: Ints | None = None,
 ) -> RingAssignment:
     """Returns the layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`;
     of those within `near` times that the one with least to do in all. Where some leave every rank at most `room`
-    tokens, one of them."""
+    tokens, one of them. held: of each sequence the most tokens that a rank has of it, None: C alone says that."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
     # Deal the shares for every C, the largest first.
     for cut in np.asarray(tokens).tolist():
-        degree = np.minimum(-(-lengths // cut), ranks)
+        most = cut if held is None else np.minimum(cut, held)
+        degree = np.minimum(-(-lengths // most), ranks)
         load = share_seconds(lengths, degree, cost, backward)
         places, total = _deal(load, degree, np.lexsort((-degree, -load)), ranks, node)
         network = nic_seconds(lengths, degree, places, cost, backward)

@@ -4,7 +4,8 @@ One ring over all ranks for the longest sequence, a few ranks for a shorter one,
 ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
 another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
 (PP-balance, zbench.systems.bytescale.slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
-published; what is left out (offloading) and what is derived is told in docs/systems/bytescale.md.
+published. Where inputs of layers wait in host memory, so that a rank holds more of a sequence, that is
+zbench.systems.bytescale.offload. What is derived is told in docs/systems/bytescale.md.
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.bytescale.balance import RingAssignment, balanced, cuts, share_seconds
+from zbench.systems.bytescale.offload import held_tokens
 from zbench.systems.bytescale.slots import even, filled_seconds, micro_batch_counts, split_by_room
 from zbench.systems.common.best_fit import best_fit
 from zbench.systems.common.micro_batches import fitting, need_bytes
@@ -130,8 +132,9 @@ class ByteScale:
         if not self.balance_micro_batches:
             return self._in_turn(lengths, most)
         tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]
-        held = room if self._one_by_one else np.inf
-        return balanced(lengths, tokens, self.cost, self.received_kv, room=held)
+        least = room if self._one_by_one else np.inf
+        held = held_tokens(lengths, self.cost)
+        return balanced(lengths, tokens, self.cost, self.received_kv, room=least, held=held)
 
     def _together(self, lengths: Ints, seqs: Ints, room: int) -> Iterator[Plan]:
         """Plans of all `seqs` at once, the next ones with less room: what is received is not in it."""
@@ -190,7 +193,8 @@ class ByteScale:
     def _in_turn(self, lengths: Ints, cut: int) -> RingAssignment:
         """Lays long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
         ranks = self.cost.cluster.num_ranks
-        degree = np.minimum(-(-lengths // cut), ranks)
+        held = held_tokens(lengths, self.cost)
+        degree = np.minimum(-(-lengths // (cut if held is None else np.minimum(cut, held))), ranks)
         short = np.flatnonzero(degree == 1)
         unit = np.arange(len(lengths))
         if len(short):

@@ -57,7 +57,7 @@ def feed_forward_ratios(worlds: Sequence[str]) -> list[Ratio]:
     for world, cost in _costs(cluster, Model("m", 1, HIDDEN, 8, 8, 128, COLUMNS, 1000), worlds):
 
         def seconds(how: ExchangeOverlap, of: Cost = cost) -> float:
-            return play_step(with_exchanges(read_step(feed_forward()), how), (), of).seconds
+            return play_step(with_exchanges(read_step(feed_forward()), how, [np.ones(4, np.int64)]), (), of).seconds
 
         none, ring = seconds(WHOLE), seconds(RING)
         values = none / ring, seconds(sliced(8)) / ring, none / seconds(DIRECT)

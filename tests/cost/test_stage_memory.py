@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.step.test_exchanges import HOWS
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
@@ -104,6 +105,21 @@ def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
         assert found.max() >= 0.99 * reckoned.max()
 
 
+@pytest.mark.parametrize("how", ["sliced 2", "async_tp", "commfuse", "query_split 3"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "chunked", "full"])
+def test_chunks_beside_exchanges_need_no_more_than_is_reckoned(recompute: str, how: str) -> None:
+    """Planners reckon a group's exchanges whole, and gates and products of a chunk."""
+    for sharding in ("zero1", "zero3"):
+        of = {"recompute": recompute, "sharding": sharding, "mlp_chunk_tokens": CHUNK, "loss_chunk_tokens": AUTO}
+        cost = job(1000, num_layers=3, tensor_parallel=2, **of)
+        batch = Batch(np.full(3 * cost.cluster.num_ranks, 2048), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=2048).plan(batch)
+        found = np.array(Simulated(cost, exchanges=HOWS[how]).step(batch, plans).peak_bytes, np.float64)
+        reckoned = peak_bytes(plans, cost) / cost.tp
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
 @pytest.mark.parametrize("sharding", ["none", "zero1"])
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_stages_hold_what_is_under_way(recompute: str, chunk: int | str, sharding: str) -> None:
@@ -126,8 +142,10 @@ def test_layers_that_are_not_recomputed_are_gone_when_others_are(recompute: str)
         assert found.max() >= 0.99 * reckoned.max()
 
 
-def test_inputs_on_hosts_are_two_at_a_time() -> None:
-    cost = job(1000, num_layers=8, recompute="full", offload="inputs", sharding="zero1")
+@pytest.mark.parametrize("layers", ["all", 7, 6, 3, 1])
+def test_inputs_on_hosts_are_two_at_a_time(layers: int | str) -> None:
+    """And those of other layers are all there."""
+    cost = job(1000, num_layers=8, recompute="full", offload="inputs", offload_layers=layers, sharding="zero1")
     host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e12}
     reckoned, found = reckoned_and_found(replace(cost, cluster=replace(cost.cluster, **host)), 4096, 3)
     assert (found <= reckoned).all()

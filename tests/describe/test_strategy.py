@@ -299,11 +299,9 @@ def test_optimizer_state_is_in_one_hosts_memory(sharding: str, stages: int) -> N
 
 
 @pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])
-def test_chunks_and_slices_of_exchanges_exclude_each_other(memory: TrainingMemory) -> None:
+def test_chunks_go_beside_slices_of_exchanges(memory: TrainingMemory) -> None:
     parts = Sharding("none"), Recompute("none"), memory, Parallel(2), ExchangeOverlap(SLICED, 2), Experts()
-    told = r"^memory.(mlp|loss)_chunk_tokens is 64 and overlap.method sliced, .* takes whole"
-    with pytest.raises(ValueError, match=told):
-        TrainingStrategy(*parts)
+    assert TrainingStrategy(*parts).memory == memory
 
 
 def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
@@ -314,13 +312,30 @@ def test_nothing_is_sent_to_experts_that_every_gpu_has() -> None:
         )
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel"])
-def test_workers_of_rounds_have_no_other_parallelism(key: str) -> None:
+@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel"])
+def test_workers_of_rounds_have_no_groups_or_stages(key: str) -> None:
     parallel = Parallel(**{key: 2})
     strategy = Sharding("none"), Recompute("none"), TrainingMemory(), parallel, ExchangeOverlap(), Experts()
     with pytest.raises(ValueError, match=rf"^parallel\.{key} is 2; with sync=local_sgd .* so it takes 1$"):
         TrainingStrategy(*strategy, RoundSync("local_sgd", 3))
     assert not TrainingStrategy(*strategy).sync.in_rounds
+
+
+@pytest.mark.parametrize(
+    ("experts", "told"),
+    [
+        (Experts("tutel", "auto"), r"experts\.degree is auto; with sync=local_sgd .* so it takes a number"),
+        (Experts("lina", 2, gradients="between"), r"experts\.gradients is between; with sync=.* so it takes layer"),
+        (Experts(homes="even"), r"experts\.homes is even; with sync=local_sgd .* so it takes planned"),
+        (Experts(routing="token_choice"), r"experts\.routing is token_choice; with sync=.* so it takes drawn"),
+    ],
+)
+def test_workers_of_rounds_choose_nothing_for_their_experts(experts: Experts, told: str) -> None:
+    parts = Sharding("none"), Recompute("none"), TrainingMemory(), Parallel(expert_parallel=2), ExchangeOverlap()
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        TrainingStrategy(*parts, experts, RoundSync("local_sgd", 3))
+    assert TrainingStrategy(*parts, experts).sync == RoundSync()
+    assert TrainingStrategy(*parts, Experts("tutel", 2), RoundSync("local_sgd", 3)).sync.in_rounds
 
 
 def test_words_and_fields_are_of_the_groups() -> None:

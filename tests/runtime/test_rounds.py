@@ -17,6 +17,10 @@ from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_step_executor import cost_of
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
+from zbench.describe.batch import Batch
+from zbench.describe.exchanges import UNCUT
+from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
+from zbench.describe.model import Model
 from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
@@ -27,10 +31,13 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import TorchWholeStep
 from zbench.runtime.stepping.dense import dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
+from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
+from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.rounds.order import round_ends
 from zbench.step.passes.rounds.outer_step import ARRIVED
+from zbench.step.passes.routing import ExpertParallel
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
@@ -49,10 +56,10 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def begun() -> Weights:
-    draw, found = InitialWeights(MODEL, 3), dict[str, Tensor]()
-    for name in (*OUTSIDE, *layer_names(MODEL)):
-        every = [draw(name, layer) for layer in range(1 if name in OUTSIDE else MODEL.num_layers)]
+def begun(model: Model = MODEL) -> Weights:
+    draw, found = InitialWeights(model, 3), dict[str, Tensor]()
+    for name in (*OUTSIDE, *layer_names(model)):
+        every = [draw(name, layer) for layer in range(1 if name in OUTSIDE else model.num_layers)]
         found[name] = (every[0] if name in OUTSIDE else torch.stack(every)).double()
     return found
 
@@ -60,13 +67,13 @@ def begun() -> Weights:
 class Worker:
     """A worker of the simulation: whole parameters, and its optimizer's moments."""
 
-    def __init__(self, weights: Weights, optimizer: Mapping[str, float]) -> None:
+    def __init__(self, weights: Weights, optimizer: Mapping[str, float], model: Model = MODEL) -> None:
         self.weights, self.optimizer, self.steps, self.tokens = dict(weights), AdamW(**optimizer), 0, 0
-        self.moments = {name: (value * 0, value * 0) for name, value in weights.items()}
+        self.moments, self.model = {name: (value * 0, value * 0) for name, value in weights.items()}, model
 
-    def step(self, text: Sequence[Any]) -> float:
-        """Trains on sequences; returns the sum of their tokens' losses."""
-        found = dense_gradients(MODEL, self.weights, text, ())
+    def step(self, text: Sequence[Any], routes: Sequence[Any] = ()) -> float:
+        """Trains on sequences; returns the sum of their tokens' losses. routes: the experts of their tokens."""
+        found = dense_gradients(self.model, self.weights, text, routes)
         self.steps, count = self.steps + 1, sum(map(len, text))
         update = AdamWUpdate(self.optimizer, self.steps, count)
         for name, value in self.weights.items():
@@ -76,15 +83,32 @@ class Worker:
         return found.loss
 
 
-def simulated(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[list[int]]]) -> list[float]:
+def chosen(batch: Batch, model: Model, experts: Experts, which: Sequence[int]) -> list[Any]:
+    """The experts of the tokens of some of a batch's sequences, as one GPU with all of it draws them."""
+    if model.num_experts == 1:
+        return []
+    plans = Ring(cost_of(1, 1, model)).plan(batch)
+    law = ExpertParallel.chosen(1, 1, experts, 1).of(batch)
+    routes = routes_of(tokens_of(parts_of_layouts(plans, model, 1, law, UNCUT)))
+    return [routes[one] for one in which]
+
+
+def simulated(
+    sync: RoundSync,
+    optimizer: Mapping[str, float],
+    parts: list[list[list[int]]],
+    model: Model = MODEL,
+    experts: Experts = USUAL_EXPERTS,
+) -> list[float]:
     """The losses of all steps. parts: of every step, each worker's sequences."""
-    outer, momentum = begun(), {name: value * 0 for name, value in begun().items()}
-    workers, averages, losses = [Worker(outer, optimizer) for _ in parts[0]], list[Weights](), []
+    outer, momentum = begun(model), {name: value * 0 for name, value in begun(model).items()}
+    workers, averages, losses = [Worker(outer, optimizer, model) for _ in parts[0]], list[Weights](), []
     for number, step in enumerate(parts):
         batch, total = WORKLOAD.batch(number), 0.0
         for worker, mine in zip(workers, step, strict=True):
             if mine:
-                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab))
+                routes = chosen(batch, model, experts, mine)
+                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab), routes)
         losses.append(total / batch.num_tokens)
         if not sync.is_last(number):
             continue
@@ -101,11 +125,17 @@ def simulated(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[
     return losses
 
 
-def streamed(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[list[int]]]) -> list[float]:
+def streamed(
+    sync: RoundSync,
+    optimizer: Mapping[str, float],
+    parts: list[list[list[int]]],
+    model: Model = MODEL,
+    experts: Experts = USUAL_EXPERTS,
+) -> list[float]:
     """As `simulated`, of Streaming DiLoCo: fragment f has every layer number f, f + fragments, ..., the first what is
     outside layers. An average is of the parameters as they were `delay` steps before workers take it up."""
-    outer, momentum = begun(), {name: value * 0 for name, value in begun().items()}
-    workers, losses = [Worker(outer, optimizer) for _ in parts[0]], list[float]()
+    outer, momentum = begun(model), {name: value * 0 for name, value in begun(model).items()}
+    workers, losses = [Worker(outer, optimizer, model) for _ in parts[0]], list[float]()
     averages: list[tuple[int, int, Weights]] = []  # when it is there, the fragment, the average
     tokens = [[0] * len(workers) for _ in range(sync.fragments)]
 
@@ -118,7 +148,8 @@ def streamed(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[l
         batch, total, done = WORKLOAD.batch(number), 0.0, number + 1
         for at, (worker, mine) in enumerate(zip(workers, step, strict=True)):
             if mine:
-                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab))
+                routes = chosen(batch, model, experts, mine)
+                total += worker.step(sequences(WORKLOAD, batch, np.array(mine), MODEL.vocab), routes)
             for counts in tokens:
                 counts[at] += sum(int(batch.lengths[one]) for one in mine)
         losses.append(total / batch.num_tokens)
@@ -147,11 +178,14 @@ def streamed(sync: RoundSync, optimizer: Mapping[str, float], parts: list[list[l
     return losses
 
 
-def trained(cost: Cost, sync: RoundSync, optimizer: Mapping[str, float], planner: Any, steps: int) -> Any:
+def trained(
+    cost: Cost, sync: RoundSync, optimizer: Mapping[str, float], planner: Any, steps: int, **strategy: Any
+) -> Any:
     """(results, each worker's sequences) of all steps on processes."""
     gpus, each = cost.cluster.num_ranks, sync.worker_gpus(cost.cluster.gpus_per_node)
     system = WorkerPlans(planner(worker_cost(cost, sync)), gpus // each)
-    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",), sync=sync, optimizer=dict(optimizer))
+    settings = {"check": ("bytes",), "sync": sync, "optimizer": dict(optimizer)} | strategy
+    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, **settings)
     found, parts = list[StepResult](), list[list[list[int]]]()
     try:
         executor.start()
@@ -213,6 +247,71 @@ def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
     for one, kinds in zip(found, leaving, strict=True):
         assert one.checks["bytes"] >= 0
         assert ("gradients" in one.nic_tx_for) == bool(kinds)  # no reduction between nodes but a round's
+
+
+MOE = replace(MODEL, ffn_hidden=16, num_experts=4, experts_per_token=2)
+SHARED = replace(MOE, shared_experts=1)
+# (cost, rounds, planner, steps, how experts are laid out and chosen); workers are nodes of two GPUs
+EXPERTS: dict[str, Any] = {
+    "slowmo, experts on two GPUs, ZeRO-3, unevenly popular": (
+        cost_of(2, 2, MOE, sharding="zero3"),
+        RoundSync(SLOWMO, 3, "node", lr=0.8, momentum=0.5),
+        Zeppelin,
+        6,
+        {"expert_parallel": 2, "experts": Experts(skew=2.0)},
+    ),
+    "co2, experts cut over two GPUs, in chunks": (
+        cost_of(2, 2, MOE, sharding="none", recompute="full"),
+        RoundSync(CO2, 2, "node", momentum=0.4, penalty="gap_aware", clip=0.02),
+        Ring,
+        6,
+        {"expert_tensor_parallel": 2, "experts": Experts("tutel", 2)},
+    ),
+    "diloco, shared experts, ZeRO-1": (
+        cost_of(2, 2, SHARED, sharding="zero1"),
+        RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
+        Zeppelin,
+        4,
+        {"expert_parallel": 2, "experts": Experts(skew=0.5)},
+    ),
+    "streaming, an average a step late, ZeRO-2, chunks of memory": (
+        cost_of(2, 2, MOE, sharding="zero2", mlp_chunk_tokens=16),
+        RoundSync(STREAMING_DILOCO, 4, "node", lr=0.6, momentum=0.7, fragments=2, delay=1, mixing=0.3),
+        Zeppelin,
+        8,
+        {"expert_parallel": 2},
+    ),
+    "local_sgd, experts at home, unevenly popular": (
+        cost_of(2, 1, MOE),
+        RoundSync(LOCAL_SGD, 2, "rank"),
+        Ring,
+        4,
+        {"experts": Experts(skew=1.0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts_over_a_worker_s_gpus(case: str) -> None:
+    """Losses of every step are those of workers in one process, whose tokens choose as on one GPU; an average moves
+    bytes between nodes, experts' rows do not."""
+    cost, sync, planner, steps, strategy = EXPERTS[case]
+    found, parts = trained(cost, sync, ADAMW, planner, steps, **strategy)
+    played = streamed if sync.method == STREAMING_DILOCO else simulated
+    experts = strategy.get("experts", USUAL_EXPERTS)
+    wanted = played(sync, ADAMW, parts, cost.model, experts)
+    assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
+    assert wanted[0] != wanted[-1]
+    assert all(one.checks["bytes"] >= 0 for one in found)
+    assert not any("experts" in one.nic_tx_for for one in found)
+    assert any("gradients" in one.nic_tx_for for one in found)
+
+
+def test_all_experts_are_inside_a_worker() -> None:
+    cost, sync = cost_of(2, 2, MOE), RoundSync(SLOWMO, 2, "rank")
+    told = r"^all experts are on 2 GPUs .*; with sync=slowmo each worker has all of them, so .* the 1 GPU of a worker"
+    with pytest.raises(ValueError, match=told):
+        TorchWholeStep(cost, WORKLOAD, sync=sync, expert_parallel=2)
 
 
 def test_local_sgd_is_torch_s_post_local_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,20 +378,23 @@ def test_one_fragment_at_once_is_diloco() -> None:
 
 
 @pytest.mark.parametrize(
-    "sync",
+    ("sync", "experts"),
     [
-        RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"),
-        RoundSync(STREAMING_DILOCO, 3, "rank", momentum=0.4, fragments=2, delay=2, mixing=0.5),
+        (RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"), 1),
+        (RoundSync(STREAMING_DILOCO, 3, "rank", momentum=0.4, fragments=2, delay=2, mixing=0.5), 1),
+        (RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5), 2),
     ],
-    ids=lambda sync: sync.method,
+    ids=lambda one: getattr(one, "method", one),
 )
-def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, tmp_path: Path) -> None:
-    """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint."""
-    cost = cost_of(2, 1)
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, experts: int, tmp_path: Path) -> None:
+    """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint; so do slices of
+    experts."""
+    cost = cost_of(2, experts, MOE if experts > 1 else MODEL)
     system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
 
     def losses(steps: range, **settings: Any) -> list[float | None]:
-        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=ADAMW, **settings)
+        of = {"sync": sync, "optimizer": ADAMW, "expert_parallel": experts}
+        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
         try:
             assert executor.start().first_step == steps.start
             batches = [WORKLOAD.batch(step) for step in steps]
@@ -304,7 +406,10 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, tmp_p
     assert losses(range(5, 9), resume=folder) == whole[5:]
     other = replace(sync, steps=4)
     with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 4$"):
-        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, resume=folder)
+        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, expert_parallel=experts, resume=folder)
+    if experts > 1:
+        with pytest.raises(ValueError, match=r"its run had parallel.expert_parallel 2, and this one has 1$"):
+            TorchWholeStep(cost, WORKLOAD, seed=3, sync=sync, optimizer=ADAMW, resume=folder)
 
 
 def test_what_has_no_dense_model_is_not_checked_against_one() -> None:

@@ -60,7 +60,7 @@ def alone(cost: Cost) -> np.ndarray:
 
 def end_of(cost: Cost) -> tuple[float, float]:
     """(seconds of computing, of moving) that a round ends with, one after the other."""
-    step = outer_step(cost.model, OuterParameters.of(cost.model, 2, 1, "none"), NOW)
+    step = outer_step(cost.model, OuterParameters.of(cost.model, (2, 1), "none"), NOW)
     whole = play_step(step, (), cost)
     computing = float(whole.busy["compute"].max())
     return computing, whole.seconds - computing
@@ -88,7 +88,7 @@ def test_each_gpu_s_updates_are_its_own() -> None:
     """One GPU has the norms' parameters besides; the other waits for it."""
     cost = cost_of()
     found = played(cost, RoundSync(LOCAL_SGD, 1, "rank"))[0].seconds_for
-    step = outer_step(cost.model, OuterParameters.of(cost.model, 2, 1, "none"), NOW)
+    step = outer_step(cost.model, OuterParameters.of(cost.model, (2, 1), "none"), NOW)
     busy = play_step(step, (), cost).busy["compute"]
     assert busy[0] > busy[1]
     assert found["optimizer"][0] - found["optimizer"][1] == pytest.approx(busy[0] - busy[1], rel=1e-6)
@@ -119,7 +119,7 @@ def test_a_fragment_s_average_is_exposed_by_what_the_steps_until_it_is_used_are_
         ends = []
         for outside in (False, True):  # as many layers each, one of two; fragment 1 leaves first
             model = replace(cost.model, num_layers=1)
-            of = OuterParameters.of(model, 2, 1, "none")
+            of = OuterParameters.of(model, (2, 1), "none")
             played_ends = [play_step(outer_step(model, of, kind, outside), (), cost) for kind in (SENT, ARRIVED, NOW)]
             sent, arrived, whole = (float(one.busy["compute"].max()) for one in played_ends)
             ends.append((sent, arrived, played_ends[2].seconds - whole))

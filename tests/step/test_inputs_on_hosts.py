@@ -16,6 +16,8 @@ from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room
 from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
+from zbench.step.reading import read_step
+from zbench.step.text import step_text
 
 FIVE = replace(MODEL, num_layers=5, num_kv_heads=4, offload="inputs")
 HOST = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 1e-5, "host_memory": 1e9}
@@ -23,16 +25,26 @@ HOST_QUEUE = QUEUES.index("host")
 
 
 @pytest.mark.parametrize(
-    ("lengths", "ranks", "degree", "gpus_per_node", "chunk", "batches"),
-    [([9, 2], 2, 2, 2, "whole", 1), ([9, 2], 4, 1, 2, 3, 2), ([1], 4, 1, 4, 1, 1)],  # GPUs, and a node, without a token
+    ("lengths", "ranks", "degree", "gpus_per_node", "chunk", "layers"),
+    [  # GPUs, and a node, without a token
+        ([9, 2], 2, 2, 2, "whole", (5,)),
+        ([9, 2], 4, 1, 2, 3, (5, 5)),
+        ([1], 4, 1, 4, 1, (5,)),
+        ([9, 2], 4, 1, 2, "whole", (2, 0)),  # some layers, and of each micro-batch others
+        ([9, 2], 2, 2, 2, 3, (1, 4)),
+        ([9, 2], 4, 1, 4, "whole", (4, 5, 3)),
+    ],
 )
-def test_exact(lengths: list[int], ranks: int, degree: int, gpus_per_node: int, chunk: int | str, batches: int) -> None:
+def test_exact(
+    lengths: list[int], ranks: int, degree: int, gpus_per_node: int, chunk: int | str, layers: tuple[int, ...]
+) -> None:
     model = replace(FIVE, mlp_chunk_tokens=chunk)
-    plans = [plan_of(lengths, ranks, 4 // degree, first=at * len(lengths)) for at in range(batches)]
-    step = with_inputs_on_hosts(whole_step(model, plans, degree, "1", 1, "full"), gpus_per_node)
+    plans = [plan_of(lengths, ranks, 4 // degree, first=at * len(lengths)) for at in range(len(layers))]
+    step = with_inputs_on_hosts(whole_step(model, plans, degree, "1", 1, "full"), gpus_per_node, layers)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, degree, model) < 1e-12
-    there_and_back = 2 * sum(lengths) * batches * model.num_layers * model.hidden * model.element_bytes
+    assert step_text(read_step(step_text(step))) == step_text(step)
+    there_and_back = 2 * sum(lengths) * sum(layers) * model.hidden * model.element_bytes
     assert sum(sent for one in stated_bytes(step) for sent, _ in [one.get("host", (0, 0))]) == there_and_back
 
 
@@ -42,18 +54,42 @@ def test_a_gpu_has_two_layers_inputs_and_a_host_all() -> None:
     cluster = replace(small(2, 2).cluster, **HOST)
     plain = whole_step(FIVE, plans, 1, "3", 1, "full")
     cost = replace(small(2, 2), cluster=cluster, model=FIVE)
-    for name, step in (("plain", plain), ("hosts", with_inputs_on_hosts(plain, 2))):
+    for name, step in (("plain", plain), ("hosts", with_inputs_on_hosts(plain, 2, [5]))):
         found[name] = step_memory(StepParts(step, plans, cost))
     each = 100 * FIVE.hidden * FIVE.element_bytes
     assert found["plain"].held["x"][:4].tolist() == [5 * each] * 4
     assert (found["hosts"].held["x"][:4] <= 2 * each).all()
     assert found["hosts"].peak[4:].tolist() == [2 * 5 * each] * 2
-    played = play_step(with_inputs_on_hosts(plain, 2), plans, cost)
+    played = play_step(with_inputs_on_hosts(plain, 2, [5]), plans, cost)
     assert played.seconds > play_step(plain, plans, cost).seconds - 1e-9
 
 
+def test_of_some_layers_the_first_are_on_hosts() -> None:
+    """A layer's input goes when it is first read, and comes back while the layer above is in its backward."""
+    plans = [plan_of([8], 2, 4)]
+    step = with_inputs_on_hosts(whole_step(FIVE, plans, 1, "none", 1, "full"), 2, [2])
+    order = [(step.templates[one.template].name, layer) for one in step.order for layer in one.layers]
+    wanted = [("offloaded_forward", 0), ("offloaded_forward", 1), ("forward", 2), ("forward", 3), ("forward", 4)]
+    wanted += [("head", 5), ("backward", 4), ("backward", 3), ("offloaded_backward", 2), ("offloaded_backward", 1)]
+    assert order[1:12] == [*wanted, ("offloaded_backward", 0)]
+    sends = {one.name: (one.operations.queue == HOST_QUEUE).any() for one in step.templates}
+    assert [name for name, has in sends.items() if has] == ["offloaded_forward", "offloaded_backward"]
+
+
+@pytest.mark.parametrize("layers", range(6))
+def test_a_gpu_has_the_others_inputs(layers: int) -> None:
+    plans = [plan_of([400], 4, 4)]
+    cost = replace(small(2, 2), cluster=replace(small(2, 2).cluster, **HOST), model=FIVE)
+    step = with_inputs_on_hosts(whole_step(FIVE, plans, 1, "3", 1, "full"), 2, [layers])
+    found, each = step_memory(StepParts(step, plans, cost)), 100 * FIVE.hidden * FIVE.element_bytes
+    assert (found.held["x"][:4] <= max(5 - layers, 2) * each).all()
+    assert (found.held["x"][:4] >= min(5 - layers, 1) * each).all()
+    assert found.peak[4:].tolist() == [2 * layers * each] * 2
+    assert play_step(step, plans, cost).seconds > 0
+
+
 def test_the_input_before_comes_while_a_layer_goes_backward() -> None:
-    step = with_inputs_on_hosts(whole_step(FIVE, [plan_of([8], 2, 4)], 1, "none", 1, "full"), 2)
+    step = with_inputs_on_hosts(whole_step(FIVE, [plan_of([8], 2, 4)], 1, "none", 1, "full"), 2, [5])
     layers = {}
     for one in step.templates:
         ops = one.operations
@@ -64,10 +100,11 @@ def test_the_input_before_comes_while_a_layer_goes_backward() -> None:
 
 def test_what_has_no_room_is_one_sentence() -> None:
     plans, cluster = [plan_of([400], 4, 4)], replace(small(2, 2).cluster, **HOST)
-    check_host_room(FIVE, plans, 1, cluster)
+    check_host_room(FIVE, plans, 1, cluster, [5])
     with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* 5 layers of 200 tokens on a node are"):
-        check_host_room(FIVE, plans, 1, replace(cluster, host_memory=1000.0))
+        check_host_room(FIVE, plans, 1, replace(cluster, host_memory=1000.0), [5])
+    check_host_room(FIVE, plans, 1, replace(cluster, host_memory=1000.0), [0])
     with pytest.raises(ValueError, match=r"^cluster.host_bandwidth is not given; memory.offload is inputs"):
         check_host(FIVE, small(2, 2).cluster)
     with pytest.raises(ValueError, match=r"^memory.offload is inputs and layers are in stages"):
-        with_inputs_on_hosts(whole_step(FIVE, plans, 1, "3", 1, "full", stages=2), 2)
+        with_inputs_on_hosts(whole_step(FIVE, plans, 1, "3", 1, "full", stages=2), 2, [5])

@@ -53,11 +53,10 @@ def test_exact(
 
 def test_beside_inputs_of_layers_and_where_some_are_recomputed() -> None:
     plans = [plan_of([9, 2], 2, 4)]
-    both = with_host_memory(
-        whole_step(FIVE, plans, 1, "3", 1, "full"), replace(FIVE, offload="inputs_and_optimizer"), 2
-    )
+    full, on_hosts = whole_step(FIVE, plans, 1, "3", 1, "full"), replace(FIVE, offload="inputs_and_optimizer")
+    both, few = (with_host_memory(full, on_hosts, 2, [layers]) for layers in (5, 3))
     some = with_optimizer_on_hosts(whole_step(FIVE, plans, 1, "3", 1, SomeLayers("full", (2,))), 2)
-    for step in (both, some):
+    for step in (both, few, some):
         assert fault(step) == ""
         assert execute(step, plans, 1, FIVE) < 1e-12
 
@@ -116,11 +115,11 @@ def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the optimizer state of tiny is 0.0 GiB"):
         check_host(FIVE, replace(cluster, host_memory=1000.0))
     both, state = replace(FIVE, offload="inputs_and_optimizer"), 14 * FIVE.total_params // 2
-    check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12))
+    check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12), [5])
     with pytest.raises(
         ValueError, match=r"^cluster.host_memory .* are 0.0 GiB, beside 0.0 GiB of optimizer state: use"
     ):
-        check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12 - 1))
+        check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12 - 1), [5])
     with pytest.raises(ValueError, match=r"^memory.offload has optimizer and layers are in stages"):
         with_optimizer_on_hosts(whole_step(FIVE, plans, 1, "3", stages=2), 2)
     with pytest.raises(

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.proof.verify import verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention, layer_seconds
 from zbench.systems.bytescale.balance import NEAR, RingAssignment, balanced, cuts, nic_seconds, share_seconds
+from zbench.systems.bytescale.offload import held_tokens, hidden_layers
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.bytescale.slots import alike, even, even_parts, split_by_room, staged_seconds
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -382,3 +385,61 @@ def test_as_published_a_stretch_is_what_a_gpu_holds() -> None:
     assert max(float(plan.notes["tokens_per_rank"]) for plan in published) == room
     assert min(float(plan.notes["tokens_per_rank"]) for plan in chosen) < room
     assert ByteScale.PUBLISHED["tokens_per_rank"].value == "published"
+
+
+HOST = {"host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13}
+
+
+def offloading(rate: float, layers: int | str = "auto", memory: float = 30e9) -> Cost:
+    """Eight GPUs with a link to their hosts of `rate` bytes/s."""
+    cost = small(1, 8, memory=memory)
+    cluster = replace(cost.cluster, host_bandwidth=rate, **HOST)
+    recomputing = replace(cost.model, num_layers=32, recompute="full", sharding="zero3", loss_chunk_tokens="auto")
+    return make_cost(cluster, replace(recomputing, offload="inputs", offload_layers=layers), False)
+
+
+def without(cost: Cost, layers: int) -> Cost:
+    """As many layers' inputs on hosts, 0: none."""
+    where = {"offload_layers": layers} if layers else {"offload": "none", "offload_layers": "all"}
+    return replace(cost, model=replace(cost.model, **where))
+
+
+def test_as_many_layers_inputs_on_hosts_as_a_sequence_hides() -> None:
+    """Algorithm 1: a transfer is to take no longer than what is computed, which grows with the square of a sequence."""
+    cost, lengths = offloading(2e9), np.array([1000, 30_000, 400_000])
+    count = cost.model.num_layers
+    layers = hidden_layers(lengths, cost)
+    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
+    size = lengths * cost.model.hidden * cost.model.element_bytes
+    wanted = count * computing / (1e-5 + size / 1.6e9)
+    assert layers.tolist() == np.minimum(wanted, count).astype(int).tolist()
+    assert 0 < layers[0] < layers[1] < layers[2] == count
+    held = held_tokens(lengths, cost)
+    assert held is not None
+    assert held.tolist() == [capacity_tokens(without(cost, each)) for each in layers.tolist()]
+    assert held_tokens(lengths, offloading(2e9, "all")) is None
+
+
+def test_a_long_sequence_takes_fewer_ranks_where_it_hides_its_transfers() -> None:
+    """And a plan fits with the layers on hosts that a run chooses for it; with a slow link there are as many ranks as
+    without."""
+    fast, slow = offloading(40e9), offloading(1e6)
+    room = capacity_tokens(without(fast, 0))
+    lengths = np.array([3 * room, room // 2, room // 3])
+    degrees = []
+    for cost in (without(fast, 0), slow, fast):
+        system = ByteScale(cost, "published", balance_micro_batches=False)
+        degrees.append(system.layout(lengths, capacity_tokens(cost)).degree.tolist())
+    assert degrees[0] == degrees[1] == [3, 1, 1]
+    assert degrees[2][0] < 3
+    batch = Batch(lengths, 0, 0)
+    plans = ByteScale(fast, "published").plan(batch)
+    verify_step(batch, plans, fast)
+    (result,) = [Simulated(fast).step(batch, plans)]
+    chosen = result.recompute["offloaded_layers"]
+    assert len(chosen) == len(plans)
+    assert 0 < max(chosen) <= fast.model.num_layers
+    assert not result.out_of_memory
+    for plan, layers in zip(plans, chosen, strict=True):  # with one fewer it is not known to fit
+        assert peak_bytes((plan,), without(fast, layers)).max() <= 30e9
+        assert layers == 0 or peak_bytes((plan,), without(fast, layers - 1)).max() > 30e9

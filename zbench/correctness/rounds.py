@@ -40,6 +40,7 @@ CLUSTER = (
     "cluster.gpus_per_node=2",
     "cluster.nics_per_node=2",
 )
+EXPERTS = ("model.num_experts=4", "model.experts_per_token=2")
 _SENTENCE = re.compile(r"[a-z][\w.]* is [^\n]+[;,] [^\n]+")
 
 
@@ -66,16 +67,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m zbench.correctness rounds", description="Every system with every choice of sync.")
     parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
     parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
+    parser.add_argument("--experts", action="store_true", help="a model with four experts, over the GPUs of a node")
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
     for name in (one for one in names if one not in choices("system")):
         raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
-    ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest()})
+    ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest(), "experts": asked.experts})
     found: list[RoundVerdict] = []
     try:
-        checked = RoundCombinations(names)
+        checked = RoundCombinations(names, asked.experts)
         every = checked.combinations(asked.all)
         with Meter(len(every), unit="combination") as meter:
             for one in every:
@@ -100,11 +102,14 @@ def _found_before(ledger: Ledger | None, system: str, sync: str, worker: str) ->
 
 
 class RoundCombinations:
-    """Reads conf/ once and makes a run's parts from it. systems: names of conf/system."""
+    """Reads conf/ once and makes a run's parts from it. systems: names of conf/system. experts: whether the model has
+    some, which workers with several GPUs have on these."""
 
-    def __init__(self, systems: Sequence[str]) -> None:
+    def __init__(self, systems: Sequence[str], experts: bool = False) -> None:
+        given = [*CLUSTER, *(EXPERTS if experts else ())]
+        self.experts = experts
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            self.systems = {name: compose("config", [f"system={name}", *CLUSTER]) for name in systems}
+            self.systems = {name: compose("config", [f"system={name}", *given]) for name in systems}
             configs = {name: compose("config", [f"sync={name}"]).sync for name in choices("sync")}
         self.syncs: Mapping[tuple[str, str], DictConfig] = {
             (name, worker): _short(one, worker) for name, one in configs.items() for worker in WORKERS
@@ -130,7 +135,8 @@ class RoundCombinations:
         cost = make_cost(instantiate(config.cluster, _convert_="all"), make_model(config))
         played = 0
         try:
-            made, executor = make_system(config, cost), Simulated(cost, sync=sync)
+            degree = sync.worker_gpus(cost.cluster.gpus_per_node) if self.experts else 1
+            made, executor = make_system(config, cost), Simulated(cost, sync=sync, expert_parallel=degree)
             executor.start()
             batches = adversarial_batches(cost, TOKENS, 0)
             for step, kind in enumerate(kinds):

@@ -6,6 +6,7 @@ from typing import TypeGuard
 from zbench.describe.layers.expert_layers import ExpertLayers
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
+FEWEST = "auto"  # of layers whose inputs wait in host memory: as few as a micro-batch fits with
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
@@ -86,6 +87,20 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
         raise ValueError(
             f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, "
             f"as in [4,2], or {ALL_LAYERS}{none}"
+        )
+
+
+def check_offload_layers(layers: int | str, inputs: bool) -> None:
+    """Raises ValueError unless `layers` is a number of layers whose inputs may wait in host memory, or all, or auto.
+    inputs: whether any wait there; else it has to be all."""
+    if layers not in (ALL_LAYERS, FEWEST) and not (is_whole(layers) and 1 <= int(layers) <= MOST):
+        raise ValueError(
+            f"memory.offload_layers is {layers!r}; it takes a whole number from 1 to {MOST}, {ALL_LAYERS} or {FEWEST}"
+        )
+    if layers != ALL_LAYERS and not inputs:
+        raise ValueError(
+            f"memory.offload_layers is {layers}; without inputs of layers in memory.offload it takes {ALL_LAYERS}, or "
+            "memory.offload=inputs beside it"
         )
 
 

@@ -16,6 +16,7 @@ from zbench.describe.checks import (
     check_chunk,
     check_experts,
     check_name,
+    check_offload_layers,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
@@ -78,8 +79,10 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     stage_layers: how many layers each stage has, or "even".
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
-    Of these, recompute, its layers, sharding, both numbers of tokens, offload, both degrees and stages' layers are no
-    properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
+    offload_layers: whose inputs these are: of "all" layers, of so many first ones, or "auto": of as few first ones of
+        each micro-batch as it fits with; planners plan as if of all.
+    Of these, recompute, its layers, sharding, both numbers of tokens, offload, its layers, both degrees and stages'
+    layers are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -111,6 +114,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
     offload: Literal["none", "inputs", "optimizer", "inputs_and_optimizer"] = "none"
+    offload_layers: int | str = ALL_LAYERS
     overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -157,6 +161,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         if self.recompute_layers != ALL_LAYERS:
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
+        check_offload_layers(self.offload_layers, self.inputs_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):
@@ -194,6 +199,12 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     def inputs_on_hosts(self) -> bool:
         """Whether inputs of layers wait in host memory."""
         return self.offload in (INPUTS, BOTH)
+
+    @property
+    def offloaded_layers(self) -> int:
+        """The layers whose inputs wait in host memory; of those that are open, the most."""
+        most = self.num_layers if isinstance(self.offload_layers, str) else self.offload_layers
+        return min(most, self.num_layers) if self.inputs_on_hosts else 0
 
     @property
     def optimizer_on_hosts(self) -> bool:

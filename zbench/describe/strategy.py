@@ -16,6 +16,7 @@ from zbench.describe.checks import (
     MOST,
     check_choice,
     check_chunk,
+    check_offload_layers,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
@@ -35,6 +36,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "mlp_chunk_tokens": ("memory", "mlp_chunk_tokens"),
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
     "offload": ("memory", "offload"),
+    "offload_layers": ("memory", "offload_layers"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
     "stage_layers": ("parallel", "stage_layers"),
@@ -121,18 +123,20 @@ class TrainingMemory:
     waits in host memory.
 
     mlp_chunk_tokens: of the feed-forward; "whole": all of them. loss_chunk_tokens: of the head and the loss; "auto": as
-        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each. offload: as
-        zbench.describe.model.Model has it.
+        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each. offload,
+        offload_layers: as zbench.describe.model.Model has them.
     """
 
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
     offload: str = NOWHERE
+    offload_layers: int | str = ALL_LAYERS
 
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
+        check_offload_layers(self.offload_layers, self.offload in (INPUTS, BOTH))
 
     def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
         """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its

@@ -26,6 +26,7 @@ LATER_FIELDS = {
         "mlp_chunk_tokens",
         "loss_chunk_tokens",
         "offload",
+        "offload_layers",
         "shared_experts",
         "gate",
         "recompute_layers",

@@ -78,6 +78,9 @@ def with_all_keys(config: Any) -> Any:
     again = config.get("recompute")
     if isinstance(again, Mapping) and again.get("_target_") == f"{_STRATEGY}.Recompute":
         config["recompute"] = {"layers": ALL_LAYERS, **again}
+    memory = config.get("memory")
+    if isinstance(memory, Mapping) and memory.get("_target_") == f"{_STRATEGY}.TrainingMemory":
+        config["memory"] = {"offload_layers": ALL_LAYERS, **memory}
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == _EXPERTS:
         config["experts"] = {**_SEQUENTIAL, **experts}
@@ -102,6 +105,7 @@ def _with_memory(config: dict[str, Any]) -> dict[str, Any]:
         "mlp_chunk_tokens": WHOLE,
         "loss_chunk_tokens": loss,
         "offload": "none",
+        "offload_layers": ALL_LAYERS,
     }
     moved = {key: value for key, value in model.items() if key != "loss" or model.get("_target_", _MODEL) != _MODEL}
     return {**config, "memory": memory, "model": moved}

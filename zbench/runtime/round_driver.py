@@ -12,7 +12,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
-from zbench.runtime.job.step_job import Sizes, StepJob, StepReport
+from zbench.runtime.job.step_job import UNTOLD, Sizes, StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.device_seconds import DeviceSeconds, Seconds
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
@@ -44,7 +44,7 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
         check_free(path)
         Hold.of(path).end()  # told now, and not when the baseline has run
     if resume is not None:
-        check_same(resume, job.told())
+        check_same(resume, job.told(), UNTOLD)
         check_files(resume)
 
 

@@ -146,7 +146,7 @@ class TorchWholeStep:
         """The steps that plans become where workers come together in rounds."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster)
+        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts)
 
     @property
     def first_step(self) -> int:
@@ -237,7 +237,9 @@ class TorchWholeStep:
         """Returns what every rank is told."""
         exact = any(check in LIMITS for check in self.check)
         optimizer = AdamW(**self.optimizer)
-        return StepJob(self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync)
+        own = self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync
+        degrees = self.expert_parallel, self.expert_tensor_parallel
+        return StepJob(*own, experts=self.experts, expert_gpus=degrees)
 
     @property
     def modelled(self) -> DeviceSeconds:

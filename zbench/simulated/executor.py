@@ -115,7 +115,7 @@ class Simulated:
         """Returns the rounds of a run of which nothing is played."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster)
+        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster, self.steps.experts)
 
         def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
             own = replace(self, cost=cost, sync=EVERY)

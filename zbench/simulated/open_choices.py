@@ -1,7 +1,8 @@
-"""The choices that a run's strategy leaves open for every batch: what is recomputed, slices of exchanges,
-and chunks of tokens for experts.
+"""The choices that a run's strategy leaves open for every batch: what is recomputed, whose inputs wait in host memory,
+slices of exchanges, and chunks of tokens for experts.
 
-What is recomputed is chosen first (zbench.simulated.recomputation), with one slice and one chunk where their numbers
+Layers whose inputs wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is
+chosen first (zbench.simulated.recomputation), with one slice and one chunk where their numbers
 are open as well. Then slices, by playing a step with each number on the described cluster, and then the chunks
 (zbench.simulated.expert_degrees), both with the recomputation that was chosen.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import FEWEST
 from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
@@ -19,6 +21,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows, told_rows
 from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulated.offloading import chosen_offload
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -50,8 +53,11 @@ class ChosenSteps:
     @property
     def _recompute_told(self) -> dict[str, Any]:
         """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
-        where the run says it."""
-        model = self.steps.model
+        where the run says it; and of how many first layers of each micro-batch inputs wait in host memory, where that
+        was chosen."""
+        model, on_hosts = self.steps.model, self.steps.offloaded
+        if on_hosts is not None:
+            return {"offloaded_layers": list(on_hosts), "of_layers": model.num_layers}
         if self.recompute is not None:
             return self.recompute.told
         if model.recompute_layers == ALL_LAYERS:
@@ -65,6 +71,8 @@ def chosen_steps(
     """Returns the steps of a batch. schedule: of experts. adaptive: whether what is recomputed is open. steps: of the
     run; cost: of GPUs."""
     again = None
+    if steps.model.offload_layers == FEWEST and plans[0].pipelines is None:
+        steps = steps.with_offloaded(chosen_offload(plans, cost, steps.tensor_parallel))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
         again = chosen_recompute(first, batch, plans, cost)

@@ -13,6 +13,7 @@ from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL, StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.exchanges import ExchangeOverlap
+from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import NoClock
@@ -37,11 +38,11 @@ GROUP = StepCombination(
 )  # in words
 
 
-def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none") -> StepCase:
+def case_of(how: ExchangeOverlap, lengths: list[int], recompute: str = "none", model: Model = FOUR) -> StepCase:
     plans = [plan_of(lengths, 1, 1)]
-    step = whole_step(FOUR, plans, 4, "1", StepOverlap(exchanges=how), recompute)
+    step = whole_step(model, plans, 4, "1", StepOverlap(exchanges=how), recompute)
     prove_step(step)
-    return StepCase.of(step, FOUR, plans, 4, slices=how.token_slices)
+    return StepCase.of(step, model, plans, 4, slices=how.token_slices)
 
 
 FEW = ([1], [2], [5], [23])
@@ -57,6 +58,20 @@ def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, how: str, lengths: 
     if lengths == [1]:
         found = [replace(one, parameters=0.0) for one in found]
     assert judged_step(GROUP, found, stated).fault == ""
+
+
+LEVELS = ("chunked", "full", "selective", "none")
+
+
+@pytest.mark.parametrize(("how", "lengths"), COVER, ids=str)
+def test_feed_forwards_by_chunks_are_exact(ranks: LocalFleet, how: str, lengths: list[int]) -> None:
+    """A chunk's own exchanges beside its matmuls, of lengths that chunks do not divide; the same bits twice."""
+    number = list(HOWS).index(how) + len(lengths)
+    model = replace(FOUR, mlp_chunk_tokens=(3, 5)[number % 2], loss_chunk_tokens=4)
+    case = case_of(HOWS[how], [*lengths, 50, 13], LEVELS[number % 4], model)
+    found = ranks.call("run", case)
+    assert judged_step(GROUP, found, stated_bytes(case.step)).fault == ""
+    assert ranks.call("run", case) == found
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -17,14 +17,21 @@ from zbench.step.proof.prove import prove_step
 
 
 @pytest.mark.parametrize(
-    ("zero", "degree", "level", "offload"),
-    [("2", 2, "selective", "optimizer"), ("3", 1, "full", "inputs_and_optimizer")],
+    ("zero", "degree", "level", "offload", "layers"),
+    [
+        ("2", 2, "selective", "optimizer", (0, 0)),
+        ("3", 1, "full", "inputs_and_optimizer", (2, 2)),
+        ("3", 1, "full", "inputs_and_optimizer", (1, 2)),  # of the first micro-batch the first layer's alone
+        ("1", 2, "full", "inputs", (1, 1)),
+    ],
 )
-def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, zero: str, degree: int, level: str, offload: str) -> None:
+def test_exact_with_the_bytes_of_the_step(
+    ranks: LocalFleet, zero: str, degree: int, level: str, offload: str, layers: tuple[int, int]
+) -> None:
     """On two nodes; in the second micro-batch some processes have no token."""
     plans = [plan_of(lengths, 4 // degree, 4 // degree, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
     model = replace(MODEL, offload=offload)
-    step = with_host_memory(whole_step(model, plans, degree, zero, recompute=level), model, 2)
+    step = with_host_memory(whole_step(model, plans, degree, zero, recompute=level), model, 2, layers)
     prove_step(step)
     found = ranks.call("run", StepCase.of(step, MODEL, plans, degree))
     assert judged_step(FOUR, found, stated_bytes(step)).fault == ""

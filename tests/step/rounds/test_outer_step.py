@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import MODEL
+from tests.helpers.steps import EXPERTS, MODEL
+from zbench.describe.overlap import StepOverlap
 from zbench.describe.sync import CO2, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.rounds.order import prove_ages, round_ends, rounds_text, under_way
 from zbench.step.passes.rounds.outer_step import (
     ARRIVED,
@@ -21,6 +23,7 @@ from zbench.step.passes.rounds.outer_step import (
     outer_step,
 )
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
+from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading import read_step
 from zbench.step.template import Step
@@ -31,7 +34,7 @@ STREAMING = RoundSync(STREAMING_DILOCO, 4, fragments=2, delay=3)
 
 
 def made(kind: str, gpus: int = 4, worker: int = 2, stage: str = "none", outside: bool = True) -> Step:
-    return outer_step(MODEL, OuterParameters.of(MODEL, gpus, worker, stage), kind, outside)
+    return outer_step(MODEL, OuterParameters.of(MODEL, (gpus, worker), stage), kind, outside)
 
 
 @pytest.mark.parametrize("kind", PHASES)
@@ -45,12 +48,39 @@ def test_every_shape_of_workers(kind: str, gpus: int, worker: int) -> None:
 
 def test_outer_parameters_are_divided_over_all_gpus() -> None:
     """Each element has one home, of the GPUs that have its share inside their workers; all have about as many."""
-    of = OuterParameters.of(MODEL, 8, 2, "1")
+    of = OuterParameters.of(MODEL, (8, 2), "1")
     held = np.zeros(8)
     for weight, (sizes, _) in of.shards.items():
         np.add.at(held, of.home(weight), sizes)
         assert (of.home(weight) % 2 == of.inside(weight)).all()
     assert held.max() <= 1.5 * held.min()
+
+
+@pytest.mark.parametrize("kind", PHASES)
+@pytest.mark.parametrize(("gpus", "worker", "degree", "cut"), [(4, 2, 2, 1), (8, 4, 2, 1), (8, 4, 4, 2), (4, 2, 2, 2)])
+def test_experts_over_the_gpus_of_every_worker(kind: str, gpus: int, worker: int, degree: int, cut: int) -> None:
+    """A slice of experts is averaged between the GPUs of workers that have it, and each cell has one home."""
+    experts = ExpertParallel(degree, tensor_parallel=cut)
+    for stage in ("none", "1", "2", "3"):
+        of = OuterParameters.of(EXPERTS, (gpus, worker), stage, experts)
+        step = outer_step(EXPERTS, of, kind)
+        assert prove_step(step).touches > 0
+        assert step_text(read_step(step_text(step))) == step_text(step)
+        own = ShardedParameters(EXPERTS, worker, 1, stage, StepOverlap(0), degree, gpus // worker)
+        for weight in ("ez", "ed", "wq"):
+            cells = {home: np.flatnonzero(of.home(weight) == home) for home in range(gpus)}
+            assert sum(map(len, cells.values())) == of.home(weight).size
+            assert (of.home(weight) % worker == own.home(weight)).all()  # as a worker's own step has its shards
+            assert (of.shards[weight][0] == own.shards[weight][0]).all()
+        tensors = {one.name: at for at, one in enumerate(step.layouts[0].tensors)}
+        lists = step.layouts[0].lists
+        for template in step.templates:
+            ops = template.operations
+            for at in np.flatnonzero(np.isin(ops.kind, (REDUCE, GATHER))).tolist():
+                members = lists[int(ops.dst[at])]
+                assert len({int(one) % degree for one in members}) == 1 or ops.what[at] not in (
+                    tensors["dez"], tensors["ded"], tensors.get("cez"), tensors.get("ced")
+                )  # fmt: skip
 
 
 def broken(step: Step, name: str, kind: int, change: str) -> Step:

@@ -151,7 +151,7 @@ class StepCombination:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
         exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
-        own levels, chunks of tokens where nothing else cuts exchanges and no seats are of all of a GPU's tokens."""
+        own levels, chunks of tokens where no seats are of all of a GPU's tokens."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -164,7 +164,7 @@ class StepCombination:
             and (self.expert_tensor_parallel == 1 or experts > 0)
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
-            and (self.chunk_tokens == 0 or (self.exchanges == "whole" and self.routing != "router"))
+            and (self.chunk_tokens == 0 or self.routing != "router")
         )
 
     def case(self, seed: int) -> StepCase:

@@ -84,7 +84,7 @@ def stage_moments(
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
     again = again_activation_bytes(model) / tp
     kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
-    inputs = min(2, recomputed) if model.inputs_on_hosts else recomputed  # the others wait in host memory
+    inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
     if rest:

@@ -7,10 +7,10 @@ from typing import Any
 
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, FLAT, PLANNED, SEQUENTIAL, Experts
+from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
-from zbench.describe.model import AUTO, RECOMPUTE, WHOLE
 from zbench.describe.model import NONE as NOWHERE
+from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.strategy import (
     ADAPTIVE,
     CHUNKED,
@@ -63,39 +63,54 @@ class TrainingStrategy:
             )
         stages = self.parallel.pipeline_parallel
         self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
-        for name in ("mlp_chunk_tokens", "loss_chunk_tokens"):
-            tokens = getattr(self.memory, name)
-            if method != NONE and tokens not in (WHOLE, AUTO):
-                raise ValueError(
-                    f"memory.{name} is {tokens} and overlap.method {method}, which cuts tokens its own way; beside it "
-                    f"memory.{name} takes {WHOLE}"
-                )
-
-        for key, degree in self.parallel.degrees.items() if self.sync.in_rounds else ():
-            if degree > 1:
-                raise ValueError(
-                    f"parallel.{key} is {degree}; with sync={self.sync.method} a worker's GPUs share "
-                    "its sequences and shards alone, so it takes 1"
-                )
-        if self.sync.in_rounds and self.experts.routing != DRAWN:
-            raise ValueError(
-                f"experts.routing is {self.experts.routing}; with sync={self.sync.method} workers have steps of their "
-                f"own, in which experts are drawn, so it takes {DRAWN}"
-            )
-        if self.sync.in_rounds and self.sharding.strategy == NESTED:
-            raise ValueError(
-                f"sharding is {NESTED}; with sync={self.sync.method} each worker cuts its own parameters, so it takes "
-                "none, zero1, zero2 or zero3"
-            )
+        if self.sync.in_rounds:
+            self._check_rounds()
         if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
             beside = "job=rlhf" if self.job.has_rollouts else f"sync={self.sync.method}"
             raise ValueError(
                 f"recompute.granularity is {ADAPTIVE}; with {beside} it takes {', '.join(RECOMPUTE[:-1])} or {FULL}"
             )
-        if self.sync.in_rounds and self.memory.offload != NOWHERE:
+
+    def _check_rounds(self) -> None:
+        """Refuses what workers that train apart cannot have.
+
+        Raises:
+            ValueError: the message names the key of the other group.
+        """
+        sync, experts = f"sync={self.sync.method}", self.experts
+        for key in ("tensor_parallel", "pipeline_parallel"):
+            if (degree := self.parallel.degrees[key]) > 1:
+                raise ValueError(
+                    f"parallel.{key} is {degree}; with {sync} a worker's GPUs share its sequences, shards and experts "
+                    "alone, so it takes 1"
+                )
+        if experts.routing != DRAWN:
             raise ValueError(
-                f"memory.offload is {self.memory.offload}; with sync={self.sync.method} workers share a node's host "
-                f"memory, so it takes {NOWHERE}"
+                f"experts.routing is {experts.routing}; with {sync} workers have steps of their own, in which experts "
+                f"are drawn, so it takes {DRAWN}"
+            )
+        if experts.exchanges.is_open:
+            what = ("degree", experts.degree, "a number") if experts.degree == AUTO else (
+                "gradients", experts.gradients, WITH_LAYER
+            )  # fmt: skip
+            raise ValueError(
+                f"experts.{what[0]} is {what[1]}; with {sync} workers have steps of their own, for which nothing is "
+                f"chosen batch by batch, so it takes {what[2]}"
+            )
+        if experts.homes != PLANNED:
+            raise ValueError(
+                f"experts.homes is {experts.homes}; with {sync} tokens live where each worker's planner has them, so "
+                f"it takes {PLANNED}"
+            )
+        if self.sharding.strategy == NESTED:
+            raise ValueError(
+                f"sharding is {NESTED}; with {sync} each worker cuts its own parameters, so it takes none, zero1, "
+                "zero2 or zero3"
+            )
+        if self.memory.offload != NOWHERE:
+            raise ValueError(
+                f"memory.offload is {self.memory.offload}; with {sync} workers share a node's host memory, so it takes "
+                f"{NOWHERE}"
             )
 
     def _check_job(self) -> None:

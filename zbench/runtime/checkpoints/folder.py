@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import is_whole
@@ -16,6 +17,7 @@ from zbench.runtime.checkpoints.manifest import FILES, Changed, check, open_mani
 META, LAYOUT = "zbench.json", "layout.json"
 PART = f"{META}.part"  # the first file of a checkpoint that is being written; it becomes META when all others are there
 _OURS = (META, PART, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _META_BYTES = 1 << 28  # far more than any manifest has
 
 
@@ -76,13 +78,13 @@ def check_files(path: str) -> None:
         raise ValueError(f"resume is {path!r}; its checkpoint cannot be read: {error.strerror}") from error
 
 
-def check_same(path: str, run: Mapping[str, Any]) -> None:
-    """Refuses to go on from the checkpoint of another run.
+def check_same(path: str, run: Mapping[str, Any], untold: Mapping[str, Any] = NOTHING) -> None:
+    """Refuses to go on from the checkpoint of another run. untold: what older checkpoints have without saying it.
 
     Raises:
         ValueError: something differs; the message says what.
     """
-    theirs = {"mask": "causal", **checkpoint_description(path)["run"]}  # as all were before there were others
+    theirs = {"mask": "causal", **untold, **checkpoint_description(path)["run"]}  # as all were before there were others
     for name, value in run.items():
         if theirs.get(name) != value:
             raise ValueError(f"resume is {path!r}; its run had {name} {theirs.get(name)}, and this one has {value}")

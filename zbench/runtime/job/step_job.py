@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zbench.cost.cost import Cost
+from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.events import Events
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from zbench.runtime.network.fault import Fault
 
 _FREE = ("name", "lse_bytes", "recompute", "recompute_layers", "kernels")  # of a model: how it is computed
+_LAW = ("skew", "popularity", "drift", "capacity", "padded")  # of experts
 Sizes = tuple[int, int]  # bytes sent, bytes received
 
 
@@ -23,7 +25,8 @@ class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
     compare each step with the dense model. sync: when workers come together. is_paced, nic_interval, fault: as of
-    zbench.runtime.job.job.Job."""
+    zbench.runtime.job.job.Job. experts: how tokens choose them; expert_gpus: the degrees of expert parallelism and of
+    the tensor parallelism of experts."""
 
     cost: Cost
     workload: Workload
@@ -36,6 +39,8 @@ class StepJob:
     is_paced: bool = False
     nic_interval: float | None = None
     fault: "Fault | None" = None
+    experts: Experts = USUAL_EXPERTS
+    expert_gpus: tuple[int, int] = (1, 1)
 
     @property
     def worker_gpus(self) -> int:
@@ -55,7 +60,18 @@ class StepJob:
             "GPUs": self.cost.gpus.cluster.num_ranks,
             "GPUs of a worker": self.worker_gpus,
             **{f"sync.{name}": value for name, value in asdict(self.sync).items()},
+            **_of_experts(self.experts, self.expert_gpus),
         }
+
+
+def _of_experts(experts: Experts, gpus: tuple[int, int]) -> dict[str, Any]:
+    """Returns the facts of experts that runs have in common: where their columns are, and what chooses them."""
+    law = {f"experts.{name}": getattr(experts, name) for name in _LAW}
+    return {"parallel.expert_parallel": gpus[0], "parallel.expert_tensor_parallel": gpus[1], **law}
+
+
+# What checkpoints have that were written before they told of experts.
+UNTOLD: Mapping[str, Any] = _of_experts(USUAL_EXPERTS, (1, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ def whole_step(
         dense,
     )
     at_a_time = [one.parts.mlp_chunks for one in built.batches]
-    step = with_expert_chunks(with_exchanges(step, overlap.exchanges), overlap.experts, at_a_time)
+    step = with_expert_chunks(with_exchanges(step, overlap.exchanges, at_a_time), overlap.experts, at_a_time)
     return with_gradients_between(step, parameters, overlap.experts.gradients)
 
 
@@ -236,7 +236,7 @@ def forward_step(
         Items.of(ends),
         starts,
     )
-    return with_exchanges(step, overlap.exchanges)
+    return with_exchanges(step, overlap.exchanges, [one.parts.mlp_chunks for one in batches])
 
 
 def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zbench.describe.batch import Batch
+from zbench.describe.checks import FEWEST
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
@@ -43,7 +44,8 @@ class ProvenSteps:
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
-    layers, None: as the model says.
+    layers, None: as the model says. offloaded: of each plan, how many first layers' inputs are in host memory,
+    likewise.
 
     Raises:
         ValueError: there are no such steps.
@@ -59,6 +61,7 @@ class ProvenSteps:
     cluster: Cluster | None = None
     workers: int = 1
     recompute: str | SomeLayers | None = None
+    offloaded: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -81,6 +84,11 @@ class ProvenSteps:
             )
         if model.offload != NONE:
             model.check_alike(f"memory.offload is {model.offload}, which moves what layers of one kind have")
+        if isinstance(model.offload_layers, int) and model.offload_layers > model.num_layers:
+            raise ValueError(
+                f"memory.offload_layers is {model.offload_layers}; {model.name} has {model.num_layers} layers, so it "
+                f"takes 1 to {model.num_layers}, {ALL_LAYERS} or {FEWEST}"
+            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         laid = model.with_stages(self.stages)
@@ -114,6 +122,10 @@ class ProvenSteps:
     def with_recompute(self, recompute: str | SomeLayers | None) -> "ProvenSteps":
         """Returns the steps in which so much is recomputed."""
         return replace(self, recompute=recompute)
+
+    def with_offloaded(self, layers: Sequence[int]) -> "ProvenSteps":
+        """Returns the steps in which inputs of so many first layers are in host memory, of each plan."""
+        return replace(self, offloaded=tuple(layers))
 
     def with_slices(self, count: int) -> "ProvenSteps":
         """Returns the steps in which exchanges cut a GPU's own tokens in so many slices."""
@@ -168,8 +180,9 @@ class ProvenSteps:
         step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
         if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
-            check_host_room(model, plans, degree, self.cluster)
-            step = with_host_memory(step, model, self.cluster.gpus_per_node)
+            layers = [model.offloaded_layers] * len(plans) if self.offloaded is None else self.offloaded
+            check_host_room(model, plans, degree, self.cluster, layers)
+            step = with_host_memory(step, model, self.cluster.gpus_per_node, layers)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

@@ -43,32 +43,32 @@ def _state_bytes(model: Model, cluster: Cluster) -> int:
     return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
 
 
-def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster) -> None:
+def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster, layers: Sequence[int]) -> None:
     """Refuses inputs of layers for which a node's host memory has no room. degree: GPUs of a plan's rank; cluster: of
-    GPUs.
+    GPUs; layers: of each plan, whose inputs go there.
 
     Raises:
         ValueError: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
     node, state = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node, _state_bytes(model, cluster)
-    for plan in plans if model.inputs_on_hosts else ():
+    for plan, count in zip(plans, layers, strict=True) if model.inputs_on_hosts else ():
         tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
-        need = tokens * model.num_layers * model.hidden * model.element_bytes
+        need = tokens * count * model.hidden * model.element_bytes
         if need + state > cluster.host_memory:
             beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
             raise ValueError(
                 f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
-                f"the inputs of {model.num_layers} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB"
+                f"the inputs of {count} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB"
                 f"{beside}: use more nodes, fewer tokens, or memory.offload=none"
             )
 
 
-def with_host_memory(step: Step, model: Model, gpus_per_node: int) -> Step:
-    """Returns a step with what its model has in host memory.
+def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Sequence[int]) -> Step:
+    """Returns a step with what its model has in host memory. layers: of each layout, whose inputs are there.
 
     Raises:
         ValueError: layers are in stages.
     """
-    step = with_inputs_on_hosts(step, gpus_per_node) if model.inputs_on_hosts else step
+    step = with_inputs_on_hosts(step, gpus_per_node, layers) if model.inputs_on_hosts else step
     return with_optimizer_on_hosts(step, gpus_per_node) if model.optimizer_on_hosts else step

@@ -11,7 +11,8 @@ is added to it afterwards. Where the average is used a round late, a round ends 
 round before, and with the next reduction under way.
 
 Shards are those of ZeRO over all GPUs. A worker's GPU number g has those of which number g of every worker has a share,
-so that a shard's values come from one GPU of each worker, as collectives in two levels have it.
+so that a shard's values come from one GPU of each worker, as collectives in two levels have it. Experts over several
+GPUs are inside each worker, laid out alike, so a slice of them is averaged between the GPUs that have it.
 
 A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
 in the model, and the embedding, the head and their like are of one fragment.
@@ -32,6 +33,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operation_row
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, axes_of, weight_elements
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.tensors import parameter_tensors
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
@@ -53,14 +55,19 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class OuterParameters(ShardedParameters):
-    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are all GPUs."""
+    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are all GPUs. expert_cut: GPUs that each
+    expert is cut over."""
 
     worker_gpus: int = 1
+    expert_cut: int = 1
 
     @staticmethod
-    def of(model: Model, num_gpus: int, worker_gpus: int, stage: str | ShardDegrees) -> "OuterParameters":
-        """Returns the parameters of workers whose own shards are of a stage."""
-        return OuterParameters(model, num_gpus, 1, stage, StepOverlap(0), worker_gpus=worker_gpus)
+    def of(
+        model: Model, gpus: tuple[int, int], stage: str | ShardDegrees, experts: ExpertParallel = TOGETHER
+    ) -> "OuterParameters":
+        """Returns the parameters of workers whose own shards are of a stage. gpus: of all workers, and of one."""
+        degrees = experts.degree, 1, gpus[1], experts.tensor_parallel
+        return OuterParameters(model, gpus[0], 1, stage, StepOverlap(0), *degrees)
 
     @property
     def workers(self) -> int:
@@ -71,12 +78,26 @@ class OuterParameters(ShardedParameters):
         """Returns the number that the GPU of every cell has inside each worker."""
         if weight in WHOLE:
             return np.full(1, WHOLE.index(weight) % self.worker_gpus, np.int64)
-        return np.asarray(self.shards[weight][1] // self.workers, np.int64)
+        return self._of_slices(weight, self.shards[weight][1] // self.workers)
 
     def home(self, weight: str) -> Ints:
         """Returns the place of every cell's outer parameter."""
-        worker = WHOLE.index(weight) if weight in WHOLE else self.shards[weight][1]
+        count = self.slices(weight)[1]
+        worker = np.full(1, WHOLE.index(weight)) if weight in WHOLE else np.tile(self.shards[weight][1], count)
         return np.asarray(worker % self.workers * self.worker_gpus + self.inside(weight), np.int64)
+
+    def _of_slices(self, weight: str, owner: Ints) -> Ints:
+        """Returns the GPUs of a parameter's cells, slice by slice. owner: of each shard of a slice, the group of GPUs
+        with one slice each that has it."""
+        count = self.slices(weight)[1]
+        return np.asarray(owner * count + np.arange(count)[:, None], np.int64).reshape(-1)
+
+    def holders(self, weight: str) -> Iterator[tuple[Ints, Ints]]:
+        """Yields (the GPUs that have a slice of a parameter, its cells), of each slice."""
+        every, count = np.arange(self.num_gpus), self.slices(weight)[1]
+        cells = np.arange(self.home(weight).size).reshape(count, -1)
+        for number in range(count):
+            yield every[number::count], cells[number]
 
 
 def outer_step(model: Model, parameters: OuterParameters, kind: str, outside: bool = True) -> Step:
@@ -97,8 +118,10 @@ class _Outer:
 
     def __post_init__(self) -> None:
         of = self.of
-        slices = {of.slices(weight)[0] for weight in self._weights} - {""}
-        ones = [Index(name, np.ones(1, np.int64)) for name in sorted(slices)]
+        slices = {name: count for name, count in map(of.slices, self._weights) if name}
+        if slices.get("k", 1) > 1:  # of which a process tells what columns of which experts a slice has
+            slices["e"] = of.model.num_experts * of.expert_cut
+        ones = [Index(name, np.ones(count, np.int64)) for name, count in sorted(slices.items())]
         indices = (*ones, *of.indices(), Index("r", np.ones(of.workers, np.int64)))
         self.lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: of.num_gpus})
         phases = PHASES[self.kind]
@@ -143,10 +166,11 @@ class _Outer:
 
     # -- entries --------------------------------------------------------------------------------------
     def _cells(self, weight: str, which: Ints) -> list[int]:
-        """Returns the lists of cells of a parameter, by their numbers."""
+        """Returns the lists of cells of a slice of a parameter, by their numbers."""
         if weight in WHOLE:
             return [-1, -1]
-        return [self.lists.number(self.of.slices(weight)[0], [0]), self.lists.number(f"z{weight}", which)]
+        slice_, shards = divmod(which, len(self.of.shards[weight][0]))
+        return [self.lists.number(self.of.slices(weight)[0], slice_[:1]), self.lists.number(f"z{weight}", shards)]
 
     def _parts(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
         """Yields, for each GPU of a worker that shards are on, (that GPU of every worker, lists of cells)."""
@@ -158,7 +182,8 @@ class _Outer:
     def _held(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
         """Yields (places, lists of cells) of a parameter and its state as workers have them."""
         if self.of.stage == "none":
-            yield np.arange(self.of.num_gpus), self._cells(weight, np.arange(self.of.home(weight).size))
+            for places, which in self.of.holders(weight):
+                yield places, self._cells(weight, which)
         else:
             yield from self._parts(weight)
 

@@ -9,11 +9,13 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.sync import RoundSync
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 from zbench.plans.workers import plans_of_worker
 from zbench.step.passes.proven import ProvenSteps, zero_of
 from zbench.step.passes.rounds.order import prove_ages
 from zbench.step.passes.rounds.outer_step import FIRST, NOW, OuterParameters, outer_step
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
@@ -40,7 +42,8 @@ class FragmentEnd:
 @dataclass(frozen=True)
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
-    the cluster, and of a worker. overlap, cluster: of a worker's own steps, as in ProvenSteps.
+    the cluster, and of a worker. overlap, cluster, experts: of a worker's own steps, as in ProvenSteps; all experts are
+    inside each worker.
 
     Raises:
         ValueError: there are no such steps.
@@ -52,6 +55,7 @@ class WorkerSteps:
     sync: RoundSync
     overlap: StepOverlap = USUAL
     cluster: Cluster | None = None
+    experts: ExpertParallel = TOGETHER
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -60,6 +64,12 @@ class WorkerSteps:
                 "as with sync.worker=rank or more cluster.num_nodes"
             )
         self.model.check_alike(f"sync is {self.sync.method}, whose rounds add up parameters of layers of one kind")
+        if self.gpus[1] % self.experts.degree:
+            raise ValueError(
+                f"all experts are on {self.experts.degree} GPUs (parallel.expert_parallel times "
+                f"expert_tensor_parallel); with sync={self.sync.method} each worker has all of them, so that number "
+                f"has to divide the {with_noun(self.gpus[1], 'GPU')} of a worker (sync.worker is {self.sync.worker})"
+            )
         _ = self.own.parameters  # refuses what a worker cannot be
         layers = self.model.num_layers
         if self.sync.fragments > layers:
@@ -77,13 +87,23 @@ class WorkerSteps:
     @property
     def own(self) -> ProvenSteps:
         """The steps of one worker."""
-        model, own = self.model, self.gpus[1]
-        return ProvenSteps(self.executor, model, own, overlap=self.overlap, cluster=self.cluster, workers=self.workers)
+        return ProvenSteps(
+            self.executor,
+            self.model,
+            self.gpus[1],
+            overlap=self.overlap,
+            experts=self.experts,
+            cluster=self.cluster,
+            workers=self.workers,
+        )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return OuterParameters.of(self.model, *self.gpus, zero_of(self.model))
+        return self._parameters_of(self.model)
+
+    def _parameters_of(self, model: Model) -> OuterParameters:
+        return OuterParameters.of(model, self.gpus, zero_of(model), self.experts)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -116,8 +136,7 @@ class WorkerSteps:
         key = kind, layers, outside
         if key not in self._known:
             model = replace(self.model, num_layers=layers)
-            parameters = OuterParameters.of(model, *self.gpus, zero_of(model))
-            self._known[key] = outer_step(model, parameters, kind, outside)
+            self._known[key] = outer_step(model, self._parameters_of(model), kind, outside)
             prove_step(self._known[key])
         return self._known[key]
 

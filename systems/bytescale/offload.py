@@ -1,0 +1,51 @@
+"""ByteScale's offloading: over how few ranks a sequence may be cut where its layers' inputs wait in host memory.
+
+The paper's first algorithm has, for a sequence of s tokens that is longer than C, which a GPU holds, a share r of the
+activations of all layers but two on hosts, as large as transfers take no longer than what is computed meanwhile, and
+so D(s) = ceil((2 Act(s) + (1 - r) (l - 2) Act(s)) / (l Act(C))) ranks (arXiv 2502.21231, section 4). Here what waits is
+inputs of layers, of the first ones, and what a GPU holds with so many of them away is what planners' memory says, which
+has two inputs and a layer at work in it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.checks import FEWEST
+from zbench.describe.model import NONE, OPTIMIZER, Model
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
+from zbench.plans.plan import Ints
+from zbench.systems.zeppelin.zones import capacity_tokens
+
+
+def held_tokens(lengths: Ints, cost: Cost) -> Ints | None:
+    """Returns the tokens of each sequence that a rank may have, int64 [n]: what a GPU holds with as many layers' inputs
+    on hosts as are behind the sequence's own layers. None where a run does not leave their number open: what a GPU
+    holds is the same for all sequences then."""
+    if not (cost.model.inputs_on_hosts and cost.model.offload_layers == FEWEST):
+        return None
+    layers = hidden_layers(lengths, cost)
+    every, which = np.unique(layers, return_inverse=True)
+    each = [capacity_tokens(replace(cost, model=_with(cost.model, count))) for count in every.tolist()]
+    return np.array(each, np.int64)[which]
+
+
+def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
+    """Returns of how many layers a sequence's inputs reach host memory while all its layers are computed, int64 [n].
+
+    Ranks that share a sequence have the same share of both. A backward takes longer than the forward, which is what
+    counts, and links to hosts are as fast in both directions.
+    """
+    model, link = cost.model, cost.cluster.host
+    assert link is not None, "a run with inputs on hosts has refused a cluster without a link there"
+    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
+    sending = cost.message_seconds(lengths * model.hidden * model.element_bytes, link)
+    return np.minimum(model.num_layers * computing / sending, model.num_layers).astype(np.int64)
+
+
+def _with(model: Model, layers: int) -> Model:
+    """Returns a model of whose layers so many have their inputs on hosts."""
+    if layers == 0:
+        return replace(model, offload=OPTIMIZER if model.optimizer_on_hosts else NONE, offload_layers=ALL_LAYERS)
+    return replace(model, offload_layers=layers)
