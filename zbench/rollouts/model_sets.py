@@ -16,8 +16,8 @@ class ModelSets:
 
     @staticmethod
     def of(placement: str, models: Sequence[str], own: int, beside: Sequence[int]) -> "ModelSets":
-        """Returns the sets of a placement (zbench.describe.rollouts.stages.placed_sets). models: without the actor. own:
-        GPUs of the actor's set; beside: of each set behind it.
+        """Returns the sets of a placement (zbench.describe.rollouts.stages.placed_sets). models: without the actor.
+        own: GPUs of the actor's set; beside: of each set behind it.
 
         Raises:
             ValueError: there is no such placement, no model for a second set, or other numbers than one of at least 1

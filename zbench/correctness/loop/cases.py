@@ -36,9 +36,8 @@ from zbench.rollouts.model_sets import ModelSets
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
 from zbench.runtime.rollouts.policy_job import COST, REFERENCE, REWARD, TAIL, ModelJob, ModelStep, PolicyJob
-from zbench.runtime.steps.tokens import TokenParts, tokens_of
+from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.passes.proven import ProvenSteps
-from zbench.step.template import Step
 from zbench.workloads.fixed import Fixed
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
@@ -265,7 +264,7 @@ def learned_from(
     rewards = np.concatenate(known[REWARD]) if REWARD in known else rewards_of([*rollouts, *greedy])
     rewards, base = rewards[:count], rewards[count:]
     if learning.algorithm == GRPO:
-        return grpo_experience(rollouts, rewards, GROUP, reference)
+        return grpo_experience(rollouts, rewards, GROUP)
     if learning.algorithm == REMAX:
         return remax_experience(rollouts, rewards, np.repeat(base, GROUP), learning.kl, reference)
     if learning.algorithm == PPO:

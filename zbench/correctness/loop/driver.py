@@ -1,7 +1,8 @@
-"""The driver's side of a loop: it hands prompts out, and has the steps made that score responses, bring what is known of
-them from rank to rank, and train with it. It plans by lengths; tokens come to it to be compared."""
+"""The driver's side of a loop: it hands prompts out, and has the steps made that score responses, bring what is known
+of them from rank to rank, and train with it. It plans by lengths; tokens come to it to be compared."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -40,7 +41,8 @@ class LoopIteration:
     the largest difference after it to one process; digests: of parameters and optimizer state then, by rank.
     multiplier: of the cost after it, 1 without one. age: updates of the policy since it generated these; given_up:
     tokens of responses that were given up; early: responses that were scored while others were generated. numbers: the
-    ways of tokens' numbers between ranks."""
+    ways of tokens' numbers between ranks. busy: seconds in which critics trained on ranks that do not train the policy,
+    and of these those in which the policy was trained."""
 
     sequences: list[Ints]
     counted: int
@@ -54,6 +56,7 @@ class LoopIteration:
     given_up: int = 0
     early: int = 0
     numbers: tuple[NumbersMoved, ...] = ()
+    busy: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass
@@ -93,6 +96,7 @@ class LoopDriver:
         planned = PlannedIteration.of(self._steps, self.job, learning, lengths, count, (self.seed, iteration))
         self.fleet.call("hold", BatchTold(iteration, batch.numbers, range(len(batch.greedy)), lengths, prompts))
         ways, numbers = ExperienceWays(self.loop.num_ranks, count, lengths, prompts, batch.owners), list[NumbersMoved]()
+        busy = list[tuple[float, float]]()
         self._move(ways.of_tokens(planned.reads()), numbers)
         found: list[dict[str, Runs]] = self.fleet.call("score_all", planned.scores)
         held = {name: [one.get(name, set()) for one in found] for name in self.job.others}
@@ -107,6 +111,7 @@ class LoopDriver:
             for name in update.steps:
                 mine = (one[name].loss for one in reports if name in one)
                 losses.append(tuple(loss for loss in mine if loss is not None))
+            busy.append(self._at_once(reports))
         if learning.algorithm == SAFE_RLHF:
             self.multiplier = self.multiplier.after(costs)
         self.batches.updates += learning.epochs * learning.mini_batches
@@ -123,7 +128,23 @@ class LoopDriver:
             batch.given_up,
             batch.early,
             tuple(numbers),
+            (sum(spent for spent, _ in busy), sum(shared for _, shared in busy)),
         )
+
+    def _at_once(self, reports: Sequence[Mapping[str, StepReport]]) -> tuple[float, float]:
+        """Returns the seconds that critics train apart from the policy in an update, and of these those in which it
+        trains as well; of all ranks' from the first that begins to the last that ends."""
+        spans = dict[str, tuple[float, float]]()
+        for name in (POLICY, *self.job.critics):
+            mine = [one[name] for one in reports if name in one]
+            spans[name] = min(one.began for one in mine), max(one.began + one.seconds for one in mine)
+        found, (begin, end) = [0.0, 0.0], spans[POLICY]
+        for name in self.job.critics:
+            if self.job.others[name].first >= self.loop.train.num_gpus:
+                first, last = spans[name]
+                found[0] += last - first
+                found[1] += max(0.0, min(last, end) - max(first, begin))
+        return found[0], found[1]
 
     def _move(self, moves: ColumnMoves | None, numbers: list[NumbersMoved]) -> None:
         """Has ranks move numbers of tokens, by a proven step, and notes what that took."""

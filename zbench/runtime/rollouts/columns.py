@@ -144,11 +144,17 @@ class TokenColumns:
 
     def _targets(self, which: Sequence[int], names: Mapping[str, str]) -> dict[str, Mapping[int, Floats]]:
         """Returns columns by the names that losses know them by: 0 of tokens that tell no token of a response."""
-        here = {at: number for at, number in enumerate(which) if number in self.held.get(TOKENS, {})}
+        here = {at: one for at, one in enumerate(which) if all(self._has(column, one) for column in names.values())}
         found: dict[str, Mapping[int, Floats]] = {"counts": {at: self._spread(one, 1.0) for at, one in here.items()}}
         for name, column in names.items():
             found[name] = {at: self._spread(one, self.read(column, self.response(one))) for at, one in here.items()}
         return found
+
+    def _has(self, column: str, number: int) -> bool:
+        """Returns whether all numbers of a response are here."""
+        _, begin, end = self.response(number)
+        mine = self.held.get(column, {}).get(number)
+        return mine is not None and not np.isnan(mine[begin:end]).any()
 
     def _spread(self, number: int, values: Floats | float) -> Floats:
         _, begin, end = self.response(number)

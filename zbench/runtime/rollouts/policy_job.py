@@ -59,12 +59,12 @@ def returns_of(critic: str) -> str:
 @dataclass(frozen=True)
 class PolicyJob:
     """The job of a loop's ranks. steps: of those that train the policy; the others generate alone, or have other
-    models. A model's ranks follow one another, and models that have the same ones are a set. engine, train, generate, replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a
-    response. others: the models beside the policy, by name.
+    models. A model's ranks follow one another, and models that have the same ones are a set. engine, train, generate,
+    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response. others: the models beside the
+    policy, by name.
 
     Raises:
-        ValueError: generation has stages, or slices that are no whole number of training's; models score meanwhile that
-            do not lie where the policy generates.
+        ValueError: generation has stages, or slices that are no whole number of training's.
     """
 
     steps: StepJob
