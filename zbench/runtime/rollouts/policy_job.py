@@ -102,12 +102,12 @@ class PolicyJob:
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ValueError unless all models together have just so many ranks, one set behind the other."""
+        if self.num_ranks != ranks:
+            raise ValueError(f"the sets of models have {self.num_ranks} ranks together, and there are {ranks}")
         sets = {range(self.own_ranks)}
         sets |= {range(one.first, one.first + one.steps.cost.gpus.cluster.num_ranks) for one in self.others.values()}
-        bare = sorted(set(range(ranks)).difference(*sets))
-        if self.num_ranks != ranks or bare:
-            told = f"; rank {bare[0]} has no model" if bare else ""
-            raise ValueError(f"the sets of models have {self.num_ranks} ranks, and there are {ranks}{told}")
+        for rank in sorted(set(range(ranks)).difference(*sets)):
+            raise ValueError(f"rank {rank} has no model; the sets of models follow one another and have all {ranks}")
 
     @property
     def critics(self) -> list[str]:
