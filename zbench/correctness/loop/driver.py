@@ -4,6 +4,7 @@ of them from rank to rank, and train with it. It plans by lengths; tokens come t
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -96,7 +97,6 @@ class LoopDriver:
         planned = PlannedIteration.of(self._steps, self.job, learning, lengths, count, (self.seed, iteration))
         self.fleet.call("hold", BatchTold(iteration, batch.numbers, range(len(batch.greedy)), lengths, prompts))
         ways, numbers = ExperienceWays(self.loop.num_ranks, count, lengths, prompts, batch.owners), list[NumbersMoved]()
-        busy = list[tuple[float, float]]()
         self._move(ways.of_tokens(planned.reads()), numbers)
         found: list[dict[str, Runs]] = self.fleet.call("score_all", planned.scores)
         held = {name: [one.get(name, set()) for one in found] for name in self.job.others}
@@ -106,12 +106,12 @@ class LoopDriver:
         costs = self.fleet.call("learn_from", learning, count, list(held), self.multiplier.value)[HOME]
         kl, losses = learning.kl if learning.algorithm == GRPO else 0.0, list[tuple[float, ...]]()
         self._move(ways.of_targets(planned.trained(), held, kl > 0), numbers)
-        for update in planned.updates:
-            reports: list[dict[str, StepReport]] = self.fleet.call("update", update.steps, update.which, kl)
-            for name in update.steps:
-                mine = (one[name].loss for one in reports if name in one)
+        updates = [(update.steps, update.which) for update in planned.updates]
+        reports: list[list[dict[str, StepReport]]] = self.fleet.call("train", updates, kl)
+        for at, (steps, _) in enumerate(updates):
+            for name in steps:
+                mine = (one[at][name].loss for one in reports if name in one[at])
                 losses.append(tuple(loss for loss in mine if loss is not None))
-            busy.append(self._at_once(reports))
         if learning.algorithm == SAFE_RLHF:
             self.multiplier = self.multiplier.after(costs)
         self.batches.updates += learning.epochs * learning.mini_batches
@@ -128,23 +128,26 @@ class LoopDriver:
             batch.given_up,
             batch.early,
             tuple(numbers),
-            (sum(spent for spent, _ in busy), sum(shared for _, shared in busy)),
+            self._at_once(reports),
         )
 
-    def _at_once(self, reports: Sequence[Mapping[str, StepReport]]) -> tuple[float, float]:
-        """Returns the seconds that critics train apart from the policy in an update, and of these those in which it
-        trains as well; of all ranks' from the first that begins to the last that ends."""
-        spans = dict[str, tuple[float, float]]()
+    def _at_once(self, reports: Sequence[Sequence[Mapping[str, StepReport]]]) -> tuple[float, float]:
+        """Returns the seconds in which critics train apart from the policy, and of these those in which it trains as
+        well; of each step from the first of its ranks that begins to the last that ends. reports: by rank and
+        update."""
+        spans = dict[str, list[tuple[float, float]]]()
         for name in (POLICY, *self.job.critics):
-            mine = [one[name] for one in reports if name in one]
-            spans[name] = min(one.began for one in mine), max(one.began + one.seconds for one in mine)
-        found, (begin, end) = [0.0, 0.0], spans[POLICY]
+            for every in zip(*reports, strict=True):
+                mine = [one[name] for one in every if name in one]
+                span = min(one.began for one in mine), max(one.began + one.seconds for one in mine)
+                spans.setdefault(name, []).append(span)
+        spent, shared = 0.0, 0.0
         for name in self.job.critics:
             if self.job.others[name].first >= self.loop.train.num_gpus:
-                first, last = spans[name]
-                found[0] += last - first
-                found[1] += max(0.0, min(last, end) - max(first, begin))
-        return found[0], found[1]
+                spent += sum(end - begin for begin, end in spans[name])
+                both = product(spans[name], spans[POLICY])
+                shared += sum(max(0.0, min(one[1], other[1]) - max(one[0], other[0])) for one, other in both)
+        return spent, shared
 
     def _move(self, moves: ColumnMoves | None, numbers: list[NumbersMoved]) -> None:
         """Has ranks move numbers of tokens, by a proven step, and notes what that took."""

@@ -111,6 +111,13 @@ class PolicyRank(ModelRank):
         scored here. steps: by model, its step and the sequences in their order."""
         return {name: self._score(name, *one) for name, one in steps.items() if self.models[name].lies_here}
 
+    def train(
+        self, updates: Sequence[tuple[Mapping[str, ModelStep], Sequence[int]]], kl: float
+    ) -> list[dict[str, StepReport]]:
+        """Trains the models that lie here for all updates of an iteration, as `update` does for one; other sets of
+        models are not waited for in between."""
+        return [self.update(*one, kl) for one in updates]
+
     def update(self, steps: Mapping[str, ModelStep], which: Sequence[int], kl: float) -> dict[str, StepReport]:
         """Trains the models that lie here for a step each. which: the sequences in their order; kl: the coefficient of
         the KL term in the policy's loss."""
