@@ -121,8 +121,8 @@ class ValueEstimates:
 
 @dataclass(frozen=True)
 class Experience:
-    """What models learn from a batch of rollouts, by what they made of them before the first update. advantages: of
-    each token of each response. critics: what each of CRITICS is trained with, where there are some."""
+    """The numbers that models learn from, by what they made of a batch of rollouts before the first update. advantages:
+    of each token of each response. critics: what each of CRITICS is trained with, where there are some."""
 
     advantages: Sequence[Floats]
     critics: Mapping[str, ValueEstimates] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where the numbers of a batch of rollouts go from rank to rank, as a driver plans it from lengths alone. No torch.
+"""Plans where the numbers of a batch of rollouts go from rank to rank, from lengths alone. No torch.
 
 Tokens go to every rank that computes with them, what was generated and scored to the one that computes advantages, and
 from there what models are trained with to every rank that trains with it.

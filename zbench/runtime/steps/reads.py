@@ -1,4 +1,4 @@
-"""Which sequences each GPU computes with in a step, so that it has to have their words. Pure."""
+"""Tells which sequences each GPU computes with in a step, so that it has to have their words. Pure."""
 
 from collections.abc import Sequence
 
