@@ -1,51 +1,15 @@
-"""What tokens of rollouts are trained with, and which rollouts an update is of."""
+"""Which rollouts an update is of, and what is scored."""
 
 import numpy as np
 import pytest
 
-from zbench.rollouts.experience import (
-    CRITIC,
-    Experience,
-    Learning,
-    PolicyTargets,
-    Rollout,
-    ValueEstimates,
-    ValueTargets,
-)
-
-ROLLOUTS = [
-    Rollout(np.array([4, 5, 6, 7]), 2, np.array([0.1, 0.2])),
-    Rollout(np.array([4, 0]), 1, np.array([0.3])),
-    Rollout(np.array([9, 9, 0]), 2, np.array([0.4])),
-]
-GIVEN = [np.array([0.5, 0.6]), np.array([-2.0]), np.array([3.0])]
-EXPERIENCE = Experience(ROLLOUTS, GIVEN, GIVEN, {CRITIC: ValueEstimates(GIVEN, [2 * one for one in GIVEN])})
+from zbench.rollouts.experience import Learning, Rollout, scored_tokens
 
 
-def test_a_response_counts_and_its_prompt_does_not() -> None:
-    """Token i is told by token i - 1: the last token of the prompt has the first advantage, and the last one none."""
-    found = EXPERIENCE.of_policy([0, 1], 0.0)
-    assert isinstance(found.targets, PolicyTargets)
-    columns = {name: [column[number].tolist() for number in (0, 1)] for name, column in found.targets.columns.items()}
-    assert columns == {
-        "counts": [[0, 1, 1, 0], [1, 0]],
-        "advantages": [[0, 0.5, 0.6, 0], [-2, 0]],
-        "before": [[0, 0.1, 0.2, 0], [0.3, 0]],
-    }
-    assert found.counted == 3
-    assert found.tokens[0].tolist() == [4, 5, 6, 7]
-
-
-def test_an_update_of_some_numbers_them_anew() -> None:
-    found = EXPERIENCE.of_policy([2], 0.1)
-    assert isinstance(found.targets, PolicyTargets)
-    assert found.targets.columns["reference"][0].tolist() == [0, 3, 0]
-    assert (found.targets.kl, found.counted, list(found.tokens)) == (0.1, 1, [0])
-    critic = EXPERIENCE.of_critic(CRITIC, [1, 2]).targets
-    assert isinstance(critic, ValueTargets)
-    assert {name: column[1].tolist() for name, column in critic.columns.items()} == {
-        "counts": [0, 1, 0], "returns": [0, 6, 0], "before": [0, 3, 0],
-    }  # fmt: skip
+def test_what_is_scored_has_all_tokens_and_counts_those_of_responses() -> None:
+    found = scored_tokens([Rollout(np.array([4, 5, 6, 7]), 2, np.zeros(2)), Rollout(np.array([4, 0]), 1, np.zeros(1))])
+    assert {number: words.tolist() for number, words in found.tokens.items()} == {0: [4, 5, 6, 7], 1: [4, 0]}
+    assert (found.counted, found.targets) == (3, None)
 
 
 def test_each_epoch_divides_all_rollouts_anew() -> None:

@@ -35,13 +35,6 @@ class Rollout:
         """The tokens of the response."""
         return self.tokens[self.prompt :]
 
-    def spread(self, values: Floats | float) -> Floats:
-        """Returns what the tokens of the response have, one number each, at the tokens before them, which tell them; 0
-        elsewhere."""
-        found = np.zeros(len(self.tokens))
-        found[self.prompt - 1 : -1] = values
-        return found
-
 
 @dataclass(frozen=True)
 class Learning:
@@ -101,8 +94,8 @@ class ValueTargets:
 
 @dataclass(frozen=True)
 class TrainingTokens:
-    """The tokens of a batch of rollouts by the rollout's number, and what their losses take. counted: tokens of
-    responses, over which the mean is. targets: None of rollouts that are scored."""
+    """The tokens of a batch of rollouts by the rollout's number, of those that a GPU has, and what their losses take.
+    counted: tokens of all responses of the batch, over which the mean is. targets: None of rollouts that are scored."""
 
     tokens: Mapping[int, Ints]
     counted: int
@@ -128,37 +121,8 @@ class ValueEstimates:
 
 @dataclass(frozen=True)
 class Experience:
-    """A batch of rollouts with what models made of them before the first update. advantages: of each token of each
-    response. reference: negative log-likelihoods under the reference model, () where the loss has no KL term. critics:
-    what each of CRITICS is trained with, where there are some."""
+    """The numbers that models learn from, by what they made of a batch of rollouts before the first update. advantages:
+    of each token of each response. critics: what each of CRITICS is trained with, where there are some."""
 
-    rollouts: Sequence[Rollout]
     advantages: Sequence[Floats]
-    reference: Sequence[Floats] = ()
     critics: Mapping[str, ValueEstimates] = field(default_factory=dict)
-
-    def of_policy(self, which: Sequence[int], kl: float) -> TrainingTokens:
-        """Returns what the policy trains with in an update of some of the rollouts, numbered anew. kl: the coefficient
-        of the KL term in the loss."""
-        columns = self._columns(which, advantages=self.advantages, before=[one.before for one in self.rollouts])
-        columns |= self._columns(which, reference=self.reference) if kl else {}
-        return self._tokens(which, PolicyTargets(columns, CLIP, kl))
-
-    def of_critic(self, name: str, which: Sequence[int]) -> TrainingTokens:
-        """Returns what a critic trains with, as of_policy."""
-        own = self.critics[name]
-        columns = self._columns(which, returns=own.returns, before=own.values)
-        return self._tokens(which, ValueTargets(columns, VALUE_CLIP))
-
-    def _columns(self, which: Sequence[int], **given: Sequence[Floats]) -> dict[str, Mapping[int, Floats]]:
-        every = [self.rollouts[one] for one in which]
-        found: dict[str, Mapping[int, Floats]] = {"counts": {at: one.spread(1.0) for at, one in enumerate(every)}}
-        for name, values in given.items():
-            found[name] = {
-                at: one.spread(values[number]) for at, (one, number) in enumerate(zip(every, which, strict=True))
-            }
-        return found
-
-    def _tokens(self, which: Sequence[int], targets: PolicyTargets | ValueTargets) -> TrainingTokens:
-        tokens = scored_tokens([self.rollouts[one] for one in which])
-        return TrainingTokens(tokens.tokens, tokens.counted, targets)

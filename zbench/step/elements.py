@@ -33,8 +33,8 @@ class ElementHolders:
 @dataclass(frozen=True)
 class ElementMoves:
     """The holders of one tensor before and after, in pieces cut wherever either is cut. layers: those that it is the
-    same for; sizes: bytes of each piece, int64 [pieces]; has, lacks: bool [GPUs, pieces], who has it before, and who
-    wants it after and has not."""
+    same for; sizes: bytes of each piece, or whatever a step counts in, int64 [pieces]; has, lacks: bool [GPUs, pieces],
+    who has it before, and who wants it after and has not."""
 
     tensor: str
     layers: tuple[int, ...]

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from zbench.correctness import __main__
+from zbench.correctness.loop import command
 from zbench.correctness.loop.cases import AloneReport, Loop
 from zbench.correctness.loop.chosen import LAYOUTS, SYSTEMS, each_layout, every_loop, paired_loops
 from zbench.correctness.loop.command import compared_loop, judged_again, judged_loop
-from zbench.correctness.loop.driver import LoopDriver, LoopIteration
+from zbench.correctness.loop.driver import LoopDriver, LoopIteration, NumbersMoved
 from zbench.describe.job import ONE_STEP_OFF, STREAMED
+from zbench.describe.rollouts.stages import COLOCATE, SPLIT
+from zbench.describe.rollouts.stages import STANDALONE as STANDALONE_MODELS
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, EVERY_ENGINE, HYBRIDFLOW, STANDALONE
 from zbench.rollouts.experience import CRITICS, GRPO, LEARNT_BY, PPO, REMAX, SAFE_RLHF
@@ -24,6 +27,17 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.rollouts.policy_job import LOOP_SCHEDULES, TAIL
 
 SHARED = Loop(HYBRIDFLOW, TrainDegrees(2, 2, 1), GenerateDegrees(1, 2), 1, "verl_balance")
+SPLIT_PPO = Loop(
+    HYBRIDFLOW,
+    TrainDegrees(1, 2, 1),
+    GenerateDegrees(1, 1),
+    1,
+    "zeppelin",
+    PPO,
+    placement=SPLIT,
+    beside=(2,),
+    has_reward_model=True,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +53,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "zeppelin", PPO, ONE_STEP_OFF),
         Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "flexsp", REMAX, TAIL),
         Loop(HYBRIDFLOW, TrainDegrees(1, 2, 1), GenerateDegrees(1, 1), 1, "zeppelin", GRPO, STREAMED),
+        SPLIT_PPO,
+        replace(SPLIT_PPO, train=TrainDegrees(1, 1, 1), placement=STANDALONE_MODELS, beside=(1, 1, 1)),
     ],
     ids=str,
 )
 def test_a_loop_comes_to_one_process(loop: Loop) -> None:
-    found = compared_loop(loop, loop.job(3), 3, resumed=loop.schedule == ONE_STEP_OFF)
+    found = compared_loop(loop, loop.job(3), 3, resumed=loop.schedule == ONE_STEP_OFF or loop.placement == SPLIT)
     assert found.fault == ""
     assert found.tokens > 200
     assert found.clipped > 10
@@ -52,6 +68,39 @@ def test_a_loop_comes_to_one_process(loop: Loop) -> None:
     assert (found.age > 0, found.given_up > 0) == (loop.schedule == ONE_STEP_OFF, loop.schedule == TAIL)
     inside, every = found.shared
     assert inside == (0 if loop.engine == STANDALONE else every) < every + 1
+    assert (found.between > 0) == (loop.placement != COLOCATE)
+    assert found.numbers >= found.between
+    trains_apart = bool(loop.job(0).critics) and (loop.placement != COLOCATE or loop.engine == STANDALONE)
+    assert (found.busy[0] > 0) == trains_apart
+
+
+def test_sets_of_models_train_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set waits in turns until the other one has ended the same update, which would never be, one after the
+    other."""
+    monkeypatch.setattr(command, "RANK", "tests.correctness.loop.waiting:WaitingRank")
+    loop = replace(SPLIT_PPO, train=TrainDegrees(1, 1, 1), beside=(1,))
+    found = compared_loop(loop, loop.job(1), 1)
+    assert found.fault == ""
+    assert found.busy[0] > 0
+
+
+def test_bytes_between_sets_are_those_of_what_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one process of critic and reward model: tokens go to it, values and rewards to the actor's set, and from
+    there what the critic is trained to; its values it has."""
+    iterations = list[LoopIteration]()
+    iterate = LoopDriver.iterate
+
+    def noted(driver: LoopDriver, iteration: int, compared: bool = True) -> LoopIteration:
+        iterations.append(iterate(driver, iteration, compared))
+        return iterations[-1]
+
+    monkeypatch.setattr(LoopDriver, "iterate", noted)
+    loop = replace(SPLIT_PPO, train=TrainDegrees(1, 1, 1), beside=(1,))
+    found = compared_loop(loop, loop.job(2), 2)
+    assert found.fault == ""
+    tokens = sum(len(one) for iteration in iterations for one in iteration.sequences)
+    responses = sum(len(iteration.sequences) for iteration in iterations)
+    assert found.numbers == found.between == 8 * (tokens + found.tokens + responses + found.tokens)
 
 
 def test_another_update_is_found() -> None:
@@ -62,7 +111,15 @@ def test_another_update_is_found() -> None:
     assert re.search("of iteration 1 have other tokens; .*the weights differ by", found.fault), found.fault
 
 
-def test_a_killed_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "loop",
+    [
+        Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "local_packing"),
+        replace(SPLIT_PPO, train=TrainDegrees(1, 1, 1), beside=(1,)),  # rank 1 has the critic and the reward model
+    ],
+    ids=str,
+)
+def test_a_killed_rank_is_told(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     iterate = LoopDriver.iterate
 
     def killed(driver: LoopDriver, iteration: int, compared: bool = True) -> LoopIteration:
@@ -71,7 +128,6 @@ def test_a_killed_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return iterate(driver, iteration, compared)
 
     monkeypatch.setattr(LoopDriver, "iterate", killed)
-    loop = Loop(STANDALONE, TrainDegrees(1, 1, 1), GenerateDegrees(1, 1), 1, "local_packing")
     found = compared_loop(loop, loop.job(0), 0)
     assert re.search("^rank 1 .*signal 9", found.fault), found.fault
     assert found.row()[-1] == "FAILED"
@@ -93,6 +149,10 @@ def test_what_differs_is_told() -> None:
         (replace(right, weights=float("nan")), "the weights differ by nan"),
         (replace(right, age=2), "iteration 0 .* of 2 updates before generated, and gave 0 tokens up; .* it is 0 and 0"),
         (replace(right, moved=((0, 8), (0, 0))), "ranks have .* bytes of weights; the step says"),
+        (
+            replace(right, numbers=(NumbersMoved(((0, 8), (8, 0)), ((0, 16), (8, 0)), 8),)),
+            "ranks have .* bytes of tokens' numbers in iteration 0; the step says",
+        ),
         (replace(right, shared=(False,)), "1 shards of training lay apart"),
     ):
         fault = judged_loop(SHARED, [changed], alone, stated).fault
@@ -114,16 +174,43 @@ def test_what_is_another_one_after_a_checkpoint_is_told() -> None:
 def test_every_pair_is_there() -> None:
     given = SYSTEMS, LEARNT_BY, LOOP_SCHEDULES
     every, few = every_loop(*given), paired_loops(*given)
-    for of in combinations(("engine", "algorithm", "schedule", "system"), 2):
+    for of in combinations(("engine", "algorithm", "schedule", "system", "placement"), 2):
         pairs, wanted = ({tuple(getattr(one, name) for name in of) for one in some} for some in (few, every))
         assert pairs == wanted
-    assert len(few) < 30 < len(every) == (3 * len(LAYOUTS) + 3) * len(SYSTEMS) * len(LEARNT_BY)
+    colocated, beside = (
+        [one for one in LAYOUTS if (one[4] == COLOCATE) == is_colocated] for is_colocated in (True, False)
+    )
+    assert len(few) < 30 < len(every)
+    every_of_layouts = 3 * len(colocated) + 3 + 3 * len(beside)  # one step off policy on three, and on one of these
+    assert len(every) == every_of_layouts * len(SYSTEMS) * len(LEARNT_BY)  # streamed on all but one
     assert {one.engine for one in every} == set(EVERY_ENGINE)
     once = each_layout(*given)
-    assert [(one.engine, str(one.train), str(one.generate), one.replicas) for one in once] == list(LAYOUTS)
+    told = [(one.engine, str(one.train), str(one.generate), one.replicas, one.placement) for one in once]
+    assert told == [one[:-1] for one in LAYOUTS]
     for name, values in (("algorithm", LEARNT_BY), ("schedule", LOOP_SCHEDULES), ("system", SYSTEMS)):
         assert {getattr(one, name) for one in once} == set(values)
-    assert max(one.num_ranks for one in every) == 4
+    assert max(one.num_ranks for one in every if one.algorithm == PPO) == 4
+    assert all(one.has_reward_model == (one.placement != COLOCATE) == bool(one.beside) for one in every)
+    assert max(one.num_ranks for one in every) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--placements both", "--placements has 'both'; it takes colocate, split, standalone"),
+        ("--placements split --beside 0", "beside is [0]; the set of reward, critic has 0 GPUs, and takes at least 1"),
+        ("--placements split --beside 1,1", "beside is [1, 1]; with placement=split it takes 1 number"),
+        ("--placements split --beside two", "--beside is 'two'; it takes a whole number for each set"),
+        ("--placements colocate --beside 2", "--beside is 2; with --placements colocate all models share processes"),
+        ("--placements standalone --schedules one_step_off", "no layout goes with all of"),
+    ],
+)
+def test_bad_placements_are_told(
+    words: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["zbench.correctness", "loop", "--quick", "--algorithms", "ppo", *words.split()])
+    assert __main__.main() == 2
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

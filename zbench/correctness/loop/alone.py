@@ -17,6 +17,7 @@ from zbench.correctness.loop.cases import (
     AloneReport,
     Loop,
     cost_seed,
+    reward_seed,
     rewards_of,
 )
 from zbench.correctness.loop.reference import generated_alone, generated_batch, last_states, policy_logits
@@ -62,6 +63,7 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
     if learning.algorithm in (PPO, SAFE_RLHF):
         now[CRITIC_NAME] = drawn_weights(CRITIC, seed)
     costs = _Costs(drawn_weights(CRITIC, cost_seed(seed)))
+    rewarding = drawn_weights(CRITIC, reward_seed(seed)) if loop.has_reward_model else None
     if learning.algorithm == SAFE_RLHF:
         now[COST_CRITIC] = {name: value.clone() for name, value in costs.model.items()}
     optimizers, found = {name: _Optimizer(weights) for name, weights in now.items()}, list[AloneIteration]()
@@ -73,7 +75,7 @@ def alone(loop: Loop, policy: Weights, seed: int) -> list[AloneIteration]:
         asked = [one.tokens[: one.prompt] for one in rollouts[::GROUP]] if learning.algorithm == REMAX else []
         greedy = [generated_alone(by, prompt, None, LIMIT) for prompt in asked]
         age, done = updates[-1] - updates[-1 - late], updates[-1]
-        known = _Known(learning, rollouts, greedy, policy, now, costs)
+        known = _Known(learning, rollouts, greedy, policy, now, costs, rewarding)
         losses, scales, clipped = list[float](), list[float](), 0
         for which in learning.updates(len(rollouts), seed, iteration):
             done += 1
@@ -105,7 +107,7 @@ class _Costs:
 
     def of(self, one: Rollout) -> Tensor:
         """Returns the cost of a response."""
-        return (last_states(CRITIC, self.model, torch.from_numpy(one.tokens))[-1] @ self.model["vh"].T)[0]
+        return _valued(self.model, one)
 
     def follow(self, rollouts: Sequence[Rollout]) -> None:
         """Follows the costs of an iteration's responses."""
@@ -120,7 +122,8 @@ class _Costs:
 class _Known:
     """The numbers that are known of rollouts before their first update.
 
-    reference: the weights of the reference model; now: of the models then. Of each token of each response: its
+    reference: the weights of the reference model; now: of the models then; rewarding: of the reward model, None where a
+    rule rewards. Of each token of each response: its
     advantage, the logarithm of its likelihood under the reference model, and every critic's value and return."""
 
     learning: Learning
@@ -129,13 +132,14 @@ class _Known:
     reference: Weights
     now: Mapping[str, Weights]
     costs: _Costs
+    rewarding: Weights | None
     advantages: list[Tensor] = field(init=False)
     logs: list[Tensor] = field(init=False)
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     returns: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        of, rewards = self.learning, torch.from_numpy(rewards_of(self.rollouts))
+        of, rewards = self.learning, self._rewards(self.rollouts)
         self.logs = [_logs(self.reference, one) for one in self.rollouts]
         if of.algorithm == GRPO:
             groups = rewards.view(-1, GROUP)
@@ -151,7 +155,7 @@ class _Known:
             return
         given = self._given(rewards, of.kl)
         if of.algorithm == REMAX:
-            base = torch.from_numpy(rewards_of(self.greedy)).repeat_interleave(GROUP)
+            base = self._rewards(self.greedy).repeat_interleave(GROUP)
             self.advantages = [
                 torch.stack([one[at:].sum() - less for at in range(len(one))])
                 for one, less in zip(given, base, strict=True)
@@ -160,6 +164,12 @@ class _Known:
         found = self._estimated(CRITIC_NAME, given)
         every = torch.cat(found)
         self.advantages = [(one - every.mean()) / (every.var(correction=0) + LEAST_VARIANCE).sqrt() for one in found]
+
+    def _rewards(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """Returns the reward of each response."""
+        if self.rewarding is None:
+            return torch.from_numpy(rewards_of(rollouts))
+        return torch.stack([_valued(self.rewarding, one) for one in rollouts])
 
     def _given(self, last: Tensor, kl: float) -> list[Tensor]:
         """Returns what each token of each response is given: the KL term, and with the last token `last`."""
@@ -199,6 +209,11 @@ class _Known:
         near = before + (values - before).clamp(-VALUE_CLIP, VALUE_CLIP)
         plain, clipped = ((one - wanted).square() / 2 for one in (values, near))
         return torch.where(clipped > plain, clipped, plain), int((clipped > plain).sum())
+
+
+def _valued(weights: Weights, one: Rollout) -> Tensor:
+    """Returns the value of a response's last token."""
+    return (last_states(CRITIC, weights, torch.from_numpy(one.tokens))[-1] @ weights["vh"].T)[0]
 
 
 def _logs(weights: Weights, one: Rollout) -> Tensor:

@@ -7,23 +7,26 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.loop.cases import GROUP, MORE, PROMPTS, SHORT_ROUNDS, Loop, prompts_of
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Ints
 from zbench.describe.job import ONE_STEP_OFF, STREAMED
 from zbench.rollouts.experience import REMAX, Rollout
 from zbench.runtime.job.step_job import Sizes
 from zbench.runtime.processes.fleet import Fleet
-from zbench.runtime.rollouts.policy_job import TAIL, GenerationReport, GenerationRound
+from zbench.runtime.rollouts.policy_job import HOME, TAIL, GenerationReport, GenerationRound
 
 
 @dataclass(frozen=True)
 class LoopBatch:
-    """The rollouts of an iteration. greedy: the greedy response to each prompt, for ReMax alone. scores: of the
-    reference model, where it scored meanwhile. moved, shared, early, given_up: as of LoopIteration. updates: of the
-    policy that generated them."""
+    """The rollouts of an iteration. greedy: the greedy response to each prompt, for ReMax alone. numbers: that
+    generation knew rollouts by. owners: the rank that generated each, and each greedy one; scorers: that scored each by
+    the reference model, where this scored meanwhile. moved, shared, early, given_up: as of LoopIteration. updates: of
+    the policy that generated them."""
 
     rollouts: list[Rollout]
     greedy: list[Rollout]
-    scores: list[Floats]
+    numbers: list[int]
+    owners: list[int]
+    scorers: list[int]
     moved: tuple[Sizes, ...]
     shared: tuple[bool, ...]
     updates: int
@@ -73,14 +76,16 @@ class LoopBatches:
         }
         return {"updates": self.updates, "left": [one.tolist() for one in self.left], "ahead": ahead}
 
-    def take_over(self, told: Mapping[str, Any]) -> None:
-        """Goes on with what a checkpoint has."""
+    def take_over(self, told: Mapping[str, Any], iteration: int) -> None:
+        """Goes on with what a checkpoint has, which ranks take over, too. iteration: that it goes on with."""
         self.updates, ahead = int(told["updates"]), told["ahead"]
         self.left = [np.array(one, np.int64) for one in told["left"]]
         if ahead is not None:
             rollouts, greedy = ([_rollout(one) for one in ahead[name]] for name in ("rollouts", "greedy"))
             moved, shared = tuple((sent, got) for sent, got in ahead["moved"]), tuple(ahead["shared"])
-            self.ahead = LoopBatch(rollouts, greedy, [], moved, shared, int(ahead["updates"]), 0, 0)
+            numbers, owners = list(range(len(rollouts))), [HOME] * (len(rollouts) + len(greedy))
+            self.ahead = LoopBatch(rollouts, greedy, numbers, owners, [], moved, shared, int(ahead["updates"]), 0, 0)
+            self.fleet.call("take_back", iteration, dict(enumerate(rollouts)), dict(enumerate(greedy)))
 
     # -- inside ---------------------------------------------------------------------------------------
     def _rounds(self, iteration: int) -> list[GenerationRound]:
@@ -101,20 +106,22 @@ class LoopBatches:
     def _batch(self, rounds: Sequence[GenerationRound], reports: Sequence[list[GenerationReport]]) -> LoopBatch:
         """Returns the batch of what ranks generated."""
         first = [some[0] for some in reports]
-        every, kept = _in_order(first), next(one.kept for one in first if one.rollouts)
+        (every, owners), kept = _in_order(first), next(one.kept for one in first if one.rollouts)
         numbers = [at * GROUP + one for at in kept for one in range(GROUP)]
         given_up = sorted(set(range(len(every))) - set(numbers))
         self.left += [rounds[0].prompts[at] for at in given_up]
-        greedy = _in_order([some[1] for some in reports]) if len(rounds) > 1 else []
+        greedy, others = _in_order([some[1] for some in reports]) if len(rounds) > 1 else ([], [])
         if self.loop.algorithm == REMAX and rounds[0].kept:
             asked = [rounds[0].prompts[at] for at in numbers[::GROUP]]
             again = self.fleet.call("generate", GenerationRound(rounds[0].iteration, asked, True))
-            greedy = _in_order([some[0] for some in again])
-        scores = {number: found for one in first for number, found in one.scores.items()}
+            greedy, others = _in_order([some[0] for some in again])
+        scorers = {number: rank for rank, one in enumerate(first) for number in one.scores}
         return LoopBatch(
             [every[at] for at in numbers],
             greedy,
-            [scores[at] for at in numbers] if scores else [],
+            numbers,
+            [*(owners[at] for at in numbers), *others],
+            [scorers[at] for at in numbers] if scorers else [],
             tuple(one.moved for one in first),
             tuple(flag for one in first for flag in one.shared),
             first[0].updates,
@@ -131,10 +138,11 @@ class LoopBatches:
         return self._batch(rounds, self.fleet.call("generated"))
 
 
-def _in_order(reports: Sequence[GenerationReport]) -> list[Rollout]:
-    """Returns the rollouts of all ranks in the order of their prompts."""
-    found = {number: one for report in reports for number, one in report.rollouts.items()}
-    return [found[number] for number in range(len(found))]
+def _in_order(reports: Sequence[GenerationReport]) -> tuple[list[Rollout], list[int]]:
+    """Returns the rollouts of all ranks in the order of their prompts, and the rank of each."""
+    found = {number: (one, rank) for rank, report in enumerate(reports) for number, one in report.rollouts.items()}
+    every = [found[number] for number in range(len(found))]
+    return [one for one, _ in every], [rank for _, rank in every]
 
 
 def _told(one: Rollout) -> list[Any]:

@@ -13,12 +13,14 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.job import STREAMED, SYNCHRONOUS
 from zbench.describe.model import Model
+from zbench.describe.rollouts.stages import COLOCATE, SPLIT
+from zbench.describe.rollouts.stages import STANDALONE as STANDALONE_MODELS
 from zbench.interfaces.protocols import System
 from zbench.rollouts.advantages.grpo import grpo_experience
 from zbench.rollouts.advantages.ppo import ppo_experience, remax_experience
 from zbench.rollouts.advantages.safe_rlhf import safe_rlhf_experience
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
-from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, STANDALONE
+from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW_V, STANDALONE
 from zbench.rollouts.experience import (
     COST_CRITIC,
     GRPO,
@@ -30,12 +32,12 @@ from zbench.rollouts.experience import (
     Rollout,
 )
 from zbench.rollouts.experience import CRITIC as CRITIC_NAME
+from zbench.rollouts.model_sets import ModelSets
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob
-from zbench.runtime.rollouts.policy_job import COST, REFERENCE, TAIL, ModelJob, PolicyJob
-from zbench.runtime.steps.tokens import TokenParts, tokens_of
+from zbench.runtime.rollouts.policy_job import COST, REFERENCE, REWARD, TAIL, ModelJob, ModelStep, PolicyJob
+from zbench.runtime.steps.tokens import tokens_of
 from zbench.step.passes.proven import ProvenSteps
-from zbench.step.template import Step
 from zbench.workloads.fixed import Fixed
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
@@ -58,7 +60,9 @@ RATE = 1e-2  # of learning, so that updates change what is drawn, and ratios are
 @dataclass(frozen=True)
 class Loop:
     """A loop. engine: by which weights go to generation. replicas: of generation, where it has GPUs of its own. system:
-    that divides the rollouts to train with them. algorithm: of LEARNINGS. schedule: of LOOP_SCHEDULES."""
+    that divides the rollouts to train with them. algorithm: of LEARNINGS. schedule: of LOOP_SCHEDULES. placement: which
+    models share GPUs, of zbench.describe.rollouts.stages.PLACEMENTS; beside: GPUs of each set of models behind the
+    actor's. has_reward_model: whether a model rewards responses, and no rule."""
 
     engine: str
     train: TrainDegrees
@@ -67,10 +71,15 @@ class Loop:
     system: str
     algorithm: str = GRPO
     schedule: str = SYNCHRONOUS
+    placement: str = COLOCATE
+    beside: tuple[int, ...] = ()
+    has_reward_model: bool = False
 
     def __str__(self) -> str:
         own = f" x {self.replicas}" if self.engine == STANDALONE else ""
-        return f"{self.engine} {self.train} to {self.generate}{own}, {self.algorithm}, {self.schedule}, {self.system}"
+        sets = f", {self.placement} beside {' '.join(map(str, self.beside))}" if self.beside else ""
+        told = f"{self.algorithm}, {self.schedule}, {self.system}"
+        return f"{self.engine} {self.train} to {self.generate}{own}{sets}, {told}"
 
     @property
     def learning(self) -> Learning:
@@ -83,44 +92,89 @@ class Loop:
         return SHORT_ROUNDS + 1 if self.schedule == TAIL else LEARNINGS[self.algorithm][1]
 
     @property
+    def own_ranks(self) -> int:
+        """The processes of the actor's set, which train the policy or generate."""
+        return self.train.num_gpus + (self.replicas * self.generate.num_gpus if self.engine == STANDALONE else 0)
+
+    @property
     def num_ranks(self) -> int:
         """The processes that it takes."""
-        return self.train.num_gpus + (self.replicas * self.generate.num_gpus if self.engine == STANDALONE else 0)
+        return self.own_ranks + sum(self.beside)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the models beside the policy, in the order in which they score."""
+        found = [REFERENCE] if self.learning.kl and self.schedule != STREAMED else []  # streamed, it is the policy's
+        found += [REWARD] if self.has_reward_model else []
+        found += [CRITIC_NAME] if self.algorithm in (PPO, SAFE_RLHF) else []
+        return found + ([COST_CRITIC, COST] if self.algorithm == SAFE_RLHF else [])
+
+    @property
+    def sets(self) -> ModelSets:
+        """The sets of models that share processes.
+
+        Raises:
+            ValueError: as ModelSets.of, or the reference has a set of its own and is to score where the policy is.
+        """
+        if self.schedule == STREAMED and self.placement == STANDALONE_MODELS:
+            raise ValueError(
+                f"schedule is {STREAMED} and placement {self.placement}; the reference scores meanwhile, beside the "
+                f"actor, so it takes {COLOCATE} or {SPLIT}"
+            )
+        return ModelSets.of(self.placement, self.others, self.own_ranks, self.beside)
 
     @property
     def cost(self) -> Cost:
         """The cost model of the GPUs that train: ZeRO-3 over all of them where that is the engine's training."""
-        return _sharded(POLICY, self.train.num_gpus) if self.engine == DS_CHAT else _sliced(POLICY, self.train)
+        return self._cost_beside(POLICY)
 
-    @property
-    def critic_cost(self) -> Cost:
-        """The cost model of the critic, which is planned by it: on the GPUs that generate where these do not train;
-        else beside the policy, with its degrees or, where the engine gathers all weights, with ZeRO-3 over all."""
-        if self.engine == STANDALONE:
-            return _sharded(CRITIC, self.replicas * self.generate.num_gpus)
-        return _sliced(CRITIC, self.train) if self.engine == HYBRIDFLOW else _sharded(CRITIC, self.train.num_gpus)
+    def place_of(self, model: str) -> tuple[int, Cost]:
+        """Returns the first process of a model beside the policy, and its cost model. In the actor's set it has the
+        policy's degrees, or ZeRO-3 over all where the engine gathers all weights; but critics and what rewards lie on
+        the GPUs that generate where these do not train. On processes of its own set it has ZeRO-3 over them.
+
+        Raises:
+            ValueError: as ModelSets.of.
+        """
+        of, (first, gpus) = POLICY if model == REFERENCE else CRITIC, self.sets.place_of(model)
+        if first:
+            return first, _sharded(of, gpus)
+        if model != REFERENCE and self.engine == STANDALONE:
+            return self.train.num_gpus, _sharded(of, self.replicas * self.generate.num_gpus)
+        return 0, self._cost_beside(of)
 
     def job(self, seed: int) -> PolicyJob:
-        """Returns what every rank is told. Its steps have no workload but the rollouts."""
+        """Returns what every rank is told. Its steps have no workload but the rollouts.
+
+        Raises:
+            ValueError: as ModelSets.of, and as PolicyJob.
+        """
 
         def steps(cost: Cost, drawn: int = seed) -> StepJob:
             return StepJob(cost, Fixed(seed, 1, 1), drawn, "auto", AdamW(lr=RATE), False, "cpu")
 
-        apart = self.learning.kl and self.schedule != STREAMED  # if streamed, it lies where the policy generates
-        others = {REFERENCE: ModelJob(steps(self.cost))} if apart else {}
-        first = self.train.num_gpus if self.engine == STANDALONE else 0
-        if self.algorithm in (PPO, SAFE_RLHF):
-            others[CRITIC_NAME] = ModelJob(steps(self.critic_cost), first)
-        if self.algorithm == SAFE_RLHF:
-            for name in (COST_CRITIC, COST):
-                others[name] = ModelJob(steps(self.critic_cost, cost_seed(seed)), first)
+        seeds = {REWARD: reward_seed(seed), COST: cost_seed(seed), COST_CRITIC: cost_seed(seed)}
+        others = {}
+        for name in self.others:
+            first, cost = self.place_of(name)
+            others[name] = ModelJob(steps(cost, seeds.get(name, seed)), first)
         layout = self.engine, self.train, self.generate, self.replicas
         return PolicyJob(steps(self.cost), *layout, LIMIT, others, self.schedule)
+
+    def _cost_beside(self, model: Model) -> Cost:
+        """Returns the cost model of a model that lies as the policy does."""
+        gathers_all = self.engine == DS_CHAT or (model == CRITIC and self.engine == HYBRIDFLOW_V)
+        return _sharded(model, self.train.num_gpus) if gathers_all else _sliced(model, self.train)
 
 
 def cost_seed(seed: int) -> int:
     """Returns the seed of the cost model's weights, with which its critic begins."""
     return seed + 1
+
+
+def reward_seed(seed: int) -> int:
+    """Returns the seed of the reward model's weights."""
+    return seed + 2
 
 
 def _sharded(model: Model, gpus: int) -> Cost:
@@ -155,15 +209,15 @@ class LoopSteps:
         gpus = cost.gpus
         return LoopSteps(system, ProvenSteps("the loop", gpus.model, gpus.cluster.num_ranks, cost.tp, cost.pp))
 
-    def of_rollouts(self, rollouts: Sequence[Rollout], iteration: int) -> tuple[Batch, Step, tuple[TokenParts, ...]]:
-        """Returns the batch that rollouts are, and the step that trains with it, proven."""
-        batch = Batch(np.array([len(one.tokens) for one in rollouts], np.int64), 0, iteration)
+    def of_rollouts(self, lengths: Sequence[int], iteration: int) -> ModelStep:
+        """Returns the batch of sequences with these lengths, and the step that trains with it, proven."""
+        batch = Batch(np.array(lengths, np.int64), 0, iteration)
         plans = self.system.plan(batch)
         return batch, self.steps.of(batch, plans), tokens_of(self.steps.parts(batch, plans))
 
-    def of_scores(self, rollouts: Sequence[Rollout], iteration: int) -> tuple[Batch, Step, tuple[TokenParts, ...]]:
-        """Returns the batch that rollouts are, and the forward that scores it, proven."""
-        batch = Batch(np.array([len(one.tokens) for one in rollouts], np.int64), 0, iteration)
+    def of_scores(self, lengths: Sequence[int], iteration: int) -> ModelStep:
+        """Returns the batch of sequences with these lengths, and the forward that scores it, proven."""
+        batch = Batch(np.array(lengths, np.int64), 0, iteration)
         plans = self.system.plan(batch)
         return batch, self.steps.forwards(plans), tokens_of(self.steps.parts(batch, plans))
 
@@ -204,12 +258,15 @@ def learned_from(
     multiplier: float,
 ) -> Experience:
     """Returns what models learn from rollouts. greedy: the greedy response to each prompt, for ReMax alone. known: by
-    model, what it makes of each token of each response, and the cost model of each response. multiplier: of costs."""
-    rewards, reference = rewards_of(rollouts), known.get(REFERENCE, [])
+    model, what it makes of each token of each response; the cost model and the reward model of each response, the
+    latter of greedy ones behind the others, too. multiplier: of costs."""
+    reference, count = known.get(REFERENCE, []), len(rollouts)
+    rewards = np.concatenate(known[REWARD]) if REWARD in known else rewards_of([*rollouts, *greedy])
+    rewards, base = rewards[:count], rewards[count:]
     if learning.algorithm == GRPO:
-        return grpo_experience(rollouts, rewards, GROUP, reference)
+        return grpo_experience(rollouts, rewards, GROUP)
     if learning.algorithm == REMAX:
-        return remax_experience(rollouts, rewards, np.repeat(rewards_of(greedy), GROUP), learning.kl, reference)
+        return remax_experience(rollouts, rewards, np.repeat(base, GROUP), learning.kl, reference)
     if learning.algorithm == PPO:
         return ppo_experience(rollouts, rewards, known[CRITIC_NAME], learning.kl, reference)
     values = known[CRITIC_NAME], known[COST_CRITIC]

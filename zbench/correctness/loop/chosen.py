@@ -1,44 +1,65 @@
 """Chooses loops: of all layouts, algorithms, schedules and systems every one, each layout once, or few with every pair
-of an engine, an algorithm, a schedule and a system."""
+of an engine, an algorithm, a schedule, a system and a placement."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, product
 
 from zbench.correctness.loop.cases import Loop
-from zbench.describe.job import ONE_STEP_OFF, SYNCHRONOUS
+from zbench.describe.job import ONE_STEP_OFF, STREAMED, SYNCHRONOUS
+from zbench.describe.rollouts.stages import ACTOR, COLOCATE, PLACEMENTS, SPLIT, placed_sets
+from zbench.describe.rollouts.stages import STANDALONE as STANDALONE_MODELS
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW, HYBRIDFLOW_V, STANDALONE
 from zbench.rollouts.experience import GRPO
 
 SYSTEMS = ("verl_balance", "dynamic_cp", "flexsp", "zeppelin", "nodewise")
-# engine, training's degrees, generation's, replicas of it: on up to four processes
+# engine, training's degrees, generation's, replicas of it, which models share processes, processes of each set behind
+# the actor's: four together at most, but for Safe RLHF with six models by themselves
 LAYOUTS = (
-    (DS_CHAT, "1-2-2", "1-2", 1),
-    (DS_CHAT, "1-4-1", "1-1", 1),
-    (HYBRIDFLOW_V, "1-2-2", "1-2", 1),
-    (HYBRIDFLOW_V, "1-4-1", "1-2", 1),
-    (HYBRIDFLOW_V, "2-2-1", "1-1", 1),
-    (HYBRIDFLOW, "1-2-2", "1-1", 1),
-    (HYBRIDFLOW, "1-4-1", "1-2", 1),
-    (HYBRIDFLOW, "2-2-1", "1-2", 1),
-    (HYBRIDFLOW, "2-1-2", "1-1", 1),
-    (STANDALONE, "1-2-1", "1-1", 2),
-    (STANDALONE, "1-2-1", "1-2", 1),
-    (STANDALONE, "1-1-3", "1-1", 1),
+    (DS_CHAT, "1-2-2", "1-2", 1, COLOCATE, 0),
+    (DS_CHAT, "1-4-1", "1-1", 1, COLOCATE, 0),
+    (HYBRIDFLOW_V, "1-2-2", "1-2", 1, COLOCATE, 0),
+    (HYBRIDFLOW_V, "1-4-1", "1-2", 1, COLOCATE, 0),
+    (HYBRIDFLOW_V, "2-2-1", "1-1", 1, COLOCATE, 0),
+    (HYBRIDFLOW, "1-2-2", "1-1", 1, COLOCATE, 0),
+    (HYBRIDFLOW, "1-4-1", "1-2", 1, COLOCATE, 0),
+    (HYBRIDFLOW, "2-2-1", "1-2", 1, COLOCATE, 0),
+    (HYBRIDFLOW, "2-1-2", "1-1", 1, COLOCATE, 0),
+    (STANDALONE, "1-2-1", "1-1", 2, COLOCATE, 0),
+    (STANDALONE, "1-2-1", "1-2", 1, COLOCATE, 0),
+    (STANDALONE, "1-1-3", "1-1", 1, COLOCATE, 0),
+    (HYBRIDFLOW, "1-2-1", "1-1", 1, SPLIT, 2),
+    (DS_CHAT, "1-2-1", "1-2", 1, SPLIT, 1),
+    (STANDALONE, "1-1-1", "1-1", 2, SPLIT, 1),
+    (HYBRIDFLOW, "1-1-1", "1-1", 1, STANDALONE_MODELS, 1),
 )
 
 
 def every_loop(
-    systems: Sequence[str], algorithms: Sequence[str] = (GRPO,), schedules: Sequence[str] = (SYNCHRONOUS,)
+    systems: Sequence[str],
+    algorithms: Sequence[str] = (GRPO,),
+    schedules: Sequence[str] = (SYNCHRONOUS,),
+    placements: Sequence[str] = PLACEMENTS,
 ) -> list[Loop]:
-    """Lists the loops of every layout with every algorithm, schedule and system; one step off policy of those alone
-    whose generation has GPUs of its own."""
-    layouts = [(engine, TrainDegrees.of(p), GenerateDegrees.of(g), replicas) for engine, p, g, replicas in LAYOUTS]
+    """Lists the loops of every layout of some placements with every algorithm, schedule and system; one step off policy
+    of those alone whose generation has GPUs of its own, streamed of those whose reference has none. Where sets of
+    models have GPUs of their own, a model gives rewards."""
     return [
-        Loop(*layout, system, algorithm, schedule)
-        for algorithm, layout, schedule, system in product(algorithms, layouts, schedules, systems)
-        if schedule != ONE_STEP_OFF or layout[0] == STANDALONE
+        _loop(*one)
+        for one in product(algorithms, LAYOUTS, schedules, systems)
+        if one[1][4] in placements
+        and (one[2] != ONE_STEP_OFF or one[1][0] == STANDALONE)
+        and (one[2] != STREAMED or one[1][4] != STANDALONE_MODELS)
     ]
+
+
+def _loop(algorithm: str, layout: tuple[str, str, str, int, str, int], schedule: str, system: str) -> Loop:
+    engine, train, generate, replicas, placement, each = layout
+    degrees = TrainDegrees.of(train), GenerateDegrees.of(generate)
+    alone = Loop(engine, *degrees, replicas, system, algorithm, schedule, placement, (), placement != COLOCATE)
+    sets = placed_sets(placement, (ACTOR, *alone.others))
+    return replace(alone, beside=(each,) * (len(sets) - 1))
 
 
 def each_layout(*given: Sequence[str]) -> list[Loop]:
@@ -51,8 +72,9 @@ def each_layout(*given: Sequence[str]) -> list[Loop]:
 
 
 def paired_loops(*given: Sequence[str]) -> list[Loop]:
-    """Lists few loops that have every layout, and every pair of an engine, an algorithm, a schedule and a system that
-    there is. They are chosen one by one, each with the most that is still missing. given: as of `every_loop`."""
+    """Lists few loops that have every layout, and every pair of an engine, an algorithm, a schedule, a system and a
+    placement that there is. They are chosen one by one, each with the most that is still missing. given: as of
+    `every_loop`."""
     every = every_loop(*given)
     missing, found = {pair for one in every for pair in _pairs(one)}, list[Loop]()
     while missing:
@@ -63,12 +85,12 @@ def paired_loops(*given: Sequence[str]) -> list[Loop]:
 
 
 def _layout(one: Loop) -> tuple[object, ...]:
-    return one.engine, one.train, one.generate, one.replicas
+    return one.engine, one.train, one.generate, one.replicas, one.placement
 
 
 def _pairs(one: Loop) -> set[tuple[object, ...]]:
     """Returns the pairs that a loop has, and its layout."""
-    return {*combinations((one.engine, one.algorithm, one.schedule, one.system), 2), _layout(one)}
+    return {*combinations((one.engine, one.algorithm, one.schedule, one.system, one.placement), 2), _layout(one)}
 
 
 def _uses(one: Loop, found: Sequence[Loop]) -> int:

@@ -1,10 +1,11 @@
 """python -m zbench.correctness loop: generates and trains by GRPO, PPO, ReMax or Safe RLHF, on
 processes. An edge.
 
-Every loop goes through iterations of generation by tensor-parallel groups, a reward by a rule, and updates by whole
-steps, with weights brought from one layout to the other by an engine, by a schedule; beside it one process does the
-same. Responses have to be the same tokens, losses and weights the same to 1e-12 in float64, bytes of weights those of
-the step, and what was given up, and how old the policy was that generated, the same as in one process.
+Every loop goes through iterations of generation by tensor-parallel groups, rewards, and updates by whole steps, with
+weights brought from one layout to the other by an engine, by a schedule, and with sets of models on processes of their
+own by a placement; beside it one process does the same. Responses have to be the same tokens, losses and weights the
+same to 1e-12 in float64, bytes of weights and of tokens' numbers those of their steps, and what was given up, and how
+old the policy was that generated, the same as in one process.
 Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
 """
 
@@ -22,6 +23,7 @@ from zbench.correctness.loop.cases import GROUP, AloneReport, Loop, LoopSteps
 from zbench.correctness.loop.chosen import SYSTEMS, each_layout, every_loop, paired_loops
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
+from zbench.describe.rollouts.stages import COLOCATE, PLACEMENTS
 from zbench.rollouts.engines import HYBRIDFLOW
 from zbench.rollouts.experience import LEARNT_BY, SAFE_RLHF
 from zbench.runtime.job.step_job import Sizes
@@ -39,6 +41,9 @@ TITLES = (
     "loss",
     "weights",
     "bytes to generation",
+    "bytes of numbers",
+    "between sets",
+    "trained at once",
     "multiplier",
     "shards shared",
     "age",
@@ -53,6 +58,8 @@ class LoopVerdict:
     """The verdict on a loop. tokens: of all responses; clipped: losses whose ratio, or value, was, of all updates;
     loss, weights: the largest differences, nan where nothing came back; moved: bytes of weights that came to GPUs that
     generate; shared: of shards of weights in training, how many lay in the memory of what was generated with, and all;
+    numbers, between: bytes of tokens' numbers that ranks received, and of these from another set of models; busy:
+    seconds in which critics trained apart from the policy, and of these those in which the policy was trained, too;
     multiplier: of the cost at the end, 1 without one; age: most updates of the policy between generating a batch and
     training on it; given_up: tokens of responses; early: responses that were scored while others were generated;
     fault: what is wrong, "" if nothing."""
@@ -69,22 +76,33 @@ class LoopVerdict:
     age: int = 0
     given_up: int = 0
     early: int = 0
+    numbers: int = 0
+    between: int = 0
+    busy: tuple[float, float] = (0.0, 0.0)
 
     def row(self) -> list[str]:
         """Returns the row of a table."""
         numbers = f"{self.tokens:,}", f"{self.clipped:,}", f"{self.loss:.0e}", f"{self.weights:.0e}", f"{self.moved:,}"
+        carried = (
+            f"{self.numbers:,}",
+            f"{self.between:,}",
+            f"{self.busy[1] / self.busy[0]:.0%}" if self.busy[0] else "-",
+        )
         multiplier = f"{self.multiplier:.4f}" if self.loop.algorithm == SAFE_RLHF else "-"
         schedule = str(self.age), f"{self.given_up:,}", str(self.early)
         shared = "{} of {}".format(*self.shared)
-        return [str(self.loop), *numbers, multiplier, shared, *schedule, "FAILED" if self.fault else ""]
+        return [str(self.loop), *numbers, *carried, multiplier, shared, *schedule, "FAILED" if self.fault else ""]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command with the words that follow its name; returns the exit code."""
     parser = Parser(prog="python -m zbench.correctness loop", description="Generation and training, on processes.")
-    choices = {"systems": SYSTEMS, "algorithms": LEARNT_BY, "schedules": LOOP_SCHEDULES}
+    choices = {"systems": SYSTEMS, "algorithms": LEARNT_BY, "schedules": LOOP_SCHEDULES, "placements": PLACEMENTS}
     for name, some in choices.items():
         parser.add_argument(f"--{name}", default=",".join(some), help="by commas (default %(default)s)")
+    parser.add_argument(
+        "--beside", default="", help="processes of each set of models behind the actor's, as in 2 or 1,1,2"
+    )
     parser.add_argument("--quick", action="store_true", help="each layout once, not every pair of these once")
     parser.add_argument("--all", action="store_true", help="every layout with all of these: hundreds of loops")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and what is drawn (default 0)")
@@ -99,7 +117,12 @@ def main(arguments: Sequence[str]) -> int:
     if asked.quick and asked.all:
         raise ValueError("--quick and --all are given; it takes one of them")
     chosen = (each_layout if asked.quick else every_loop if asked.all else paired_loops)(*given)
-    _ = [LoopSteps.of(one.system, one.cost) for one in chosen]  # refuses systems that there are not
+    if not chosen:
+        told = " ".join(f"--{name} {getattr(asked, name)}" for name in choices)
+        raise ValueError(f"no layout goes with all of {told}; see docs/rollouts.md")
+    if asked.beside:
+        chosen = _with_beside(chosen, asked.beside)
+    _ = [(LoopSteps.of(one.system, one.cost), one.job(asked.seed)) for one in chosen]  # refuses what there is not
     found: list[LoopVerdict] = []
     try:
         with Meter(len(chosen), unit="loop") as meter:
@@ -109,6 +132,23 @@ def main(arguments: Sequence[str]) -> int:
     finally:  # Ctrl-C, too, leaves the table of what was finished
         _print(found)
     return 1 if any(one.fault for one in found) or not found else 0
+
+
+def _with_beside(loops: Sequence[Loop], text: str) -> list[Loop]:
+    """Returns loops with as many processes in the sets behind the actor's as a text has, of those that have such sets.
+
+    Raises:
+        ValueError: the text is something else, or no loop has.
+    """
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ValueError(f"--beside is {text!r}; it takes a whole number for each set behind the actor's, by commas")
+    found = [replace(one, beside=tuple(map(int, words))) for one in loops if one.placement != COLOCATE]
+    if not found:
+        raise ValueError(
+            f"--beside is {text}; with --placements {COLOCATE} all models share processes, so it takes none"
+        )
+    return found
 
 
 def compared_loop(loop: Loop, job: PolicyJob, seed: int, resumed: bool = False) -> LoopVerdict:
@@ -164,6 +204,10 @@ def judged_loop(
             faults.append(f"responses {', '.join(map(str, wrong))} of iteration {number} have other tokens")
         if list(one.moved) != list(stated):
             faults.append(f"ranks have (sent, received) {one.moved} bytes of weights; the step says {stated}")
+        for way in one.numbers:
+            if way.counted != way.stated:
+                told = f"ranks have (sent, received) {way.counted} bytes of tokens' numbers in iteration {number}"
+                faults.append(f"{told}; the step says {way.stated}")
         if not abs(one.multiplier - wanted.multiplier) < LIMIT:
             faults.append(f"the multiplier is {one.multiplier}, and in one process {wanted.multiplier}")
         if (one.age, one.given_up) != (wanted.age, wanted.given_up):
@@ -189,7 +233,11 @@ def judged_loop(
         sum(one.given_up for one in found),
         sum(one.early for one in found),
     )
-    return LoopVerdict(loop, tokens, clipped, *off, moved, inside, "; ".join(faults), multiplier, age, given_up, early)
+    ways = [way for one in found for way in one.numbers]
+    numbers, between = sum(got for way in ways for _, got in way.counted), sum(way.between for way in ways)
+    busy = sum(one.busy[0] for one in found), sum(one.busy[1] for one in found)
+    verdict = LoopVerdict(loop, tokens, clipped, *off, moved, inside, "; ".join(faults), multiplier)
+    return replace(verdict, age=age, given_up=given_up, early=early, numbers=numbers, between=between, busy=busy)
 
 
 def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:

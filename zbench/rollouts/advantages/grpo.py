@@ -24,10 +24,7 @@ def group_advantages(rewards: Floats, group: int) -> Floats:
     return np.asarray(found.reshape(-1), np.float64)
 
 
-def grpo_experience(
-    rollouts: Sequence[Rollout], rewards: Floats, group: int, reference: Sequence[Floats] = ()
-) -> Experience:
-    """Returns what GRPO learns from. reference: as of Experience."""
+def grpo_experience(rollouts: Sequence[Rollout], rewards: Floats, group: int) -> Experience:
+    """Returns what GRPO learns from. rewards, group: as of group_advantages."""
     each = group_advantages(rewards, group).tolist()
-    advantages = [np.full(len(one.before), value) for one, value in zip(rollouts, each, strict=True)]
-    return Experience(rollouts, advantages, reference)
+    return Experience([np.full(len(one.before), value) for one, value in zip(rollouts, each, strict=True)])

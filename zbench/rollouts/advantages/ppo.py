@@ -31,7 +31,7 @@ def ppo_experience(
     term; reference: negative log-likelihoods under the reference model, () without that term."""
     given = token_rewards(rollouts, rewards, kl, reference)
     advantages, critic = estimated(given, values)
-    return Experience(rollouts, whitened(advantages), critics={CRITIC: critic})
+    return Experience(whitened(advantages), critics={CRITIC: critic})
 
 
 def estimated(rewards: Sequence[Floats], values: Sequence[Floats]) -> tuple[list[Floats], ValueEstimates]:
@@ -53,7 +53,7 @@ def remax_experience(
     reference as of ppo_experience."""
     given = token_rewards(rollouts, rewards, kl, reference)
     advantages = [one[::-1].cumsum()[::-1] - base for one, base in zip(given, greedy.tolist(), strict=True)]
-    return Experience(rollouts, advantages)
+    return Experience(advantages)
 
 
 def token_rewards(rollouts: Sequence[Rollout], rewards: Floats, kl: float, reference: Sequence[Floats]) -> list[Floats]:

@@ -55,4 +55,4 @@ def safe_rlhf_experience(
     rewards, critic = estimated(token_rewards(rollouts, given[0], kl / 2, reference), values[0])
     costs, cost_critic = estimated(token_rewards(rollouts, given[1], -kl / 2, reference), values[1])
     advantages = [(one - multiplier * other) / (1 + multiplier) for one, other in zip(rewards, costs, strict=True)]
-    return Experience(rollouts, advantages, critics={CRITIC: critic, COST_CRITIC: cost_critic})
+    return Experience(advantages, critics={CRITIC: critic, COST_CRITIC: cost_critic})

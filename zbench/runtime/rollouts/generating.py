@@ -11,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from zbench.describe.arrays import Floats
 from zbench.describe.job import ONE_STEP_OFF, STREAMED
 from zbench.rollouts.engines import resharding_of
 from zbench.rollouts.experience import Rollout
@@ -27,7 +28,10 @@ Stores = Mapping[int, Store]
 
 
 class Generating:
-    """The part of a rank that generates. own: the number of its group and the group itself, None where it has none."""
+    """The part of a rank that generates. own: the number of its group and the group itself, None where it has none.
+    weights: their way to generation, None of a rank that neither trains the policy nor generates. kept: what it has
+    generated of the iteration that comes, by iteration and whether it is greedy, and then by number; scores: what it
+    has scored meanwhile, by number."""
 
     def __init__(self, rank: int, rendezvous: Rendezvous, job: PolicyJob) -> None:
         self.rank, self.job, self.board = rank, job, rendezvous.board
@@ -41,6 +45,9 @@ class Generating:
         self.reference: Callable[[str, int], Tensor] | None = None
         self.thread = ThreadPoolExecutor(1) if job.schedule == ONE_STEP_OFF else None
         self.under_way: Future[list[GenerationReport]] | list[GenerationReport] = []
+        self.kept: dict[tuple[int, bool], dict[int, Rollout]] = {}
+        self.scores: Mapping[int, Floats] = {}
+        self._rounds: Sequence[GenerationRound] = ()
 
     def begin(self, weights: PolicyWeights, resting: Resting, stores: Stores) -> None:
         """Takes over the way of weights to generation, and, where it is to score meanwhile, what is generated with as
@@ -53,8 +60,10 @@ class Generating:
 
     def start(self, resting: Resting, stores: Stores, updates: int, rounds: Sequence[GenerationRound]) -> None:
         """Brings weights and begins to generate with them. updates: that they have had. Collective."""
-        weights = self.weights
-        assert weights is not None, "there is a way of weights"
+        weights, self._rounds = self.weights, rounds
+        if weights is None:
+            self.under_way = [GenerationReport({}, (0, 0), (), updates, one.every) for one in rounds]
+            return
         moved = weights.to_generation(resting, stores)
         shared = tuple(weights.is_shared(stores))
 
@@ -72,12 +81,21 @@ class Generating:
     def ended(self, stores: Stores) -> list[GenerationReport]:
         """Waits for what was begun; returns it, and leaves to training what is training's."""
         found, weights = self.under_way, self.weights
-        assert weights is not None, "there is a way of weights"
         if isinstance(found, Future):
             self.board.say("generating beside training")
             found = found.result()
-        if self.thread is None or self.own is not None:
+        if weights is not None and (self.thread is None or self.own is not None):
             weights.to_training(stores)
+        for asked, one in zip(self._rounds, found, strict=True):
+            self.kept[asked.iteration, asked.greedy] = one.rollouts
+            self.scores = one.scores if asked.scored else self.scores
+        return found
+
+    def taken(self, iteration: int) -> tuple[dict[int, Rollout], dict[int, Rollout], Mapping[int, Floats]]:
+        """Returns what this rank has generated for an iteration, sampled and greedy, and what it scored meanwhile, all
+        by number, and forgets it."""
+        found = self.kept.pop((iteration, False), {}), self.kept.pop((iteration, True), {}), self.scores
+        self.scores = {}
         return found
 
     # -- inside ---------------------------------------------------------------------------------------

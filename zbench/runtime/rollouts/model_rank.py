@@ -1,7 +1,8 @@
 """One rank of a model that learns from rollouts, or scores them: the policy, a critic, a reference model.
 
-Each model of a job has its own parameters, messages and steps on the ranks where it lies, which follow one another. A
-rank where it does not lie has nothing of it, but comes to the barriers of its steps.
+Each model of a job has its own parameters, messages and steps on the ranks where it lies, which follow one another and
+meet before each step. A rank where it does not lie has nothing of it and goes on, so models on different ranks work at
+the same time.
 """
 
 from dataclasses import replace
@@ -37,12 +38,12 @@ class ModelRank(SteppingRank):
         self.begun: PreparedStep | None = None  # the step that parameters were drawn to
         count = job.cost.gpus.cluster.num_ranks
         members = range(first, first + count)
-        self.process = rank - first if rank in members else count
-        if first:
-            group = dist.new_group(list(members))  # every rank makes it, as torch asks
-            if rank in members:
-                messages = open_messages(group, self._node_of(count), self.device)
-                self.runner.machine = replace(self.runner.machine, messages=messages)
+        self.lies_here = rank in members
+        self.process = rank - first if self.lies_here else count
+        self.own = dist.new_group(list(members))  # every rank makes it, as torch asks
+        if first and self.lies_here:
+            messages = open_messages(self.own, self._node_of(count), self.device)
+            self.runner.machine = replace(self.runner.machine, messages=messages)
 
     def begin(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], trained: TrainingTokens) -> None:
         """Draws parameters to where a step begins with them. trained: the tokens of the step."""
@@ -50,19 +51,19 @@ class ModelRank(SteppingRank):
         self.begun = self._prepared(batch, step, tokens, NoUpdate())
 
     def learn(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], trained: TrainingTokens) -> StepReport:
-        """Trains with rollouts for a step. Collective."""
+        """Trains with rollouts for a step. Collective of the ranks where the model lies, as are scores."""
         self.trained = trained
         return self.step(batch, step, tokens, True)
 
     def score(self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], trained: TrainingTokens) -> list[Scored]:
         """Returns what the model makes of the tokens that are at home here, by the forward of a step: negative
-        log-likelihoods of their targets, or values. Collective."""
+        log-likelihoods of their targets, or values."""
         self.trained, scores = trained, NotedScores()
         words = replace(self._words(batch), losses=scores)
         machine = replace(self.runner.machine, update=NoUpdate(), choices={})
         prepared = PreparedStep.of(step, self.process, machine, tokens, [words] * len(tokens))
         self.board.wait("barrier before scoring")
-        dist.barrier()
+        self._meet()
         self.runner.run(prepared)
         self.runner.take(prepared, "loss")
         return scores.found
@@ -76,6 +77,9 @@ class ModelRank(SteppingRank):
     # -- inside ---------------------------------------------------------------------------------------
     def _node_of(self, num_ranks: int) -> Ints:
         return np.zeros(num_ranks, np.int64)  # one machine, whatever the cluster
+
+    def _meet(self) -> None:
+        dist.barrier(self.own)
 
     def _counted(self, batch: Batch) -> int:
         return self.trained.counted

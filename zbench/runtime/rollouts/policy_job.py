@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.batch import Batch
 from zbench.describe.job import ONE_STEP_OFF, STREAMED, SYNCHRONOUS
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, STANDALONE, resharding_of
@@ -13,13 +14,21 @@ from zbench.rollouts.gathers import ReshardedWeights
 from zbench.rollouts.sharded import ShardedWeights
 from zbench.rollouts.weights import step_weights
 from zbench.runtime.job.step_job import StepJob
+from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.elements import elements_held
 from zbench.step.template import Step
 
-POLICY, REFERENCE, COST = "policy", "reference", "cost"  # models of a loop, beside critics
-UNTRAINED = (REFERENCE, COST)  # models that score alone
+POLICY, REFERENCE, REWARD, COST = "policy", "reference", "reward", "cost"  # models of a loop, beside critics
+UNTRAINED = (REFERENCE, REWARD, COST)  # models that score alone
+OF_RESPONSES = (REWARD, COST)  # whose value of a response's last token counts, and no other
+# Columns of the numbers of tokens (zbench.rollouts.columns), beside those that models make, which have their names.
+TOKENS, BEFORE, ADVANTAGES = "tokens", "before", "advantages"
+HOME = 0  # the rank that has all numbers of a batch, and computes advantages of them
 TAIL = "tail"  # tail batching, synchronous but for which sequences a batch has
 LOOP_SCHEDULES = (SYNCHRONOUS, STREAMED, TAIL, ONE_STEP_OFF)
+
+
+ModelStep = tuple[Batch, Step, tuple[TokenParts, ...]]  # of a model: a batch, its step, and where its tokens are
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,17 @@ class ModelJob:
             )
 
 
+def returns_of(critic: str) -> str:
+    """Returns the name of the column of what a critic is trained to."""
+    return f"{critic}.returns"
+
+
 @dataclass(frozen=True)
 class PolicyJob:
     """The job of a loop's ranks. steps: of those that train the policy; the others generate alone, or have other
-    models. engine, train, generate, replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a
-    response. others: the models beside the policy, by name.
+    models. A model's ranks follow one another, and models that have the same ones are a set. engine, train, generate,
+    replicas: as of zbench.rollouts.engines.resharding_of. limit: of tokens of a response. others: the models beside the
+    policy, by name.
 
     Raises:
         ValueError: generation has stages, or slices that are no whole number of training's.
@@ -72,6 +87,27 @@ class PolicyJob:
                 f"schedule is {self.schedule} and engine {self.engine}; the next batch is generated while this one is "
                 f"trained on, so generation takes GPUs of its own: engine {STANDALONE}"
             )
+
+    @property
+    def own_ranks(self) -> int:
+        """The ranks that train the policy or generate, which are the first ones."""
+        beside = self.replicas * self.generate.num_gpus if self.engine == STANDALONE else 0
+        return self.train.num_gpus + beside
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of all models."""
+        ends = [one.first + one.steps.cost.gpus.cluster.num_ranks for one in self.others.values()]
+        return max(self.own_ranks, *ends) if ends else self.own_ranks
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ValueError unless all models together have just so many ranks, one set behind the other."""
+        if self.num_ranks != ranks:
+            raise ValueError(f"the sets of models have {self.num_ranks} ranks together, and there are {ranks}")
+        sets = {range(self.own_ranks)}
+        sets |= {range(one.first, one.first + one.steps.cost.gpus.cluster.num_ranks) for one in self.others.values()}
+        for rank in sorted(set(range(ranks)).difference(*sets)):
+            raise ValueError(f"rank {rank} has no model; the sets of models follow one another and have all {ranks}")
 
     @property
     def critics(self) -> list[str]:
@@ -116,8 +152,21 @@ class GenerationRound:
 
 
 @dataclass(frozen=True)
+class BatchTold:
+    """A batch of rollouts as every rank is told of it. numbers, greedy: those that generation knew its rollouts, and
+    the greedy responses behind these, by. lengths, prompts: tokens of all these sequences, and of their prompts."""
+
+    iteration: int
+    numbers: Sequence[int]
+    greedy: Sequence[int]
+    lengths: Sequence[int]
+    prompts: Sequence[int]
+
+
+@dataclass(frozen=True)
 class GenerationReport:
-    """The responses that a rank generated. rollouts: by number, of the first GPU of a group, nothing of others. moved:
+    """The responses that a rank generated, which it keeps. rollouts: by number, of the first GPU of a group, nothing of
+    others. moved:
     bytes of weights (sent, received) before. shared: of each weight that it trains, whether training had it in the
     memory of what was generated with. updates: of the policy until then. kept: the prompts that are trained on, by
     number, the same of all GPUs that generate. scores: of what the group scored meanwhile, by number, as rollouts;

@@ -1,30 +1,41 @@
 """One rank of a loop that generates with a policy and trains it: GPUs of training first, then those that generate only.
 
 Training is by whole steps, as of any run of them (zbench.runtime.stepping.rank); what it trains with are rollouts, each
-token with its own loss. Other models of the loop, a critic and a reference model, lie on ranks of it beside the policy.
+token with its own loss. Other models of the loop, a critic and a reference model, lie on ranks of it beside the policy
+or behind them. What a rank trains with comes in messages of other ranks (zbench.runtime.rollouts.columns).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from zbench.describe.batch import Batch
-from zbench.rollouts.experience import TrainingTokens
+import numpy as np
+
+from zbench.rollouts.columns import ColumnMoves
+from zbench.rollouts.experience import Rollout, TrainingTokens
 from zbench.runtime.handlers.runner import StepRunner
-from zbench.runtime.handlers.token_loss import Scored
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.rollouts.columns import Run, TokenColumns
 from zbench.runtime.rollouts.generating import Generating
 from zbench.runtime.rollouts.model_rank import ModelRank
-from zbench.runtime.rollouts.policy_job import POLICY, GenerationReport, GenerationRound, PolicyJob
+from zbench.runtime.rollouts.policy_job import (
+    BEFORE,
+    HOME,
+    OF_RESPONSES,
+    POLICY,
+    REFERENCE,
+    TOKENS,
+    BatchTold,
+    GenerationReport,
+    GenerationRound,
+    ModelStep,
+    PolicyJob,
+)
 from zbench.runtime.rollouts.policy_weights import PolicyWeights
 from zbench.runtime.stepping.rank_state import RankState
-from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
-from zbench.step.template import Step
-
-ModelStep = tuple[Batch, Step, tuple[TokenParts, ...], TrainingTokens]
 
 
 class PolicyRank(ModelRank):
@@ -34,17 +45,22 @@ class PolicyRank(ModelRank):
     kind: type[ModelRank] = ModelRank
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: PolicyJob) -> None:
+        job.check_ranks(num_ranks)
         super().__init__(rank, num_ranks, rendezvous, job.steps)
         self.loop = job
         self.generating = Generating(rank, rendezvous, job)
         self.models: dict[str, ModelRank] = {POLICY: self}
         for name, one in job.others.items():
             self.models[name] = self.kind(rank, num_ranks, rendezvous, one.steps, one.first)
+        self.columns = TokenColumns.on(rank, self.runner.machine, self.board)
 
-    def begin_all(self, steps: Mapping[str, ModelStep]) -> None:
-        """Draws the parameters of every model to where its step begins with them."""
+    def begin_all(self, steps: Mapping[str, ModelStep], trained: TrainingTokens) -> None:
+        """Draws the parameters of every model to where its step begins with them. trained: tokens of the steps, which
+        may be any."""
         for name, one in steps.items():
-            self.models[name].begin(*one)
+            self.models[name].begin(*one, trained)
+        if self.rank >= self.loop.own_ranks:
+            return
         changing = StepRunner(self.runner.machine, self.board, where="to generation, ")
         made = self.loop.resharded(steps[POLICY][1])
         assert self.resting is not None, "parameters are drawn before generation"
@@ -67,13 +83,50 @@ class PolicyRank(ModelRank):
         """Returns what was generated, once it is, by round."""
         return self.generating.ended(self.runner.stores)
 
-    def score_by(self, model: str, *step: Any) -> list[Scored]:
-        """Returns what a model makes of rollouts, as of ModelRank.score. Collective."""
-        return self.models[model].score(*step)
+    def hold(self, batch: BatchTold) -> None:
+        """Begins with a batch: keeps of its tokens, and of what was scored meanwhile, what this rank has made."""
+        self.columns.begin(batch.lengths, batch.prompts)
+        sampled, greedy, scores = self.generating.taken(batch.iteration)
+        known = [sampled.get(one) for one in batch.numbers] + [greedy.get(one) for one in batch.greedy]
+        for number, one in enumerate(known):
+            if one is not None:
+                self.columns.write(TOKENS, (number, 0, len(one.tokens)), one.tokens.astype(np.float64))
+                self.columns.write_response(BEFORE, number, one.before)
+        for number, one_of in enumerate(batch.numbers):
+            if one_of in scores:
+                self.columns.write_response(REFERENCE, number, scores[one_of])
 
-    def update(self, steps: Mapping[str, ModelStep]) -> dict[str, StepReport]:
-        """Trains models with rollouts for a step each. Collective."""
-        return {name: self.models[name].learn(*one) for name, one in steps.items()}
+    def take_back(self, iteration: int, sampled: Mapping[int, Rollout], greedy: Mapping[int, Rollout]) -> None:
+        """Takes over what a checkpoint has of an iteration, on the rank that computes advantages."""
+        if self.rank == HOME:
+            self.generating.kept |= {(iteration, False): dict(sampled), (iteration, True): dict(greedy)}
+
+    def move(self, moves: ColumnMoves) -> tuple[int, int]:
+        """Brings numbers of tokens to where they are wanted; returns the bytes that this rank sent and received.
+        Collective."""
+        return self.columns.move(moves)
+
+    def score_all(self, steps: Mapping[str, tuple[ModelStep, Sequence[int]]]) -> dict[str, set[Run]]:
+        """Scores sequences by the models that lie here, one after another; returns of each the runs of tokens that are
+        scored here. steps: by model, its step and the sequences in their order."""
+        return {name: self._score(name, *one) for name, one in steps.items() if self.models[name].lies_here}
+
+    def train(
+        self, updates: Sequence[tuple[Mapping[str, ModelStep], Sequence[int]]], kl: float
+    ) -> list[dict[str, StepReport]]:
+        """Trains the models that lie here for all updates of an iteration, as `update` does for one; other sets of
+        models are not waited for in between."""
+        return [self.update(*one, kl) for one in updates]
+
+    def update(self, steps: Mapping[str, ModelStep], which: Sequence[int], kl: float) -> dict[str, StepReport]:
+        """Trains the models that lie here for a step each. which: the sequences in their order; kl: the coefficient of
+        the KL term in the policy's loss."""
+        found = {}
+        for name, step in steps.items():
+            if self.models[name].lies_here:
+                trained = self.columns.of_policy(which, kl) if name == POLICY else self.columns.of_critic(name, which)
+                found[name] = self.models[name].learn(*step, trained)
+        return found
 
     def save(self, path: str, iteration: int, driver: Mapping[str, Any]) -> None:
         """Writes a checkpoint that goes on with an iteration. driver: what its driver has of the iterations before.
@@ -95,6 +148,13 @@ class PolicyRank(ModelRank):
         return found.hexdigest()
 
     # -- inside ---------------------------------------------------------------------------------------
+    def _score(self, name: str, step: ModelStep, which: Sequence[int]) -> set[Run]:
+        found = set[Run]()
+        for sequence, position, made in self.models[name].score(*step, self.columns.scored(which)):
+            numbers = np.array(which)[sequence]
+            found |= self.columns.write_made(name, numbers, position, made, name in OF_RESPONSES)
+        return found
+
     def _all_kept(self) -> "KeptModels":
         return KeptModels({name: one.kept() for name, one in self.models.items()})
 

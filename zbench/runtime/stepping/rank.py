@@ -140,6 +140,10 @@ class SteppingRank:
         """Returns the node of every rank, int64 [num_ranks]."""
         return self.job.cost.gpus.cluster.node_of
 
+    def _meet(self) -> None:
+        """Waits for all ranks that run a step together."""
+        dist.barrier()
+
     def _update(self, num_tokens: int) -> Update:
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
@@ -181,7 +185,7 @@ class SteppingRank:
         for end in messages.ends:
             end.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
-        dist.barrier()
+        self._meet()
         self._synchronize()
         began = self.instruments.begin(number)
         messages.times.begin()

@@ -7,6 +7,7 @@ everywhere. It is what executor=torch_whole_step does between two steps.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,10 +28,17 @@ def switch_step(before: ElementHolders, after: ElementHolders) -> Step | None:
         ValueError: no GPU has what one lacks.
     """
     every = sorted(element_moves(before, after), key=lambda one: one.tensor)
-    if not every:
-        return None
-    gpus = after.num_gpus
-    indices = [Index(f"e{number}", one.sizes) for number, one in enumerate(every)]
+    return moving_step("switch", every, after.num_gpus) if every else None
+
+
+def moving_step(name: str, every: Sequence[ElementMoves], gpus: int, unit: int = 1, letter: str = "e") -> Step:
+    """Returns the step that moves pieces of tensors from GPUs that have them to those that lack them. name: of its
+    template. unit: bytes of what sizes count. letter: that the indices of pieces begin with.
+
+    Raises:
+        ValueError: no GPU has what one lacks.
+    """
+    indices = [Index(f"{letter}{number}", one.sizes) for number, one in enumerate(every)]
     lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: gpus})
     tensors: list[Tensor] = []
     operations: list[list[int]] = []
@@ -41,7 +49,7 @@ def switch_step(before: ElementHolders, after: ElementHolders) -> Step | None:
         for layer in one.layers:
             what = len(tensors)
             home = np.full(len(index), -1, np.int64)
-            tensors.append(Tensor(f"{one.tensor}_{layer}", (index.name,), "copy", "", "none", 1, home))
+            tensors.append(Tensor(f"{one.tensor}_{layer}", (index.name,), "copy", "", "none", unit, home))
             operations += [
                 operation_row(SEND, what, ends_of, [lists.number(index.name, pieces)], "parameters")
                 for ends_of, pieces in sends
@@ -50,7 +58,7 @@ def switch_step(before: ElementHolders, after: ElementHolders) -> Step | None:
                 rows += flagged_items(lists, index.name, what, flags)
     layout = StepLayout(tuple(indices), (), (), (), tuple(tensors), (), lists.lists())
     needs, leaves = Items.of(begins), Items.of(ends)
-    template = Template("switch", 0, Operations.of(operations), (), needs, leaves)
+    template = Template(name, 0, Operations.of(operations), (), needs, leaves)
     return Step(gpus, 0, 0, (), (layout,), (template,), (Instance(0, 0),), needs, leaves)
 
 
