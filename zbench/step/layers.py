@@ -13,9 +13,9 @@ lies on a GPU of each group of them: i has those tokens of t that go there, p th
 are those of an expert's tokens; v is the sum of what the experts of a slice make of them, by shares; ez is an expert's
 gate and up, ed its way down. Shared experts, which all tokens pass, are one feed-forward: zs, us and bs are its z, u
 and b. In two levels ni has those tokens that go to a node n of the experts, i those of them that go on to a slice
-there, and nv is the sum of v over the node's slices. By 2DH n are numbers of GPUs in their nodes, ni, np and nv have the
-rows of i, p and v of all slices on such GPUs, and what aligns them copies rows alone. Where each expert is cut over GPUs, e are parts of experts
-(zbench.step.expert_cut), and n groups of GPUs that have the same ones.
+there, and nv is the sum of v over the node's slices. By 2DH n are numbers of GPUs in their nodes, ni, np and nv have
+the rows of i, p and v of all slices on such GPUs, and what aligns them copies rows alone. Where each expert is cut over
+GPUs, e are parts of experts (zbench.step.expert_cut), and n groups of GPUs that have the same ones.
 
 The first layers of a model with experts may be dense: mf, zf, uf and bf are m, z, u and b there, w the columns of their
 feed-forward, which are others than experts'. What layers of one kind alone have has names of its own, so that a name

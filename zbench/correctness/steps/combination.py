@@ -40,8 +40,8 @@ NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; unevenly, in all layers
 # but the first, which is dense; of experts with less room than is wanted, whose rows are as many as tokens, or all that
-# they have room for; of experts on several nodes, to which a row goes once, or by 2DH; by each layer's router while the step runs, of seats or of as many
-# rows as it chooses.
+# they have room for; of experts on several nodes, to which a row goes once, or by 2DH; by each layer's router while the
+# step runs, of seats or of as many rows as it chooses.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),

@@ -22,9 +22,9 @@ from zbench.step.layers import SHARES
 @dataclass(frozen=True)
 class Chosen:
     """The experts of a part's tokens, int64 [tokens, chosen], and the [first, last) experts of a slice, None of all
-    that relays pass on together, and of an expert's part. padding: rows of no token by expert, None: there is none. node: the spans of
-    experts whose rows relays pass on with the slice's: one, of which a token has a row once, or where rows are aligned
-    those of several slices, each with rows of its own. Shares are of all that a token chose."""
+    that relays pass on together, and of an expert's part. padding: rows of no token by expert, None: there is none.
+    node: the spans of experts whose rows relays pass on with the slice's: one, of which a token has a row once, or
+    where rows are aligned those of several slices, each with rows of its own. Shares are of all that a token chose."""
 
     experts: Ints
     slice: tuple[int, int] | None

@@ -126,7 +126,8 @@ class LayerCosts:
             passes = max(forward, gather) + max(backward, gather + reduce)
             gathered = params * e  # a layer's: at work the next one's besides, at the loss the last or the next one's
             at_work = working * fullest + 2 * gathered
-            return passes, optimizer / one.groups, states / one.groups, layer * fullest, at_work, gathered
+            head = model.head_params / one.tensor * (e + GRADIENT_BYTES)  # whole at the loss, with its gradient
+            return passes, optimizer / one.groups, states / one.groups, layer * fullest, at_work, gathered + head
         once = max(0.0, 2 * reduce - backward) + optimizer  # an all-reduce is both ways
         return forward + backward, once, states, layer * fullest, working * fullest, 0.0
 

@@ -19,8 +19,8 @@ from zbench.describe.arrays import Floats, Ints
 @dataclass(frozen=True, slots=True)
 class LayerTable:
     """The strategies of one layer, all layers being alike. seconds: of a micro-batch. bytes: that stay for the step or
-    until the backward. working: while the layer is at work; at_loss: while the loss is. layout: the number of how its tokens lie; a change between
-    two of them takes `change` seconds."""
+    until the backward. working: while the layer is at work; at_loss: while the loss is. layout: the number of how its
+    tokens lie; a change between two of them takes `change` seconds."""
 
     seconds: Floats
     bytes: Ints

@@ -1,5 +1,5 @@
-"""The gains of schedules of experts over all tokens at once, by model and by how experts are laid out, beside what FSMoE
-published."""
+"""The gains of schedules of experts over all tokens at once, by model and by how experts are laid out, beside what
+FSMoE published."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,16 @@ PANELS = (1, 2)
 SIZE = (WIDTH, 3.6)
 COLOURS = {PIPEMOE: GREY, TUTEL: ORANGE, LINA: SKY, FSMOE: BLUE, CLOCK: VERMILLION}
 BAR = 0.17
-# Of arXiv 2501.10714, from notes on the paper, whose pages were not at hand: FSMoE over DeepSpeed-MoE, models, the least
-# and the most; over Tutel, the mean of models, means of layers on two testbeds, and the most of a layer.
+# Of arXiv 2501.10714, from notes on the paper, whose pages were not at hand: FSMoE over DeepSpeed-MoE, models, the
+# least and the most; over Tutel, the mean of models, means of layers on two testbeds, and the most of a layer.
 OVER_SEQUENTIAL = (1.28, 3.01)
 OVER_TUTEL = {"layers, A": 1.18, "models": 1.19, "layers, B": 1.22, "a layer at most": 1.42}
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleGain:
-    """The gain of a schedule: how many times as fast it is as all tokens at once. gpus: that each expert is cut over."""
+    """The gain of a schedule: how many times as fast it is as all tokens at once. gpus: that each expert is cut
+    over."""
 
     model: str
     gpus: int

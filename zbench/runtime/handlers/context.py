@@ -63,8 +63,8 @@ class RoutedRows:
     or node in n, the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these,
     n]. experts: of each in the slot e, its rows of what its slice was sent (blocks of rows that are counted while the
     step runs), and as which choices. num_sent: the rows that the slices of these were sent. dtype: of shares. repeated:
-    whether a token may have several rows in a slice or node. in_nodes: of each slice in the slot k its rows by their numbers among those that nodes
-    were sent, num_in_nodes of them; () where nodes are of no interest.
+    whether a token may have several rows in a slice or node. in_nodes: of each slice in the slot k its rows by their
+    numbers among those that nodes were sent, num_in_nodes of them; () where nodes are of no interest.
     """
 
     chosen: Tensor

@@ -230,8 +230,8 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 class Routing:
     """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t, ~expert
     where the expert has no room; begin: int64 [parts + 1], where those of each part begin. slices: of experts, one a
-    GPU of a group. tensor_parallel: GPUs that each expert is cut over. relays: of rows that go in two steps, None: there
-    are none. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
+    GPU of a group. tensor_parallel: GPUs that each expert is cut over. relays: of rows that go in two steps, None:
+    there are none. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
     token goes to a GPU once for each expert that it chose there, and not once. None: there is no padding."""
 
     chosen: Ints
