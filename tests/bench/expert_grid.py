@@ -2,8 +2,11 @@
 
 python tests/bench/expert_grid.py        # half a minute
 
-The paper has 1,458 layers, whose sizes its repository (github xpan413/FSMoE) does not have; this grid is our own, of
-that number. What starts and grows is as its planner comes with (tools/optim.py), of a testbed that it does not name.
+The layers are those of the paper's Table 4 (arXiv 2501.10714): sequences, lengths (half of them on testbed B), widths,
+columns, capacities, kinds of experts, and heads, which change nothing here. An expert is cut over a node's GPUs: eight
+on testbed A, four on B. It does not say how many experts a token has: two, as in its models; without a limit it has as
+many rows. What starts and grows is as its Figure 5 has it for both testbeds, and as its planner comes with
+(tools/optim.py, github xpan413/FSMoE), of a testbed that it does not name.
 Baselines are models, too: `sequential` hides nothing; `tutel` has exchanges and what is gathered inside nodes one after
 another beside matmuls, as many chunks backward as forward, and gradients after each layer; `lina` is that with
 gradients in pieces of one size between exchanges, each of which starts anew; `no IIO` is FSMoE without exchanges across
@@ -27,34 +30,35 @@ PLANNER = (
     (2.3515350484e-01, 0.0549, 5.9194353200e-01, 0.0688, 3.4099276392e-01),
     (1.8543323833e-06, 6.72388e-7, 5.6847387697e-11, 6.70433e-7, 3.4950701465e-06),
 )
-# Testbed A's as the paper's text has them; a gather takes ten times a reduction, which is told nowhere. Of matmuls it
-# has none: the planner's.
-TESTBED_A = ((0.287, 0.337, PLANNER[0][2], 0.395, 0.511), (2.21e-7, 2.32e-6, PLANNER[1][2], 2.34e-7, 4.95e-6))
+# On testbed A a gather takes ten times a reduction of as many elements, which is told nowhere.
+TESTBED_A = ((0.287, 0.337, 4.26e-2, 0.395, 0.511), (2.21e-7, 2.32e-6, 2.29e-11, 2.34e-7, 4.95e-6))
+TESTBED_B = ((0.175, 3.20e-2, 9.24e-2, 3.91e-2, 8.37e-2), (3.06e-7, 1.68e-7, 4.42e-11, 1.67e-7, 5.99e-7))
 Measured = tuple[tuple[float, ...], tuple[float, ...]]
+PER_TOKEN = 2  # experts
 GRID = {
-    "sequences": (2, 4, 8),
+    "sequences": (1, 2, 4),
+    "heads": (8, 16, 32),
     "length": (512, 1024, 2048),
     "hidden": (1024, 2048, 4096),
-    "columns": (2, 3.5, 4),  # of hidden
-    "kept": (1.2, 2.4, 4.8),  # rows a token, with room for uneven ones
-    "shards": (4, 8, 16),  # of an expert
+    "columns": (2, 3, 4),  # of hidden
+    "kept": (1.2, 2.4, 1.0),  # of a token's experts, rows that there is room for; 1: as many as there are
     "matmuls": (2, 3),
 }
 
 
-def layer(point: Sequence[float], measured: Measured) -> tuple[ExpertLayerSeconds, float, float]:
-    """A layer's seconds, and those of reducing the gradients of its dense part, of four matrices over eight GPUs, at
-    once and in Lina's pieces."""
-    sequences, length, hidden, columns, kept, shards, matmuls = point
+def layer(point: Sequence[float], shards: int, measured: Measured) -> tuple[ExpertLayerSeconds, float, float]:
+    """A layer's seconds, and those of reducing the gradients of its dense part, of four matrices over a node's GPUs, at
+    once and in Lina's pieces. shards: of an expert, one a GPU of a node."""
+    sequences, _, length, hidden, columns, kept, matmuls = point
     starts, each = measured
-    rows = kept * sequences * length * hidden
+    rows = PER_TOKEN * kept * sequences * length * hidden
 
     def part(kind: int, elements: float) -> LinearSeconds:
         return LinearSeconds(starts[kind] * 1e-3, each[kind] * elements * 1e-3)
 
     experts = part(2, rows * columns * hidden / shards * matmuls)
     found = ExpertLayerSeconds(part(0, rows / shards), experts, part(1, rows), part(3, rows))
-    gradient = 4 * hidden * hidden / 8
+    gradient = 4 * hidden * hidden / shards
     pieces, reduction = ceil(GRADIENT_BYTES * gradient / LINA_PIECE_BYTES), part(4, gradient)
     return found, reduction.of_chunk(1), pieces * reduction.of_chunk(pieces)
 
@@ -108,8 +112,9 @@ def played(one: ExpertLayerSeconds, degree: int, reduced: float) -> float:
     return across
 
 
-def table(name: str, measured: Measured) -> None:
-    every = [layer(point, measured) for point in product(*GRID.values())]
+def table(name: str, measured: Measured, shards: int, longest: int) -> None:
+    grid = GRID | {"length": tuple(longest >> halves for halves in (2, 1, 0))}
+    every = [layer(point, shards, measured) for point in product(*grid.values())]
     found = {key: np.array([seconds_of(*one)[key] for one in every]) for key in seconds_of(*every[0])}
     print(f"{name}: {len(every)} layers")
     for key in ("sequential", "lina", "no IIO", "fsmoe"):
@@ -147,8 +152,9 @@ def crossing(model: tuple[int, int], degree: int, gpus_per_node: int, tokens: in
 
 
 def main() -> None:
-    table("constants of the published planner", PLANNER)
-    table("constants of testbed A", TESTBED_A)
+    table("testbed A", TESTBED_A, 8, 2048)
+    table("testbed B", TESTBED_B, 4, 1024)
+    table("testbed B's layers with the constants of the published planner", PLANNER, 4, 1024)
     print("rows a token that cross nodes, one for each GPU or one for each node:")
     for name, model, degree, gpus in (
         ("8 experts, 2 a token, 8 GPUs of 2 nodes", (8, 2), 8, 4),

@@ -226,7 +226,11 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
             lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25, padded=True),
             "experts.schedule is tutel and experts.capacity 1.25; with experts.routing=token_choice",
         ),
-        (lambda: Experts(dispatch="2dh"), "experts.dispatch is '2dh'; it takes flat or two_level"),
+        (lambda: Experts(dispatch="1dh"), "experts.dispatch is '1dh'; it takes flat, two_level or 2dh"),
+        (
+            lambda: Experts(dispatch="2dh", routing="token_choice"),
+            "experts.dispatch is 2dh; with experts.routing=token_choice experts have seats",
+        ),
         (
             lambda: Experts(homes="dispatch"),
             "experts.homes is 'dispatch'; it takes planned, attention, even, even_in_node, priced or fastest",

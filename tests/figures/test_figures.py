@@ -33,7 +33,7 @@ from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
 from zbench.figures.rollouts import placement, resharding, rlhf, seesaw
 from zbench.figures.stamp import stamp
-from zbench.figures.strategies import overlap, sharding, sync
+from zbench.figures.strategies import experts, overlap, sharding, sync
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
 from zbench.record.writer import RecordError, RecordWriter
@@ -178,6 +178,23 @@ def test_memory_has_steps_that_fit_the_smallest_gpus_first() -> None:
 def test_overlap_is_over_none_of_the_same_degree() -> None:
     found = {(one.degree, one.method): one.gain for one in overlap.table(SAMPLES["overlap"])}
     assert found == {(d, m): gain for d in (4, 8) for m, gain in (("sliced", 1.5), ("async_tp", 1.6), ("commfuse", 2))}
+
+
+def test_experts_are_over_sequential_of_the_same_layout() -> None:
+    found = {(one.model, one.gpus, one.schedule): one.gain for one in experts.table(SAMPLES["experts"])}
+    assert len(found) == 9
+    assert [found["mixtral_8x7b", 1, schedule] for schedule in ("tutel", "clock")] == [1.5, 3]
+    assert found["moe_8x550m", 1, "fsmoe"] == 12 / 5.5
+    assert found["moe_8x550m", 4, "fsmoe"] == 3
+
+
+def test_experts_without_sequential_or_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="no run of sequential with moe_8x550m, experts over 4 GPUs each"):
+        experts.table(Records([*SAMPLES["experts"].runs[:8], *SAMPLES["experts"].runs[9:]]))
+    full = run_of("experts", "zeppelin", out_of_memory=True, config={"parallel": {"expert_tensor_parallel": 1}})
+    full.start["config"]["choices"] |= {"model": "mixtral_8x7b", "experts": "lina"}
+    with pytest.raises(ValueError, match="no seconds of lina with mixtral_8x7b, which is out of memory"):
+        experts.table(Records([full]))
 
 
 def test_sharding_is_over_zero3_and_over_the_fewest_gpus() -> None:

@@ -301,12 +301,27 @@ def strategy_samples() -> dict[str, list[Run]]:
         config = {"sync": {"steps": steps}, "cluster": {"gpus": gpus, "nic_bandwidth": rate}}
         return of(name, seconds, gpus, ("sync", choice), config)
 
+    def experts(name: str, model: str, cut: int, schedule: str, seconds: float) -> Run:
+        config = {"parallel": {"expert_tensor_parallel": cut}}
+        run = of(name, seconds, 32, ("experts", schedule), config)
+        run.start["config"]["choices"]["model"] = model
+        return run
+
     four: dict[str, Any] = {"workload": {"length": 2}}  # micro-batches a step
     return {
         "overlap": [
             of("overlap", seconds / degree, 32, ("overlap", method), {"parallel": {"tensor_parallel": degree}})
             for degree in (4, 8)
             for method, seconds in (("none", 12.0), ("sliced", 8.0), ("async_tp", 7.5), ("commfuse", 6.0))
+        ],
+        "experts": [
+            experts(name, model, cut, schedule, seconds)
+            for name, model, cut in (
+                ("experts", "moe_8x550m", 1),
+                ("experts_zero3", "mixtral_8x7b", 1),
+                ("experts_cut", "moe_8x550m", 4),
+            )
+            for schedule, seconds in (("sequential", 12.0), ("tutel", 8.0), ("fsmoe", 6.0 - cut / 2), ("clock", 4.0))
         ],
         "sharding": [
             *(

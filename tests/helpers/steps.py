@@ -13,6 +13,7 @@ from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.expert_schedule import TOKEN_CHOICE, ExpertChunks
+from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.passes.reverse import Mode, reverse
@@ -35,10 +36,18 @@ WHOLE_CUTS = TokenCuts()
 EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
 
 
-def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", inner: int = 1, first: int = 0) -> Plan:
+def plan_of(
+    lengths: list[int],
+    ranks: int,
+    heads: int,
+    mode: Mode = "carry",
+    inner: int = 1,
+    first: int = 0,
+    mask: Mask = CAUSAL,
+) -> Plan:
     """One group over all ranks: a ring of groups of `inner` that exchange heads. first: the number of its first
     sequence in the batch."""
-    builder = Builder(np.array(lengths), ranks, heads, sequences=first + np.arange(len(lengths)))
+    builder = Builder(np.array(lengths), ranks, heads, mask, first + np.arange(len(lengths)))
     every = np.arange(len(lengths))
     ulysses_ring(builder, every, 0 * every, np.arange(ranks).reshape(1, -1, inner))
     return reverse(builder.build(), mode)

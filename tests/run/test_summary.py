@@ -66,7 +66,9 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
     ("words", "told"),
     [
         (["experts.dispatch=two_level"], True),
+        (["experts.dispatch=2dh"], True),
         (["experts.dispatch=two_level", "parallel.expert_parallel=4"], False),
+        (["experts.dispatch=2dh", "parallel.expert_parallel=4"], False),
         (["experts.dispatch=flat"], False),
     ],
 )
@@ -77,5 +79,5 @@ def test_two_levels_inside_a_node_are_told_as_one(words: list[str], told: bool) 
     parts = Parts.of(config, Settings.of(config))
     start: Any = {"config": resolved(config) | {"choices": {"executor": "simulated"}}, "facts": parts.facts()}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
-    said = "experts.dispatch=two_level: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
+    said = f"{words[0]}: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
     assert (said in about_words(own, parts, [])) == told

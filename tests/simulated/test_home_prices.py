@@ -9,7 +9,16 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import EVEN, EVEN_IN_NODE, PLANNED, PRICED, TOKEN_CHOICE, TWO_LEVEL, Experts
+from zbench.describe.expert_schedule import (
+    EVEN,
+    EVEN_IN_NODE,
+    PLANNED,
+    PRICED,
+    TOKEN_CHOICE,
+    TWO_DIMENSIONAL,
+    TWO_LEVEL,
+    Experts,
+)
 from zbench.describe.links import NIC
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.passes import reverse
@@ -45,6 +54,8 @@ def heap(cost: Cost) -> tuple[Plan, ...]:
         ((4, 1), Experts()),
         ((2, 1), Experts()),
         ((4, 1), Experts(dispatch=TWO_LEVEL)),
+        ((4, 1), Experts(dispatch=TWO_DIMENSIONAL)),
+        ((4, 1), Experts(dispatch=TWO_DIMENSIONAL, capacity=1.25, padded=True)),
         ((4, 1), Experts(capacity=1.25, padded=True)),
         ((4, 1), Experts(routing=TOKEN_CHOICE)),
         ((2, 2), Experts()),

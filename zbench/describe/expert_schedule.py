@@ -14,7 +14,9 @@ SEQUENTIAL, PIPEMOE, TUTEL, LINA, FSMOE, CLOCK = SCHEDULES = (
 )  # fmt: skip
 AUTO = "auto"  # of a degree: the schedule's own way to choose it
 ZIPF, DIRICHLET = POPULARITIES = ("zipf", "dirichlet")
-FLAT, TWO_LEVEL = DISPATCHES = ("flat", "two_level")  # of rows: to each GPU with an expert of theirs; to each node once
+# Of rows: to each GPU with an expert of theirs; to each node once; to each such GPU through the GPU of its number in
+# the home's node, which sends all of the node's there together (Tutel's two-dimensional hierarchical all-to-all).
+FLAT, TWO_LEVEL, TWO_DIMENSIONAL = DISPATCHES = ("flat", "two_level", "2dh")
 DRAWN, TOKEN_CHOICE, EXPERT_CHOICE = ROUTINGS = ("drawn", "token_choice", "expert_choice")  # who chooses, by what
 PLANNED, ATTENTION, EVEN, EVEN_IN_NODE, PRICED, FASTEST = HOMES = (
     "planned", "attention", "even", "even_in_node", "priced", "fastest",
@@ -167,7 +169,8 @@ class Experts:
         zbench.step.passes.routing.ExpertParallel). capacity: DROPLESS, or the tokens that an expert takes of each GPU's
         at most, over what it would have of them if all experts had as many; others are dropped.
         dispatch: FLAT, a row is sent to each GPU that has an expert of its token; TWO_LEVEL, to each node once, and
-        from there to these GPUs.
+        from there to these GPUs; TWO_DIMENSIONAL, to the GPU of the home's node that has such a GPU's number in its
+        own, and from there with the rows of the whole node.
         padded: whether experts get rows of zeros for the tokens that they would take more. routing: DRAWN by the
         workload's seed, or chosen by each layer's router while the step runs: TOKEN_CHOICE, a token goes to the experts
         with its largest logits; EXPERT_CHOICE, an expert takes those of a GPU's tokens that give it most. Where it is
@@ -203,10 +206,10 @@ class Experts:
         check_boolean("experts.padded", self.padded)
         check_choice("experts.dispatch", self.dispatch, DISPATCHES)
         check_choice("experts.routing", self.routing, ROUTINGS)
-        if self.dispatch == TWO_LEVEL and self.routing != DRAWN:
+        if self.dispatch != FLAT and self.routing != DRAWN:
             raise ValueError(
-                f"experts.dispatch is {TWO_LEVEL}; with experts.routing={self.routing} experts have seats, which go to "
-                f"each GPU, so it takes {FLAT}"
+                f"experts.dispatch is {self.dispatch}; with experts.routing={self.routing} experts have seats, which "
+                f"go to each GPU, so it takes {FLAT}"
             )
         if self.dispatch == TWO_LEVEL and self.padded:
             raise ValueError(

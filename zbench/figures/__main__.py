@@ -35,12 +35,13 @@ NAMES = (
     "resharding",
     "placement",
     "overlap",
+    "experts",
     "sharding",
     "sync",
 )
 ROOMS = {  # of zbench.figures, and what is in them
     "rollouts": ("seesaw", "rlhf", "resharding", "placement"),
-    "strategies": ("overlap", "sharding", "sync"),
+    "strategies": ("overlap", "experts", "sharding", "sync"),
 }
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from zbench.describe.expert_schedule import FLAT, TWO_LEVEL
+from zbench.describe.expert_schedule import FLAT
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
@@ -56,9 +56,10 @@ def _without_pipelines(own: RunCase) -> list[str]:
 
 
 def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
-    """Says so where rows were to go to each node once, and no group of experts has several nodes."""
+    """Says so where rows were to go in two steps, and no group of experts has several nodes."""
     config = own.start["config"]
-    if config["experts"].get("dispatch", FLAT) != TWO_LEVEL:
+    dispatch = config["experts"].get("dispatch", FLAT)
+    if dispatch == FLAT:
         return []
     parallel = config["parallel"]
     degree = parallel["expert_parallel"] * parallel.get("expert_tensor_parallel", 1)
@@ -66,7 +67,7 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     if degree > each:
         return []
     return [
-        f"experts.dispatch={TWO_LEVEL}: each group's {degree} GPUs of experts are in one node of {each}, "
+        f"experts.dispatch={dispatch}: each group's {degree} GPUs of experts are in one node of {each}, "
         f"so rows go as with {FLAT}."
     ]
 

@@ -13,7 +13,7 @@ from zbench.describe.expert_schedule import MOST_PIECES, GradientPieces
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES
 
-LINA_PIECE_BYTES = 30e6  # of gradients on a GPU: a guess, of the size of frameworks' buckets; Lina's own was not read
+LINA_PIECE_BYTES = 30e6  # of gradients on a GPU: as FSMoE's authors have it for Lina (arXiv 2501.10714, section 6.4)
 _EIGHTHS = 8  # a judgement: each one more is a cell more of every parameter on every GPU
 # Shares among which whoever plays steps looks: all of it between messages, more and less of it inside.
 EVERY_SHARE = tuple(GradientPieces(_EIGHTHS, inside, _EIGHTHS - inside, apart=False) for inside in range(0, 9, 2))

@@ -7,14 +7,14 @@ and home again: messages go in turns, in which all wait for the longest. Homes c
 directions (docs/experts.md). What is the same with all homes is left out or taken as it is on average.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import AUTO
 from zbench.describe.links import NIC
@@ -90,23 +90,35 @@ class HomePrices:
         strategy, gpus = self.strategy, self.cost.gpus.cluster
         degrees = strategy.expert_parallel, strategy.expert_tensor_parallel
         how = ExpertParallel.chosen(*degrees, strategy.experts, gpus.gpus_per_node).of(batch)
-        unit = max(how.node, 1)  # GPUs that a row goes to once
-        each = self._rows_to(how, unit)
-        ranks = max(how.degree // cost.tp, 1)  # that hold all experts together
-        unit = max(unit // cost.tp, 1)
-        to_units = each.reshape(ranks // unit, -1).sum(axis=1)
-        tokens, number = plan.tokens_per_rank.astype(np.float64), np.arange(plan.num_ranks)
-        first, sent = number // ranks * ranks, np.zeros((len(cluster.links), plan.num_ranks))
-        for at, rows in enumerate(to_units.tolist()):
-            there = first + at * unit + number % unit  # the GPU of a unit that has the sender's number in its own
-            size = rows * tokens * model.hidden * model.element_bytes
-            link = cluster.link_of(number, there)
-            away = number // unit != there // unit
-            seconds = cost.transfer_seconds(size, link)
-            np.add.at(sent, (link[away], number[away]), seconds[away])
+        size = model.hidden * model.element_bytes
+        number, sent = np.arange(plan.num_ranks), np.zeros((len(cluster.links), plan.num_ranks))
+        for there, rows in self._hops(how, plan):
+            link, away = cluster.link_of(number, there), number != there
+            np.add.at(sent, (link[away], number[away]), cost.transfer_seconds(rows * size, link)[away])
         shared = np.bincount(cluster.nic_of, weights=sent[NIC], minlength=cluster.num_nics)
         sent[NIC] = shared[cluster.nic_of]
         return np.asarray(sent.max(axis=0), np.float64)
+
+    def _hops(self, how: ExpertParallel, plan: Plan) -> Iterator[tuple[Ints, Floats]]:
+        """Yields a rank that each rank sends rows to, itself where it keeps them, int64 [ranks], and how many, float64
+        [ranks]."""
+        ranks, number = max(how.degree // self.cost.tp, 1), np.arange(plan.num_ranks)  # that hold all experts together
+        tokens, first = plan.tokens_per_rank.astype(np.float64), number // ranks * ranks
+        if how.inside_first:
+            node = max(how.node // self.cost.tp, 1)
+            each = self._rows_to(how, 1).reshape(ranks, -1).sum(axis=1).reshape(-1, node)  # [nodes of a group, ranks]
+            inside = number // node * node
+            of_node = np.repeat(tokens.reshape(-1, node).sum(axis=1), node)
+            for at, rows in enumerate(each.sum(axis=0).tolist()):
+                yield inside + at, rows * tokens
+            for at in range(len(each)):
+                yield first + at * node + number % node, each[at, number % node] * of_node
+            return
+        unit = max(how.node, 1)  # GPUs that a row goes to once
+        each, unit = self._rows_to(how, unit), max(unit // self.cost.tp, 1)
+        for at, rows in enumerate(each.reshape(ranks // unit, -1).sum(axis=1).tolist()):
+            # The rank of a unit that has the sender's number in its own.
+            yield first + at * unit + number % unit, rows * tokens
 
     def _rows_to(self, how: ExpertParallel, unit: int) -> Floats:
         """Returns the rows that a token has, as expected, on each unit of GPUs of those that hold all experts."""

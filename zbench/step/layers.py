@@ -13,8 +13,9 @@ lies on a GPU of each group of them: i has those tokens of t that go there, p th
 are those of an expert's tokens; v is the sum of what the experts of a slice make of them, by shares; ez is an expert's
 gate and up, ed its way down. Shared experts, which all tokens pass, are one feed-forward: zs, us and bs are its z, u
 and b. In two levels ni has those tokens that go to a node n of the experts, i those of them that go on to a slice
-there, and nv is the sum of v over the node's slices. Where each expert is cut over GPUs, e are parts of experts
-(zbench.step.expert_cut), and n groups of GPUs that have the same ones.
+there, and nv is the sum of v over the node's slices. By 2DH n are numbers of GPUs in their nodes, ni, np and nv have
+the rows of i, p and v of all slices on such GPUs, and what aligns them copies rows alone. Where each expert is cut over
+GPUs, e are parts of experts (zbench.step.expert_cut), and n groups of GPUs that have the same ones.
 
 The first layers of a model with experts may be dense: mf, zf, uf and bf are m, z, u and b there, w the columns of their
 feed-forward, which are others than experts'. What layers of one kind alone have has names of its own, so that a name
@@ -68,7 +69,6 @@ _EXPERTS = (
     ATTENTION
     + """
 {logits}
-p[t,k]     = {gate}(r[t])                      for goes(t, k)
 {out}z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
 u[t,e]     = act(z[t,e])                      for route(t, e)
 v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
@@ -99,12 +99,14 @@ _LOGITS: Mapping[str, str] = MappingProxyType({
 @dataclass(frozen=True)
 class RouterFormulas:
     """The kinds of formulas that a router has: gate, scores, of zbench.describe.model.GATES and ROUTERS, and routing,
-    of zbench.describe.expert_schedule.ROUTINGS. counted: whether the seats alone are sent that have a token."""
+    of zbench.describe.expert_schedule.ROUTINGS. counted: whether the seats alone are sent that have a token. aligned:
+    whether rows that go in two steps are brought into order between them, and neither once a node nor summed (2DH)."""
 
     gate: str = SOFTMAX
     scores: str = LINEAR
     routing: str = DRAWN
     counted: bool = False
+    aligned: bool = False
 
 
 USUAL_ROUTER = RouterFormulas()
@@ -112,20 +114,27 @@ USUAL_ROUTER = RouterFormulas()
 
 def expert_layer(shared: bool, two_level: bool, router: RouterFormulas) -> str:
     """Returns the formulas of a layer with experts. shared: whether all tokens pass some of them; two_level: whether
-    rows go to a node, or to GPUs that have the same experts, once, and there to the GPUs of their experts, and back."""
+    rows go to a node, or to GPUs that have the same experts, once, and there to the GPUs of their experts, and back, or
+    by 2DH (RouterFormulas.aligned)."""
     beside, down = (_SHARED_IN, _SHARED_DOWN) if shared else ("", "")
     logits, gate, routing = _LOGITS[router.scores], router.gate, router.routing
     if routing != DRAWN:
         common = " + bs[t]" if shared else ""
         named = {"choose": CHOICES[routing], "gate": SHARES[gate], "beside": beside, "down": down, "shared": common}
         return ATTENTION + router_formulas(two_level, router.counted).format(logits=logits, **named)
-    if two_level:
-        out = f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
+    shares = f"{{to}} = {SHARES[gate]}(r[t]) for {{those}}\n"
+    own = shares.format(to="p[t,k]", those="goes(t, k)")
+    if two_level and router.aligned:
+        out = shares.format(to="np[t,n]", those="visits(t, n)") + f"ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}"
+        out += "p[t,k] = align(np[t,n(k)]) for goes(t, k)\ni[t,k] = align(ni[t,n(k)]) for goes(t, k)\n"
+        home = f"nv[t,n(k)] += realign(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
+    elif two_level:
+        out = f"{own}ni[t,n] = pick(m[t]) for visits(t, n)\n{beside}i[t,k] = relay(ni[t,n(k)]) for goes(t, k)\n"
         home = f"nv[t,n(k)] += together(v[t,k]) for goes(t, k)\n{down}b[t] += settle(nv[t,n]) for visits(t, n)\n"
     else:
-        out = f"i[t,k] = pick(m[t]) for goes(t, k)\n{beside}"
+        out = f"{own}i[t,k] = pick(m[t]) for goes(t, k)\n{beside}"
         home = f"{down}b[t] += settle(v[t,k]) for goes(t, k)\n"
-    return _EXPERTS.format(logits=logits, out=out, home=home, shared=" + bs[t]" if shared else "", gate=SHARES[gate])
+    return _EXPERTS.format(logits=logits, out=out, home=home, shared=" + bs[t]" if shared else "")
 
 
 EMBEDDING = """
@@ -187,6 +196,8 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "settle": Derivative(((),)),
     "relay": Derivative(((),)),
     "together": Derivative(((),)),
+    "align": Derivative(((),)),
+    "realign": Derivative(((),)),
     "value": Derivative(given=_VALUE_BACKWARD),
     **{name: Derivative((None,)) for name in ("lose", "regress")},
 })  # fmt: skip

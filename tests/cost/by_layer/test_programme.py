@@ -19,6 +19,7 @@ def drawn(seed: int) -> LayerTable:
         rng.integers(0, 6, count),
         rng.integers(0, 3, count),
         float(rng.choice([0.0, 0.3, 5.0])),
+        rng.integers(0, 4, count),
     )
 
 
@@ -27,14 +28,18 @@ def seconds_of(table: LayerTable, chosen: tuple[int, ...]) -> float:
     return float(table.seconds[list(chosen)].sum()) + int(changes) * table.change
 
 
-def bytes_of(table: LayerTable, chosen: tuple[int, ...]) -> int:
+def bytes_of(table: LayerTable, chosen: tuple[int, ...], loss: int = 0) -> int:
+    """With a layer at work, or the loss, but not both."""
     index = list(chosen)
-    return int(table.bytes[index].sum() + table.working[index].max())
+    beside = int(table.working[index].max())
+    if loss:
+        beside = max(beside, loss + int(table.at_loss[index].max()))
+    return int(table.bytes[index].sum()) + beside
 
 
-def tried(table: LayerTable, layers: int, room: int) -> float:
+def tried(table: LayerTable, layers: int, room: int, loss: int) -> float:
     every = product(range(len(table.seconds)), repeat=layers)
-    return min((seconds_of(table, one) for one in every if bytes_of(table, one) <= room), default=inf)
+    return min((seconds_of(table, one) for one in every if bytes_of(table, one, loss) <= room), default=inf)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -42,12 +47,12 @@ def test_what_is_found_is_what_trying_everything_finds(seed: int) -> None:
     table = drawn(seed)
     for room in (4, 12, 20, 33, 80):
         programme = LayerProgramme(table, room, 1)
-        for layers, taken in ((1, 0), (2, 3), (4, 0), (4, 7)):
-            seconds, chosen = programme.best(layers, taken)
-            assert seconds == pytest.approx(tried(table, layers, room - taken), abs=1e-12)
+        for layers, taken, loss in ((1, 0, 0), (2, 3, 2), (4, 0, 0), (4, 7, 1), (3, 0, 4), (4, 0, 9)):
+            seconds, chosen = programme.best(layers, taken, loss)
+            assert seconds == pytest.approx(tried(table, layers, room - taken, loss), abs=1e-12)
             if chosen:
                 assert len(chosen) == layers
-                assert bytes_of(table, chosen) <= room - taken
+                assert bytes_of(table, chosen, loss) <= room - taken
                 assert seconds_of(table, chosen) == pytest.approx(seconds, abs=1e-12)
 
 
@@ -63,7 +68,8 @@ def test_more_memory_is_never_slower_whatever_the_unit(seed: int) -> None:
 
 def test_rounding_never_takes_more_than_there_is() -> None:
     """Units of 4 bytes: an excess of 5 counts as 8, and layers of the least bytes count as they are."""
-    table = LayerTable(np.array([1.0, 2.0]), np.array([10, 5]), np.array([0, 0]), np.array([0, 0]), 0.0)
+    none = np.array([0, 0])
+    table = LayerTable(np.array([1.0, 2.0]), np.array([10, 5]), none, none, 0.0, none)
     assert LayerProgramme(table, 15, 4).best(3) == (6.0, (1, 1, 1))
     assert LayerProgramme(table, 22, 4).best(3) == (6.0, (1, 1, 1))
     assert LayerProgramme(table, 23, 4).best(3)[0] == 5.0
@@ -72,5 +78,18 @@ def test_rounding_never_takes_more_than_there_is() -> None:
 def test_a_change_of_layout_is_made_where_it_pays() -> None:
     seconds, size = np.array([1.0, 2.0]), np.array([3, 1])
     for change, wanted in ((0.5, 6.5), (2.0, 8.0)):
-        table = LayerTable(seconds, size, np.array([0, 0]), np.array([0, 1]), change)
+        none = np.array([0, 0])
+        table = LayerTable(seconds, size, none, np.array([0, 1]), change, none)
         assert LayerProgramme(table, 8, 1).best(4)[0] == wanted
+
+
+def test_a_layer_at_work_is_not_beside_the_loss() -> None:
+    """A strategy that needs 6 at work fits where the loss needs 6: 12 would not, and with 3 at the loss 9 would not."""
+    one = np.array([1])
+    table = LayerTable(np.array([1.0]), one, 6 * one, 0 * one, 0.0, 0 * one)
+    assert LayerProgramme(table, 8, 1).best(2, 0, 6) == (2.0, (0, 0))
+    assert LayerProgramme(table, 7, 1).best(2, 0, 6)[0] == inf
+    gathered = LayerTable(np.array([1.0]), one, 6 * one, 0 * one, 0.0, 3 * one)
+    assert LayerProgramme(gathered, 8, 1).best(2, 0, 6)[0] == inf
+    assert LayerProgramme(gathered, 11, 1).best(2, 0, 6) == (2.0, (0, 0))
+    assert LayerProgramme(gathered, 8, 1).best(2) == (2.0, (0, 0))  # on a stage without a loss

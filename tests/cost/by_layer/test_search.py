@@ -30,9 +30,9 @@ def tried(pipeline: CutPipeline, room: int) -> float:
     """Returns the least seconds over all cuts and strategies of every layer."""
     best: dict[tuple[int, int], float] = {}
     for stage, layers in product(range(pipeline.stages), range(1, MODEL.num_layers + 2 - pipeline.stages)):
-        table, (seconds, taken) = pipeline.programme(stage).table, pipeline.outside(stage)
+        table, (seconds, taken, loss) = pipeline.programme(stage).table, pipeline.outside(stage)
         every = product(range(len(table.seconds)), repeat=layers)
-        fitting = (seconds + seconds_of(table, one) for one in every if taken + bytes_of(table, one) <= room)
+        fitting = (seconds + seconds_of(table, one) for one in every if taken + bytes_of(table, one, loss) <= room)
         best[stage, layers] = min(fitting, default=inf)
     cuts = every_cut(MODEL.num_layers, pipeline.stages)
     return min(

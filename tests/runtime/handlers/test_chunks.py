@@ -11,6 +11,7 @@ from tests.runtime.handlers.test_exchanges import GROUP
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import MODEL
 from zbench.correctness.steps.command import judged_step
+from zbench.describe.mask import CAUSAL, FULL, Mask
 from zbench.describe.model import Model
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.simulator.steps.account import step_memory
@@ -24,7 +25,7 @@ WIDE = replace(FOUR, ffn_hidden=256)  # so that a layer's feed-forward is what i
 
 def case_of(model: Model, lengths: list[int], degree: int, level: str, zero: str = "1") -> tuple[StepCase, list[int]]:
     """A case on four GPUs, and the bytes of each at its fullest by the step's account."""
-    plans = [plan_of(lengths, 4 // degree, 4 // degree, inner=1)]
+    plans = [plan_of(lengths, 4 // degree, 4 // degree, mask=model.mask)]
     step = whole_step(model, plans, degree, zero, 1, level)
     cost = replace(small(1, 4), model=model)
     memory = step_memory(StepParts(step, plans, cost))
@@ -51,6 +52,17 @@ def test_exact(ranks: LocalFleet, lengths: list[int], degree: int, level: str, m
     model = replace(FOUR, mlp_chunk_tokens=mlp, loss_chunk_tokens=loss)
     case, _ = case_of(model, lengths, degree, level)
     assert judged_step(GROUP, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
+@pytest.mark.parametrize(("mask", "loss"), [(FULL, 3), (Mask(window=5), "auto"), (Mask(window=5), 3)], ids=str)
+def test_exact_with_any_mask(ranks: LocalFleet, mask: Mask, loss: int | str) -> None:
+    """What a query sees is attention's alone, which chunks leave whole."""
+    model = replace(FOUR, mask=mask, mlp_chunk_tokens=3, loss_chunk_tokens=loss)
+    case, _ = case_of(model, [50, 1, 16], 1, "chunked")
+    found = ranks.call("run", case)
+    assert judged_step(GROUP, found, stated_bytes(case.step)).fault == ""
+    causal, _ = case_of(replace(model, mask=CAUSAL), [50, 1, 16], 1, "chunked")
+    assert ranks.call("run", causal) != found
 
 
 @pytest.mark.parametrize(

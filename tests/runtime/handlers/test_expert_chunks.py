@@ -95,6 +95,35 @@ def test_rows_go_to_a_node_once(ranks: LocalFleet, chunks: ExpertChunks, room: E
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
+@pytest.mark.parametrize(
+    ("chunks", "room", "skew", "lengths"),
+    [
+        (ExpertChunks(), TOGETHER, 1.0, [50, 1, 13]),
+        (ExpertChunks(2, 3), ExpertParallel(capacity=0.4), 1.0, [50, 1, 13]),
+        (ExpertChunks(4, 4, "last"), ExpertParallel(capacity=1.25, padded=True), 0.0, [50, 1, 13]),
+        (ExpertChunks(8, 8), TOGETHER, 50.0, [7, 4]),
+        (ExpertChunks(2, 2, gradients=GradientPieces(4, 1, 2)), TOGETHER, 3.0, [23]),
+    ],
+    ids=str,
+)
+def test_rows_go_by_2dh(
+    ranks: LocalFleet, chunks: ExpertChunks, room: ExpertParallel, skew: float, lengths: list[int]
+) -> None:
+    """Dropless, with a capacity, filled up to it, with experts that nobody chose; twice with the same bits."""
+    how = replace(room, node=2, inside_first=True)
+    case = case_of(chunks, lengths, 2, skew, "full", shared=1, room=how)
+    found = ranks.call("run", case)
+    assert judged_step(RANKS, found, stated_bytes(case.step)).fault == ""
+    assert found == ranks.call("run", case)
+
+
+@pytest.mark.parametrize("gate", ["softmax_all", "sigmoid"])
+def test_shares_go_by_2dh(ranks: LocalFleet, gate: str) -> None:
+    room = ExpertParallel(node=2, inside_first=True)
+    case = case_of(ExpertChunks(2, 2), [50, 1, 13], 3, 1.0, "none", room=room, gate=gate)
+    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+
+
 @pytest.mark.parametrize(("chunks", "degree"), [(ExpertChunks(), (1, 2)), (ExpertChunks(2, 3), (2, 2))])
 def test_experts_that_are_cut_over_gpus(ranks: LocalFleet, chunks: ExpertChunks, degree: tuple[int, int]) -> None:
     """Over two GPUs, which gather rows of their own; or with others, one of which gets these and sends them on."""

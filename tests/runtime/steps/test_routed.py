@@ -1,5 +1,6 @@
 """Rows of routed tokens: as many as the passes count, each token once a slice, each choice once an expert."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.steps import EXPERTS
 from zbench.runtime.steps.routed import RoutedTokens
 from zbench.step.expert_cut import ExpertCut
+from zbench.step.passes.router.relays import Relays
 from zbench.step.passes.routing import Routing
 
 
@@ -63,3 +65,28 @@ def test_rows_of_two_slices_follow_one_another() -> None:
     one = RoutedTokens(np.array([[0, 3], [1, 2], [2, 3]]), np.array([1, 2]), ExpertCut(4, 2))
     assert [rows.tolist() for rows, _ in one.to_experts((0, 1), (0, 2, 3))] == [[0], [3, 4], [2, 4]]
     assert one.to_slice((1,), 0)[0].tolist() == [0]
+
+
+@given(routed(), st.data())
+def test_aligned_rows_are_those_of_each_slice(both: tuple[RoutedTokens, Routing], data: st.DataObject) -> None:
+    """Of a part together, slice after slice: as many as the passes count, at places that share all of a node's rows."""
+    tokens, routing = both
+    if tokens.cut.tensor_parallel > 1:
+        return
+    relays = Relays(routing.slices, data.draw(st.sampled_from([1, routing.slices])), inside_first=True)
+    routing = replace(routing, relays=relays)
+    one = replace(tokens, nodes=relays.of_slices, aligned=True)
+    assert np.array_equal(one.amounts("n"), routing.to_nodes)
+    every = tuple(range(len(one.sizes)))
+    for node in range(relays.parts):
+        slices = tuple(np.flatnonzero(relays.of_slices == node).tolist())
+        rows, inside = one.to_node(every, node)
+        places, count = one.in_nodes(every, slices)
+        assert count == len(rows) == one.amounts("n")[:, node].sum()
+        assert sorted(np.concatenate(places).tolist()) == list(range(count))
+        for part, mine in zip(slices, places, strict=True):
+            of, choices = one.to_slice(every, part)
+            assert np.array_equal(rows[mine], of)
+            assert np.array_equal(inside[mine], choices)
+        parts = np.searchsorted(np.cumsum(one.sizes), rows, side="right")
+        assert (np.diff(parts) >= 0).all()

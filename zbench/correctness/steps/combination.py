@@ -40,8 +40,8 @@ NODE = 2  # GPUs, where collectives or what goes to experts have two levels
 EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; unevenly, in all layers
 # but the first, which is dense; of experts with less room than is wanted, whose rows are as many as tokens, or all that
-# they have room for; of experts on several nodes; by each layer's router while the step runs, of seats or of as many
-# rows as it chooses.
+# they have room for; of experts on several nodes, to which a row goes once, or by 2DH; by each layer's router while the
+# step runs, of seats or of as many rows as it chooses.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
@@ -50,11 +50,13 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
     "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
     "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
+    "2dh": (1, ExpertParallel(skew=1.0, capacity=1.25, padded=True, node=NODE, inside_first=True)),
     "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
     "counted": (0, ExpertParallel(routing=TOKEN_CHOICE)),
 }
 # Those that are tried where experts are on several GPUs.
-OF_SEVERAL = ("dropped", "padded", "two_level", "router", "counted")
+OF_SEVERAL = ("dropped", "padded", "two_level", "2dh", "router", "counted")
+OF_NODES = ("two_level", "2dh")  # of these, where they are on several nodes
 DENSE_FIRST = "dense_first"
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
@@ -160,8 +162,8 @@ class StepCombination:
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
-            and (experts > (NODE if self.routing == "two_level" else 1) or self.routing not in OF_SEVERAL)
-            and (self.expert_tensor_parallel == 1 or experts > 0)
+            and (experts > (NODE if self.routing in OF_NODES else 1) or self.routing not in OF_SEVERAL)
+            and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing != "2dh"))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
             and (self.chunk_tokens == 0 or self.routing != "router")

@@ -195,13 +195,22 @@ class ComputeOnPlace:
         expert = ExpertCut.of(self.layout.index, self.model.num_experts).experts  # of each part of e
         nodes = next((one.part for one in self.layout.maps if one.coarse == "n"), np.zeros(0, np.int64))
         node = at["n"] if "n" in at else nodes[at["k"]] if "k" in at and len(nodes) else 0
-        of_node = np.flatnonzero(nodes[slices] == node) if len(nodes) else np.zeros(0, np.int64)
-        mine = of_node if "n" in at else np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]]))
         padding = None if self.tokens.padding is None else self.tokens.padding[at["t"]]
-        span = int(expert[mine[0]]), int(expert[mine[-1]]) + 1
-        whole = (int(expert[of_node[0]]), int(expert[of_node[-1]]) + 1) if len(of_node) else span
         only = int(expert[at.get("e", 0)])
-        return Chosen(self.tokens.chosen[at["t"]], span, (only, only + 1), padding, whole)
+
+        def span(mine: Ints) -> tuple[int, int]:
+            return int(expert[mine[0]]), int(expert[mine[-1]]) + 1
+
+        of_node = [np.flatnonzero(slices == one) for one in np.flatnonzero(nodes == node).tolist()]
+        if of_node and not self._aligned:
+            of_node = [np.concatenate(of_node)]
+        mine = None if "n" in at else span(np.flatnonzero(slices == (at["k"] if "k" in at else slices[at["e"]])))
+        return Chosen(self.tokens.chosen[at["t"]], mine, (only, only + 1), padding, tuple(map(span, of_node)))
+
+    @property
+    def _aligned(self) -> bool:
+        """Whether rows are brought into order between the two steps in which they go to experts (2DH)."""
+        return any(term.function == "align" for one in self.layout.formulas for term in one.terms)
 
     @property
     def _routers_choose(self) -> bool:

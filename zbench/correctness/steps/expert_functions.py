@@ -21,15 +21,16 @@ from zbench.step.layers import SHARES
 
 @dataclass(frozen=True)
 class Chosen:
-    """The experts of a part's tokens, int64 [tokens, chosen], and the [first, last) experts of a slice and of an
-    expert's part. padding: rows of no token by expert, None: there is none. node: the span of
-    the experts of the slice's node. Shares are of all that a token chose."""
+    """The experts of a part's tokens, int64 [tokens, chosen], and the [first, last) experts of a slice, None of all
+    that relays pass on together, and of an expert's part. padding: rows of no token by expert, None: there is none.
+    node: the spans of experts whose rows relays pass on with the slice's: one, of which a token has a row once, or
+    where rows are aligned those of several slices, each with rows of its own. Shares are of all that a token chose."""
 
     experts: Ints
-    slice: tuple[int, int]
+    slice: tuple[int, int] | None
     expert: tuple[int, int]
     padding: Ints | None = None
-    node: tuple[int, int] = (0, 0)
+    node: tuple[tuple[int, int], ...] = ()
 
     @property
     def all(self) -> Ints:
@@ -40,6 +41,8 @@ class Chosen:
     def rows(self) -> list[tuple[int, int, set[int]]]:
         """The rows that the slice is sent: a token, -1 of padding; an expert, -1 of all that are the token's; and which
         of the token's choices it is for."""
+        if self.slice is None:
+            return [row for one in self.node for row in replace(self, slice=one).rows]
         first, last = self.slice
         if self.padding is None:
             mine = [{at for at, one in enumerate(row) if first <= one < last} for row in self.experts.tolist()]
@@ -54,9 +57,13 @@ class Chosen:
     @property
     def in_node(self) -> Ints:
         """The rows of the slice by their numbers among those of its node."""
+        if len(self.node) > 1:
+            assert self.slice is not None, "a slice's rows are asked for"
+            before = self.node[: self.node.index(self.slice)]
+            return sum(len(replace(self, slice=one).rows) for one in before) + np.arange(len(self.rows))
         if self.padding is not None:  # GPUs of a node have the same experts then, and rows
             return np.arange(len(self.rows))
-        tokens = [token for token, _, _ in replace(self, slice=self.node).rows]
+        tokens = [token for token, _, _ in replace(self, slice=None).rows]
         return np.array([tokens.index(token) for token, _, _ in self.rows], np.int64)
 
     @property
@@ -176,7 +183,7 @@ def _relay(at: Chosen, ni: Floats) -> Any:
 
 
 def _relay_d0(at: Chosen, di: Floats) -> Any:
-    found = np.zeros((len(replace(at, slice=at.node).rows), *di.shape[1:]))
+    found = np.zeros((len(replace(at, slice=None).rows), *di.shape[1:]))
     found[at.in_node] = di
     return found
 
@@ -187,6 +194,6 @@ EXPERT_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
-    "together_d0": _relay,
+    "together_d0": _relay, "align": _relay, "align_d0": _relay_d0, "realign": _relay_d0, "realign_d0": _relay,
     **SEAT_FUNCTIONS,
 })  # fmt: skip

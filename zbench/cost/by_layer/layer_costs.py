@@ -9,6 +9,7 @@ a step without sharding; what is longer than that work is waited for. Left out: 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,15 @@ from zbench.cost.recompute import (
 )
 from zbench.describe.arrays import Floats, Ints
 
-_COLUMNS = ("passes", "once", "states", "kept", "working")
+_COLUMNS = ("passes", "once", "states", "kept", "working", "at_loss")
+
+
+class Outside(NamedTuple):
+    """What else than layers a stage has: seconds of a micro-batch, bytes that stay, and those of the loss."""
+
+    seconds: float
+    bytes: int
+    loss: int
 
 
 def strided_gather_seconds(cost: Cost, size: float, degree: int, stride: int) -> float:
@@ -89,7 +98,7 @@ class LayerCosts:
 
     def _row(self, one: LayerStrategy) -> tuple[float, ...]:
         """Returns the seconds of a strategy's passes and of what is there once a step, and the bytes of its states,
-        those that a micro-batch under way keeps, and those of the layer at work."""
+        those that a micro-batch under way keeps, those of the layer at work, and those that are there at the loss."""
         cost, model, e = self.cost, self.cost.model, self.cost.model.element_bytes
         pack = self.packs.slowest(one.groups, self.micro_batches)
         tokens, fullest = pack.tokens, pack.fullest / one.tensor
@@ -115,10 +124,12 @@ class LayerCosts:
         states = params * (e + GRADIENT_BYTES + ADAM_BYTES)
         if one.is_sharded:
             passes = max(forward, gather) + max(backward, gather + reduce)
-            gathered = 2 * params * e  # a layer's, and the next
-            return passes, optimizer / one.groups, states / one.groups, layer * fullest, working * fullest + gathered
+            gathered = params * e  # a layer's: at work the next one's besides, at the loss the last or the next one's
+            at_work = working * fullest + 2 * gathered
+            head = model.head_params / one.tensor * (e + GRADIENT_BYTES)  # whole at the loss, with its gradient
+            return passes, optimizer / one.groups, states / one.groups, layer * fullest, at_work, gathered + head
         once = max(0.0, 2 * reduce - backward) + optimizer  # an all-reduce is both ways
-        return forward + backward, once, states, layer * fullest, working * fullest
+        return forward + backward, once, states, layer * fullest, working * fullest, 0.0
 
     def table(self, under_way: int) -> LayerTable:
         """Returns the table of a stage that holds so many micro-batches; what is there once a step is spread over its
@@ -128,7 +139,8 @@ class LayerCosts:
         layouts = {one.levels: at for at, one in enumerate(dict.fromkeys(map(_places, self.usable)))}
         layout = np.array([layouts[_places(one).levels] for one in self.usable], np.int64)
         seconds = of["passes"] + of["once"] / self.micro_batches
-        return LayerTable(seconds, size, np.ceil(of["working"]).astype(np.int64), layout, self._change)
+        working, at_loss = (np.ceil(of[name]).astype(np.int64) for name in ("working", "at_loss"))
+        return LayerTable(seconds, size, working, layout, self._change, at_loss)
 
     @property
     def _change(self) -> float:
@@ -143,19 +155,19 @@ class LayerCosts:
         away = size * c.gpus_per_node * (nodes - 1) / nodes / c.nics_per_node
         return 2 * (max(inside, self.cost.nic_transfer_seconds(away)) + c.nic_latency)
 
-    def outside(self, is_first: bool, is_last: bool) -> tuple[float, int]:
-        """Returns the seconds of a micro-batch, and the bytes, of what is before the first and after the last layer on
-        a stage that has it, evenly on all its GPUs."""
+    def outside(self, is_first: bool, is_last: bool) -> Outside:
+        """Returns what is before the first and after the last layer on a stage that has it, evenly on all its GPUs."""
         model, cost = self.cost.model, self.cost
         has_head = is_last and not (is_first and model.tied_embeddings)
         params = int(is_first) * model.table_params + int(has_head) * model.head_params
         size = params * (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / self.gpus
         seconds = OPTIMIZER_BYTES * params / self.gpus / cost.cluster.device.copy_bandwidth / self.micro_batches
+        loss = 0.0
         if is_last:
             tokens = float(self.lengths.sum()) / (self.micro_batches * self.gpus)
             seconds += float(cost.head_seconds(np.array([tokens]))[0])
-            size += max(line.bytes(tokens) for line in loss_lines(cost))
-        return seconds, int(np.ceil(size))
+            loss = max(line.bytes(tokens) for line in loss_lines(cost))
+        return Outside(seconds, int(np.ceil(size)), int(np.ceil(loss)))
 
 
 def _places(one: LayerStrategy) -> LayerStrategy:

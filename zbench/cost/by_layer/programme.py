@@ -19,14 +19,21 @@ from zbench.describe.arrays import Floats, Ints
 @dataclass(frozen=True, slots=True)
 class LayerTable:
     """The strategies of one layer, all layers being alike. seconds: of a micro-batch. bytes: that stay for the step or
-    until the backward. working: while the layer is at work. layout: the number of how its tokens lie; a change between
-    two of them takes `change` seconds."""
+    until the backward. working: while the layer is at work; at_loss: while the loss is. layout: the number of how its
+    tokens lie; a change between two of them takes `change` seconds."""
 
     seconds: Floats
     bytes: Ints
     working: Ints
     layout: Ints
     change: float
+    at_loss: Ints
+
+    def moment(self, chosen: Ints, loss: int) -> int:
+        """Returns the bytes of layers with these strategies at their fullest moment beside those that stay. loss: what
+        the loss needs, 0 on a stage that has none."""
+        beside = int(self.at_loss[chosen].max()) if loss else 0
+        return max(int(self.working[chosen].max()), loss + beside)
 
 
 @dataclass
@@ -36,24 +43,33 @@ class LayerProgramme:
     table: LayerTable
     room: int
     unit: int
-    _kept: dict[int, "_Allowed"] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[tuple[int, int], "_Allowed"] = field(default_factory=dict, init=False, repr=False)
 
-    def best(self, layers: int, taken: int = 0) -> tuple[float, tuple[int, ...]]:
-        """Returns the least seconds of so many layers, at least one, where `taken` bytes are not theirs, and the
-        strategy of each, (inf, ()) if none fit."""
+    def best(self, layers: int, taken: int = 0, loss: int = 0) -> tuple[float, tuple[int, ...]]:
+        """Returns the least seconds of so many layers, at least one, where `taken` bytes are not theirs and the loss
+        needs `loss`, and the strategy of each, (inf, ()) if none fit."""
         table, found = self.table, (inf, tuple[int, ...]())
-        for working in np.unique(table.working)[::-1].tolist():
-            allowed = np.flatnonzero(table.working <= working)
-            left = self.room - taken - working - layers * int(table.bytes[allowed].min())
+        for working, at_loss in self._limits(loss):
+            allowed = np.flatnonzero((table.working <= working) & (table.at_loss <= at_loss))
+            if not len(allowed):
+                continue
+            moment = table.moment(allowed, loss)
+            left = self.room - taken - moment - layers * int(table.bytes[allowed].min())
             if left < 0 or layers * float(table.seconds[allowed].min()) >= found[0]:
                 continue
-            if working not in self._kept:
-                most = self.room - working - int(table.bytes[allowed].min())
-                self._kept[working] = _Allowed(table, _undominated(table, allowed), self.unit, most)
-            seconds, chosen = self._kept[working].best(layers, left)
+            if (working, at_loss) not in self._kept:
+                most = self.room - int(table.working[allowed].max()) - int(table.bytes[allowed].min())
+                self._kept[working, at_loss] = _Allowed(table, _undominated(table, allowed), self.unit, most)
+            seconds, chosen = self._kept[working, at_loss].best(layers, left)
             if seconds < found[0]:
                 found = seconds, chosen
         return found
+
+    def _limits(self, loss: int) -> list[tuple[int, int]]:
+        """Returns the most that allowed strategies need at work and at the loss, from most to least."""
+        of, most = self.table, int(self.table.at_loss.max())
+        limits = np.unique(of.at_loss)[::-1].tolist() if loss else [most]
+        return [(working, one) for working in np.unique(of.working)[::-1].tolist() for one in limits]
 
 
 def _undominated(table: LayerTable, allowed: Ints) -> Ints:

@@ -11,8 +11,10 @@ from functools import cached_property, partial
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+
 from zbench.cost.by_layer.decision_tree import AGAIN, TENSOR, LayerStrategy, decision_tree
-from zbench.cost.by_layer.layer_costs import LayerCosts
+from zbench.cost.by_layer.layer_costs import LayerCosts, Outside
 from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.programme import LayerProgramme
 from zbench.cost.by_layer.stage_cuts import Cut, balanced_cut, even_cut, moved_cut, pipeline_seconds
@@ -54,8 +56,8 @@ class CutPipeline:
         """Returns the micro-batches that a stage holds at most, one forward following one backward."""
         return min(self.stages - stage, self.costs.micro_batches)
 
-    def outside(self, stage: int) -> tuple[float, int]:
-        """Returns the seconds and bytes of what else than layers a stage has."""
+    def outside(self, stage: int) -> Outside:
+        """Returns what else than layers a stage has."""
         return self.costs.outside(stage == 0, stage + 1 == self.stages)
 
     def programme(self, stage: int) -> LayerProgramme:
@@ -69,8 +71,8 @@ class CutPipeline:
         """Returns the least seconds of a stage with so many layers and the strategy of each: the programme's, or,
         as their bytes are not rounded, one for all of them, or one and the same recomputed."""
         if (stage, layers) not in self._found:
-            seconds, taken = self.outside(stage)
-            inner, chosen = self.programme(stage).best(layers, taken)
+            seconds, taken, loss = self.outside(stage)
+            inner, chosen = self.programme(stage).best(layers, taken, loss)
             alike = [(layers * float(self.programme(stage).table.seconds[one]), (one,) * layers) for one in self.usable]
             fitting = [one for one in alike if self.bytes(stage, one[1]) <= self.room]
             mixed = [found for pair in self.pairs if (found := self.fewest(stage, layers, *pair))]
@@ -86,9 +88,9 @@ class CutPipeline:
 
     def bytes(self, stage: int, chosen: Sequence[int]) -> int:
         """Returns the bytes of a stage whose layers have these strategies."""
-        table = self.programme(stage).table
-        index = list(chosen)
-        return self.outside(stage)[1] + int(table.bytes[index].sum()) + int(table.working[index].max())
+        table, (_, taken, loss) = self.programme(stage).table, self.outside(stage)
+        index = np.array(chosen)
+        return taken + int(table.bytes[index].sum()) + table.moment(index, loss)
 
     def fewest(self, stage: int, layers: int, kept: int, again: int) -> tuple[int, ...]:
         """Returns the strategies of a stage's layers, as few of them `again` and not `kept` as fit; () if none fit."""
@@ -101,7 +103,7 @@ class CutPipeline:
     def fewest_seconds(self, kept: int, again: int, stage: int, layers: int) -> float:
         """Returns the seconds of a stage of `fewest`, infinite if none fit."""
         chosen = self.fewest(stage, layers, kept, again)
-        return self.outside(stage)[0] + self._seconds(stage, chosen) if chosen else inf
+        return self.outside(stage).seconds + self._seconds(stage, chosen) if chosen else inf
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -119,7 +121,7 @@ class CutPipeline:
         if any(self.bytes(stage, (one,) * count) > self.room for stage, count in enumerate(cut)):
             return inf
         each = [
-            self.outside(stage)[0] + count * float(self.programme(stage).table.seconds[one])
+            self.outside(stage).seconds + count * float(self.programme(stage).table.seconds[one])
             for stage, count in enumerate(cut)
         ]
         return pipeline_seconds(each, self.costs.micro_batches)
@@ -132,7 +134,7 @@ class CutPipeline:
 
     def plan(self, cut: Cut, chosen: Sequence[tuple[int, ...]]) -> LayerPlan:
         """Returns the plan of a cut with the strategies of every stage's layers."""
-        times = [self.outside(stage)[0] + self._seconds(stage, mine) for stage, mine in enumerate(chosen)]
+        times = [self.outside(stage).seconds + self._seconds(stage, mine) for stage, mine in enumerate(chosen)]
         named = tuple(tuple(self.costs.usable[one] for one in mine) for mine in chosen)
         room = tuple(self.bytes(stage, mine) for stage, mine in enumerate(chosen))
         return LayerPlan(self.costs.micro_batches, cut, named, tuple(times), room)
@@ -148,11 +150,11 @@ class CutPipeline:
         layers = self.costs.cost.model.num_layers
 
         def weight(stage: int, count: int) -> float:
-            table, (seconds, size) = self.programme(stage).table, self.outside(stage)
+            table, (seconds, size, loss) = self.programme(stage).table, self.outside(stage)
             one = int(table.seconds.argmin())
             if of == "seconds":
                 return seconds + count * float(table.seconds[one])
-            return size + count * int(table.bytes[one])
+            return size + loss + count * int(table.bytes[one])
 
         return balanced_cut(layers, self.stages, weight)
 
@@ -160,7 +162,7 @@ class CutPipeline:
     def least(self) -> float:
         """The seconds that no cut can beat, whatever memory there is."""
         table, layers = self.programme(0).table, self.costs.cost.model.num_layers
-        work = layers * float(table.seconds.min()) + self.outside(self.stages - 1)[0]
+        work = layers * float(table.seconds.min()) + self.outside(self.stages - 1).seconds
         return work * (1 + (self.costs.micro_batches - 1) / self.stages)
 
 

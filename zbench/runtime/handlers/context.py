@@ -62,9 +62,9 @@ class RoutedRows:
     chosen: int64 [T, n], the experts of the tokens of t, with room or not. tokens, inside: of each slice in the slot k,
     or node in n, the number of each row's token, -1 of padding, and which of its choices the row is of, bool [these,
     n]. experts: of each in the slot e, its rows of what its slice was sent (blocks of rows that are counted while the
-    step runs), and as which choices. num_sent: the rows that the slices of these were sent. dtype: of shares. padded:
-    whether there is padding. in_nodes: of each slice in the slot k its rows by their numbers among those that nodes
-    were sent, num_in_nodes of them; () where nodes are of no interest.
+    step runs), and as which choices. num_sent: the rows that the slices of these were sent. dtype: of shares. repeated:
+    whether a token may have several rows in a slice or node. in_nodes: of each slice in the slot k its rows by their
+    numbers among those that nodes were sent, num_in_nodes of them; () where nodes are of no interest.
     """
 
     chosen: Tensor
@@ -73,7 +73,7 @@ class RoutedRows:
     experts: tuple[tuple[Tensor, Tensor], ...]
     num_sent: int
     dtype: torch.dtype
-    padded: bool = False
+    repeated: bool = False
     in_nodes: tuple[Tensor, ...] = ()
     num_in_nodes: int = 0
 
@@ -196,7 +196,7 @@ class Contexts:
             tuple((self._tensor(rows), self._tensor(to)) for rows, to in self.routed.to_experts(parts, experts)),
             sum(len(tokens) for tokens in sent),
             DTYPES[self.model.lse_bytes],
-            self.routed.padding is not None,
+            self.routed.padding is not None or (self.routed.aligned and "n" in slots),
             tuple(map(self._tensor, in_nodes)),
             num_in_nodes,
         )

@@ -44,10 +44,10 @@ def _placed(at: Context, like: Tensor, values: Tensor) -> Tensor:
     found = like.new_zeros(len(routed.chosen), *values.shape[1:])
     split = values.split([len(one) for one in routed.tokens])
     for rows, inside, part in zip(routed.tokens, routed.inside, split, strict=True):
-        if not routed.padded:
+        if not routed.repeated:
             found.index_add_(0, rows, part)  # a token is in a slice once
             continue
-        for choice in inside.unbind(1):  # and once for each of its choices
+        for choice in (inside & (inside.cumsum(1) == 1)).unbind(1):  # and once for the first of its choices there
             found.index_add_(0, rows[choice], part[choice])
     return found
 
@@ -161,7 +161,8 @@ def _relay(at: Context, ni: Fields) -> Tensor:
 
 
 def _relay_d0(at: Context, di: Fields) -> Tensor:
-    """Returns what a node's slices have of each of its rows, summed slice after slice."""
+    """Returns what a node's slices have of each of its rows, summed slice after slice; one of them where rows are
+    aligned."""
     routed = _rows(at)
     found = di[0].new_zeros(routed.num_in_nodes, *di[0].shape[1:])
     for rows, part in zip(routed.in_nodes, di[0].split([len(one) for one in routed.in_nodes]), strict=True):
@@ -199,5 +200,5 @@ ROUTED_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "pick": _pick, "pick_d0": _pick_d0, "enter": _enter, "enter_d0": _enter_d0,
     "enter_d1": _enter_d1, "leave": _leave, "leave_d0": _leave_d0, "leave_d1": _leave_d1, "leave_d2": _leave_d2,
     "settle": _settle, "settle_d0": _settle_d0, "relay": _relay, "relay_d0": _relay_d0, "together": _relay_d0,
-    "together_d0": _relay,
+    "together_d0": _relay, "align": _relay, "align_d0": _relay_d0, "realign": _relay_d0, "realign_d0": _relay,
 })  # fmt: skip

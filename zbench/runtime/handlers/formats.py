@@ -43,7 +43,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 # Of tensors of routed tokens; others have hidden activations, too.
 _ROUTED: Mapping[str, tuple[str, ...]] = {
     "p": ("Lrn",), "i": ("rc",), "z": ("rki",), "u": ("ri",), "v": ("rc",), "pa": ("Lro",), "to": ("Ir",),
-    "ct": ("Ir",), "cn": ("Ir",), "pn": ("Lro",),
+    "ct": ("Ir",), "cn": ("Ir",), "pn": ("Lro",), "np": ("Lrn",),
 }  # fmt: skip
 Fields = tuple[Tensor, ...]
 

@@ -93,7 +93,8 @@ class BatchParts:
             return None
         cut = ExpertCut.of(self.layout.index, self.machine.model.num_experts)
         nodes = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("n", "k")), None)
-        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, cut, self.tokens.padding, nodes)
+        aligned = any(term.function == "align" for one in self.layout.formulas for term in one.terms)
+        return RoutedTokens(self.tokens.chosen, self.tokens.sizes, cut, self.tokens.padding, nodes, aligned)
 
     @cached_property
     def seats(self) -> SeatParts | None:

@@ -24,7 +24,8 @@ class RoutedTokens:
     of parts of t. sizes: int64 [parts], the tokens of each. cut: of the experts, by which parts of e are experts, or
     columns of them, and lie in slices (parts of k). padding: int64 [parts, experts], rows of no token, None: there are
     none, and a token goes to a slice once. nodes: int64 [slices], the node (a part of n) that each is in, where tokens
-    go there first.
+    go there first. aligned: whether a node, of whatever slices, has the rows of each of these, slice after slice, and
+    not each token once (2DH).
     """
 
     chosen: Ints
@@ -32,6 +33,7 @@ class RoutedTokens:
     cut: ExpertCut
     padding: Ints | None = None
     nodes: Ints | None = None
+    aligned: bool = False
 
     @cached_property
     def _begin(self) -> Ints:
@@ -40,12 +42,14 @@ class RoutedTokens:
     def amounts(self, index: str) -> Ints:
         """Returns the rows of every part that go to every part of an expert (index e), slice (k) or node (n), int64
         [parts, those]."""
+        if index == "n" and self.aligned:
+            of_slices = self.amounts("k")
+            return np.stack([of_slices[:, self._slices_of(node)].sum(axis=1) for node in self._every_node], axis=1)
         if index == "n" and self.padding is not None:  # what each GPU of a group with the same experts has
             assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
             return self.amounts("k")[:, np.unique(self.nodes, return_index=True)[1]]
         if index == "n":
-            assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
-            return self._counted([self._to_node(self.chosen, node) for node in range(int(self.nodes.max()) + 1)])
+            return self._counted([self._to_node(self.chosen, node) for node in self._every_node])
         if index == "e" or self.padding is not None:
             found = self._counted([self.chosen == expert for expert in self.cut.experts.tolist()])
         else:
@@ -56,6 +60,16 @@ class RoutedTokens:
         if index == "e":
             return found
         return np.stack([found[:, self.cut.slice_of == part].sum(axis=1) for part in self._every_slice], axis=1)
+
+    @property
+    def _every_node(self) -> range:
+        assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+        return range(int(self.nodes.max()) + 1)
+
+    def _slices_of(self, node: int) -> list[int]:
+        """Returns the slices of a node, ascending."""
+        assert self.nodes is not None, "a tensor that is cut along nodes has a map to them"
+        return np.flatnonzero(self.nodes == node).tolist()
 
     @property
     def _every_slice(self) -> range:
@@ -85,12 +99,37 @@ class RoutedTokens:
 
     def to_node(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
         """Returns the token of each row of parts that goes to a node, as `to_slice` has it of a slice: with padding a
-        node are GPUs that have the same experts."""
+        node are GPUs that have the same experts. Of aligned rows those of each part are together, slice by slice."""
+        if self.aligned:
+            return self._aligned(parts, node)
         if self.padding is not None:
             return self.to_slice(parts, int(np.flatnonzero(self.nodes == node)[0]))
         inside = self._to_node(self._choices(parts), node)
         tokens = np.flatnonzero(inside.any(axis=1))
         return tokens, inside[tokens]
+
+    def _aligned(self, parts: Parts, node: int) -> tuple[Ints, Flags]:
+        """Returns what `to_node` does, of aligned rows."""
+        found = [(np.zeros(0, np.int64), np.zeros((0, self.chosen.shape[1]), bool))]
+        first = 0
+        for one in parts:
+            for part in self._slices_of(node):
+                tokens, inside = self.to_slice((one,), part)
+                found.append((np.where(tokens < 0, tokens, first + tokens), inside))
+            first += int(self.sizes[one])
+        tokens, inside = zip(*found, strict=True)
+        return np.concatenate(tokens), np.concatenate(inside)
+
+    def _aligned_rows(self, parts: Parts, node: int) -> dict[int, Ints]:
+        """Returns for each slice of a node its rows by their numbers among the node's, of aligned rows."""
+        slices, begin = self._slices_of(node), 0
+        found: dict[int, list[Ints]] = {part: [np.zeros(0, np.int64)] for part in slices}
+        for one in parts:
+            for part in slices:
+                count = len(self.to_slice((one,), part)[0])
+                found[part].append(begin + np.arange(count))
+                begin += count
+        return {part: np.concatenate(rows) for part, rows in found.items()}
 
     def in_nodes(self, parts: Parts, slices: Parts) -> tuple[list[Ints], int]:
         """Returns for each slice its rows by their numbers among those that the slices' nodes were sent of parts, which
@@ -103,6 +142,9 @@ class RoutedTokens:
         found = []
         for part in slices:
             node = int(self.nodes[part])
+            if self.aligned:
+                found.append(first[node] + self._aligned_rows(parts, node)[part])
+                continue
             if self.padding is not None:  # all of a node's
                 found.append(first[node] + np.arange(len(tokens[node])))
                 continue

@@ -6,7 +6,9 @@ sent, a message for each pair of GPUs (the all-to-all of Lepikhin et al. 2021, a
 
 In two levels a node's relay for a home is the GPU of the same number in the node: it has the tokens that go to any of
 the node's experts, sends them on inside, and sums what comes back (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
-Shares go to experts directly: they are some bytes a token.
+Shares go to experts directly: they are some bytes a token. By 2DH relays are GPUs of the home's own node, which bring
+rows into order and send all of a node's to a GPU of another one together, shares as well
+(zbench.step.passes.router.relays).
 
 Where experts are cut over GPUs, these are a node of that kind: what was sent to one of them is sent on to the others,
 each of which has all rows, and what they make of their columns is summed there and sent home.
@@ -33,6 +35,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.router.relays import Relays, partner
 from zbench.step.template import COMPLETE
 
 HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out
@@ -58,6 +61,11 @@ class ExpertModules:
     @property
     def degree(self) -> int:
         return self.parts.experts.degree
+
+    @property
+    def _relays(self) -> Relays:
+        """The relays, where rows go in two steps."""
+        return self.parts.experts.relays
 
     @property
     def _tokens(self) -> str:
@@ -123,9 +131,9 @@ class ExpertModules:
     def _messages(self, tensor: str, ends: tuple[str, str]) -> list[list[int]]:
         """Returns the sends of a tensor. ends: the site that makes it and the one that reads it."""
         if EXPERT not in ends:
-            between, index = self._between_nodes(), "n"
+            between, index = self._to_relays(), "n"
         else:
-            between, index = self._inside_nodes() if RELAY in ends else self._between_gpus(), "k"
+            between, index = self._from_relays() if RELAY in ends else self._between_gpus(), "k"
         outwards = _SITES.index(ends[0]) < _SITES.index(ends[1])
         found = []
         for near, far, part, tokens in between:
@@ -138,37 +146,29 @@ class ExpertModules:
     def _between_gpus(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a home, a GPU of its group, this one's slice, and the parts that go there."""
         for turn, gpu in product(range(1, self.degree), range(self.parts.num_gpus)):
-            part = _partner(gpu % self.degree, turn, self.degree)
+            part = partner(gpu % self.degree, turn, self.degree)
             yield gpu, gpu // self.degree * self.degree + part, part, self._goes(gpu, part)
 
-    def _between_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
-        """Yields, turn by turn, a home, its relay in another node of its group, this node, and the parts that go
-        there."""
+    def _to_relays(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yields, turn by turn, a home, its relay for a part of n, this part, and the parts that go there."""
         assert self.parts.routing is not None
-        node, nodes = self.parts.experts.node, self.degree // self.parts.experts.node
-        for turn, gpu in product(range(1, nodes), range(self.parts.num_gpus)):
-            other, own = _partner(gpu % self.degree // node, turn, nodes), self.parts.routed_own[gpu]
-            tokens = np.asarray(own[self.parts.routing.to_nodes[own, other] > 0], np.int64)
-            yield gpu, gpu // self.degree * self.degree + other * node + gpu % node, other, tokens
+        for gpu, relay, part in self._relays.to_relays(self.parts.num_gpus):
+            own = self.parts.routed_own[gpu]
+            yield gpu, relay, part, np.asarray(own[self.parts.routing.to_nodes[own, part] > 0], np.int64)
 
-    def _inside_nodes(self) -> Iterator[tuple[int, int, int, Ints]]:
-        """Yields, turn by turn, a relay, another GPU of its node, this one's slice, and the parts that go there of the
-        relay's."""
+    def _from_relays(self) -> Iterator[tuple[int, int, int, Ints]]:
+        """Yields, turn by turn, a relay, another GPU that it passes rows on to, this one's slice, and the parts that go
+        there of the relay's."""
         assert self.parts.routing is not None
-        node = self.parts.experts.node
-        for turn, gpu in product(range(1, node), range(self.parts.num_gpus)):
-            other = gpu // node * node + _partner(gpu % node, turn, node)
-            parts, part = self._relayed(gpu), other % self.degree
+        for gpu, other, part in self._relays.from_relays(self.parts.num_gpus):
+            parts = self._relayed(gpu)
             yield gpu, other, part, np.asarray(parts[self.parts.routing.to_slices[parts, part] > 0], np.int64)
 
     def _relayed(self, gpu: int) -> Ints:
-        """Returns the parts that a GPU is the relay of which go to its node, of t or of what routed rows are cut
-        along."""
+        """Returns the parts that a GPU passes on, of t or of what routed rows are cut along."""
         assert self.parts.routing is not None
-        node, first = self.parts.experts.node, gpu // self.degree * self.degree
-        homes = range(first + gpu % node, first + self.degree, node)
-        parts = np.concatenate([self.parts.routed_own[one] for one in homes])
-        return np.asarray(parts[self.parts.routing.to_nodes[parts, gpu % self.degree // node] > 0], np.int64)
+        parts = np.concatenate([self.parts.routed_own[one] for one in self._relays.homes(gpu)])
+        return np.asarray(parts[self.parts.routing.to_nodes[parts, self._relays.part(gpu)] > 0], np.int64)
 
     def rows(self, number: int) -> list[Ints]:
         """Returns the operations of a formula of experts, or of relays, on every GPU that has tokens for them.
@@ -183,16 +183,11 @@ class ExpertModules:
             if not len(tokens) and is_gradient_of_experts(formula):
                 tokens = self._group(gpu)
             if len(tokens):
-                held = ("k", self._slices_of_node(gpu)) if relays else ("e", self._experts(gpu))
+                held = ("k", self._relays.slices(gpu)) if relays else ("e", self._experts(gpu))
                 column = {self._tokens: self.lists.number(self._tokens, tokens), held[0]: self.lists.number(*held)}
                 slots = [column[slot] for slot in formula.slots]
                 found.append(operation_row(COMPUTE, number, (gpu, -1), slots, "compute"))
         return [np.array(found, np.int64)]
-
-    def _slices_of_node(self, gpu: int) -> Ints:
-        """Returns the slices of the experts in a GPU's node."""
-        node = self.parts.experts.node
-        return gpu % self.degree // node * node + np.arange(node)
 
     def saved(self, name: str) -> list[list[int]]:
         """Returns the entries of a tensor of routed tokens that stays where the experts are, or where their homes are
@@ -231,7 +226,7 @@ class ExpertModules:
             own = self.parts.routed_own[gpu]
             parts = np.arange(len(self.layout.index[index]))
             if passed:
-                parts = np.setdiff1d(parts, [gpu % self.degree // self.parts.experts.node])
+                parts = np.setdiff1d(parts, [self._relays.part(gpu)])
             if len(own) and len(parts):
                 cells = [self.lists.number(self._tokens, own), self.lists.number(index, parts)]
                 found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
@@ -241,9 +236,9 @@ class ExpertModules:
         """Returns the entries of a tensor of groups (n) or of slices (k) that stays where rows are passed on."""
         found = []
         for gpu in range(self.parts.num_gpus):
-            tokens, node = self._relayed(gpu), gpu % self.degree // self.parts.experts.node
+            tokens, node = self._relayed(gpu), self._relays.part(gpu)
             if len(tokens):
-                parts = self._slices_of_node(gpu) if index == "k" else np.array([node])
+                parts = self._relays.slices(gpu) if index == "k" else np.array([node])
                 cells = [self.lists.number(self._tokens, tokens), self.lists.number(index, parts)]
                 found.append([number, 0, self.lists.number(PLACE, [gpu]), *cells, count, 0, 0])
         return found
@@ -263,10 +258,3 @@ class ExpertModules:
 def _site(formula: Formula) -> str:
     """Returns where a formula is computed."""
     return EXPERT if of_experts(formula) else RELAY if of_relay(formula) else HOME
-
-
-def _partner(place: int, turn: int, count: int) -> int:
-    """Returns the one of `count` that another one exchanges with in a turn, so that in each turn every one has one of
-    its own: pairwise where they are a power of two, which spreads over nodes as well (Thakur et al. 2005, doi
-    10.1177/1094342005051521), else around a ring."""
-    return place ^ turn if count & (count - 1) == 0 else (place + turn) % count

@@ -230,13 +230,11 @@ class PlanParts:
 
     def homes_of_experts(self, index: str) -> Ints:
         """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
-        group of the tokens' home; of nodes of these (n), the GPU of as high a number in the node as the tokens' home
-        has in its own."""
-        degree, node = self.experts.degree, self.experts.node
+        group of the tokens' home; of what relays pass on together (n), the home's relay."""
+        degree = self.experts.degree
         home = self.routing.home if isinstance(self.routing, RouterSeats) else self.home
         if index == "n":
-            first = home // degree * degree + home % node
-            return (first[:, None] + node * np.arange(degree // node)).reshape(-1)
+            return self.experts.relays.relay(home).reshape(-1)
         share = np.arange(degree) if index == "k" else self.experts.cut(self.model.num_experts).slice_of
         return (home[:, None] // degree * degree + share).reshape(-1)
 

@@ -18,12 +18,22 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TWO_LEVEL, ZIPF, ExpertChunks, Experts
+from zbench.describe.expert_schedule import (
+    DRAWN,
+    EXPERT_CHOICE,
+    FLAT,
+    TWO_DIMENSIONAL,
+    TWO_LEVEL,
+    ZIPF,
+    ExpertChunks,
+    Experts,
+)
 from zbench.describe.model import SOFTMAX_ALL, WHOLE, Model
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.router.capacity import padding_rows, with_room
+from zbench.step.passes.router.relays import Relays
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class ExpertParallel:
     to each GPU. capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many
     tokens as choose it. routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router),
     of ROUTINGS.
+    inside_first: whether rows go by 2DH: first to the GPU of their node that has their experts' GPU's number in it.
     """
 
     degree: int = 1
@@ -53,6 +64,7 @@ class ExpertParallel:
     routing: str = DRAWN
     tensor_parallel: int = 1
     chunks: int = 1
+    inside_first: bool = False
 
     @staticmethod
     def chosen(degree: int, tensor_parallel: int, experts: Experts, gpus_per_node: int) -> "ExpertParallel":
@@ -65,7 +77,7 @@ class ExpertParallel:
         megatron/core/transformer/moe/token_dispatcher.py at 0014f137, read).
         """
         gpus = degree * tensor_parallel
-        two_level = experts.dispatch == TWO_LEVEL and gpus > gpus_per_node
+        relayed = experts.dispatch != FLAT and gpus > gpus_per_node
         routed = experts.routing != DRAWN  # seats are of a group, though it be the only one
         gathered = tensor_parallel if tensor_parallel > 1 and (routed or gpus > tensor_parallel) else 0
         return ExpertParallel(
@@ -75,10 +87,16 @@ class ExpertParallel:
             drift=experts.drift,
             capacity=None if isinstance(experts.capacity, str) else experts.capacity,
             padded=experts.padded,
-            node=gpus_per_node if two_level else gathered,
+            node=gpus_per_node if relayed else gathered,
             routing=experts.routing,
             tensor_parallel=tensor_parallel,
+            inside_first=relayed and experts.dispatch == TWO_DIMENSIONAL,
         )
+
+    @property
+    def relays(self) -> Relays:
+        """The relays of rows that go in two steps."""
+        return Relays(self.degree, self.node, self.inside_first)
 
     def cut(self, num_experts: int) -> ExpertCut:
         """Returns the cut of so many experts."""
@@ -123,7 +141,7 @@ class ExpertParallel:
             gpus += f" and parallel.expert_tensor_parallel {cut}, {self.degree} GPUs for all experts"
         if self.node and self.degree % self.node:
             raise ValueError(
-                f"{gpus}; with experts.dispatch={TWO_LEVEL} experts are held by "
+                f"{gpus}; with experts.dispatch={self._dispatch} experts are held by "
                 f"whole nodes, so it has to be a multiple of their {self.node} GPUs"
             )
         if num_gpus % self.degree:
@@ -151,6 +169,11 @@ class ExpertParallel:
                 f"have seen all of a GPU's tokens, so memory.mlp_chunk_tokens takes {WHOLE}"
             )
 
+    @property
+    def _dispatch(self) -> str:
+        """The choice by which rows go to relays."""
+        return TWO_DIMENSIONAL if self.inside_first else TWO_LEVEL
+
     def _check_cut(self, model: Model) -> None:
         """Raises ValueError if a model's experts cannot be cut over GPUs."""
         told = f"parallel.expert_tensor_parallel is {self.tensor_parallel}"
@@ -158,6 +181,11 @@ class ExpertParallel:
             raise ValueError(f"{told}; {model.name} has no experts, so it takes 1")
         if model.ffn_hidden % self.tensor_parallel:
             raise ValueError(f"{told}; it has to divide model.ffn_hidden={model.ffn_hidden}")
+        if self.inside_first:
+            raise ValueError(
+                f"{told}; with experts.dispatch={TWO_DIMENSIONAL} a row goes to each GPU that has its expert, and to "
+                "those of a cut one it goes once together, so it takes 1"
+            )
         if (self.routing != DRAWN or self.padded) and self.node not in (0, self.tensor_parallel):
             raise ValueError(
                 f"{told}, and rows go in two levels to {self.node} GPUs; rows of padding and of seats are gathered on "
@@ -202,8 +230,8 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 class Routing:
     """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t, ~expert
     where the expert has no room; begin: int64 [parts + 1], where those of each part begin. slices: of experts, one a
-    GPU of a group. tensor_parallel: GPUs that each expert is cut over. node: the slices that a node has, 0: nodes are
-    of no interest. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
+    GPU of a group. tensor_parallel: GPUs that each expert is cut over. relays: of rows that go in two steps, None:
+    there are none. padding: int64 [parts, experts], rows without a token that go to each expert with a part; then a
     token goes to a GPU once for each expert that it chose there, and not once. None: there is no padding."""
 
     chosen: Ints
@@ -211,7 +239,7 @@ class Routing:
     num_experts: int
     slices: int
     padding: Ints | None = None
-    node: int = 0
+    relays: Relays | None = None
     tensor_parallel: int = 1
 
     index = "t"  # what routed rows are cut along
@@ -226,15 +254,16 @@ class Routing:
         chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
         begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         chosen = chosen.astype(np.int64)
+        relays = how.relays if how.node else None
         if how.capacity is None:
-            return Routing(chosen, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
+            return Routing(chosen, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         gpu = np.repeat(home, sizes)
         room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
         limited = with_room(chosen, gpu, room, model.num_experts)
-        found = Routing(limited, begin, model.num_experts, how.degree, None, how.node, how.tensor_parallel)
+        found = Routing(limited, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         if not how.padded:
             return found
-        whole = replace(found, slices=1, tensor_parallel=1, node=0)
+        whole = replace(found, slices=1, tensor_parallel=1, relays=None)
         return replace(found, padding=padding_rows(whole.to_experts, home, room))
 
     @cached_property
@@ -272,10 +301,14 @@ class Routing:
 
     @cached_property
     def to_nodes(self) -> Ints:
-        """The rows of each part that go to each node of slices, int64 [parts, nodes]."""
+        """The rows of each part that go to each part of n, int64 [parts, parts of n]: by 2DH those that all of its
+        slices have."""
+        assert self.relays is not None, "rows that go in one step go to no relays"
+        if self.relays.inside_first:
+            return np.asarray(self.to_slices.reshape(len(self.begin) - 1, -1, self.relays.node).sum(axis=1))
         if self.padding is not None:  # a node is those that have the same experts, and gets what each of them does
-            return self.to_slices[:, :: self.node]
-        return self._in_runs(self.cut.each * self.node // self.tensor_parallel)
+            return self.to_slices[:, :: self.relays.node]
+        return self._in_runs(self.cut.each * self.relays.node // self.tensor_parallel)
 
     def _in_runs(self, size: int) -> Ints:
         """Returns the tokens of each part that go to each run of so many experts, int64 [parts, runs]."""
@@ -288,20 +321,20 @@ class Routing:
         return np.bincount(key, minlength=(len(self.begin) - 1) * runs).reshape(-1, runs)
 
     def indices(self) -> tuple[Index, ...]:
-        """Returns the indices e, experts or parts of these, k, slices of them, and n, nodes of these, if nodes are of
-        interest, of size 1: shards have all of a slice's elements."""
-        counts = {"e": self.cut.parts, "k": self.slices, **({"n": self.slices // self.node} if self.node else {})}
+        """Returns the indices e, experts or parts of these, k, slices of them, and n, what relays pass on
+        together, of size 1: shards have all of a slice's elements."""
+        counts = {"e": self.cut.parts, "k": self.slices, **({"n": self.relays.parts} if self.relays else {})}
         return tuple(Index(name, np.ones(count, np.int64)) for name, count in counts.items())
 
     def maps(self) -> tuple[PartMap, ...]:
-        """Returns the map k(e), and n(k) if nodes are of interest."""
+        """Returns the map k(e), and n(k) if rows go to relays."""
         found = (PartMap("k", "e", self.cut.slice_of),)
-        return (*found, PartMap("n", "k", np.arange(self.slices) // self.node)) if self.node else found
+        return (*found, PartMap("n", "k", self.relays.of_slices)) if self.relays else found
 
     def relations(self) -> tuple[Relation, ...]:
-        """Returns route(t, e) and goes(t, k), and visits(t, n) if nodes are of interest."""
+        """Returns route(t, e) and goes(t, k), and visits(t, n) if rows go to relays."""
         found = _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
-        return (*found, _relation("visits", "n", self.to_nodes)) if self.node else found
+        return (*found, _relation("visits", "n", self.to_nodes)) if self.relays else found
 
 
 def _noise(plan: Plan, num_experts: int, draw: tuple[int, int]) -> Floats:

@@ -104,7 +104,7 @@ def _unit(model: Model, name: str, expert_gpus: int) -> int:
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
         "zf": 2 * element, "uf": element,
         "r": model.num_experts * element, "rh": model.router_dim * element,
-        "p": model.experts_per_token * model.lse_bytes,
+        "p": model.experts_per_token * model.lse_bytes, "np": model.experts_per_token * model.lse_bytes,
         "ra": model.num_experts * element, SEATS: SEAT_BYTES, **dict.fromkeys(EVERY_COUNT, SEAT_BYTES),
         "pa": model.lse_bytes, "pn": model.lse_bytes,
         "l": 2 * model.lse_bytes, "val": model.lse_bytes, "loss": model.lse_bytes,
