@@ -88,11 +88,11 @@ def check_room(parameters: ShardedParameters, stage_layers: int, memory_bytes: f
         fitting = max((some for some in range(1, layers + 1) if bytes_of(some) <= free), default=0)
         if fitting in (0, layers):
             continue
-        most = f"at most {fitting - 1}"
+        most, told = f"at most {fitting - 1}", value if isinstance(value, str) else f"{value:.0f}"
         if key == "gradient_bucket":
             most = f"layer, or less than {(fitting + 1) * of.layer_elements} parameters, {fitting} layers"
         raise ValueError(
-            f"sharding.{key} is {value if isinstance(value, str) else f'{value:.0f}'}; the {what} of {layers} layers of {of.model.name} take "
+            f"sharding.{key} is {told}; the {what} of {layers} layers of {of.model.name} take "
             f"{bytes_of(layers) / 2**30:.1f} GiB on every GPU, of whose {memory_bytes / 2**30:.1f} GiB "
             f"{free / 2**30:.1f} are left beside parameters and optimizer state: it takes {most}"
         )
