@@ -128,6 +128,16 @@ def test_ports_served_messages_as_the_plan_has_them() -> None:
     assert with_all_keys({"cluster": {"name": "c"}})["cluster"] == {"name": "c"}
 
 
+def test_computes_beside_messages_were_not_slowed() -> None:
+    device = {"_target_": "zbench.describe.device.Device", "name": "d"}
+    cluster = {"_target_": "zbench.describe.cluster.Cluster", "name": "c", "port_order": "plan"}
+    found = with_all_keys({"cluster": {**cluster, "device": device}})["cluster"]
+    assert found == {**cluster, "device": {**device, "compute_slowdown": 1.0}}
+    slowed = {**device, "compute_slowdown": 1.2}
+    assert with_all_keys({"cluster": {**cluster, "device": slowed}})["cluster"]["device"] == slowed
+    assert with_all_keys({"cluster": {**cluster, "device": "d"}})["cluster"]["device"] == "d"
+
+
 OLDER = {
     "model": {
         "_target_": "zbench.describe.model.Model",

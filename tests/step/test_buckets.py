@@ -14,7 +14,6 @@ from zbench.describe.overlap import ALL, BACKWARD, END, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, REDUCE
-from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.routing import ExpertParallel
@@ -185,26 +184,3 @@ def test_runs_are_of_a_template_whatever_stands_between() -> None:
 def test_what_cannot_be_is_one_sentence(overlap: StepOverlap, zero: str, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         whole_step(FIVE, [plan_of([5, 3], 2, 4)], 1, zero, overlap)
-
-
-def test_what_is_beyond_memory_is_one_sentence() -> None:
-    each = FIVE.layer_params
-    for zero, overlap, most, told in (
-        (
-            "1",
-            StepOverlap(ALL),
-            5 * each * FIVE.element_bytes,
-            "sharding.window is all; the parameters of 5 layers of tiny",
-        ),
-        (
-            "3",
-            StepOverlap(2),
-            3 * each * FIVE.element_bytes,
-            "sharding.window is 2; the parameters of 3 layers of tiny",
-        ),
-        ("3", StepOverlap(1, END), 5 * each * 4, "sharding.gradient_bucket is end; the gradients of 5 layers of tiny"),
-    ):
-        of = ShardedParameters(FIVE, 2, 1, zero, overlap)
-        check_room(of, 5, most)
-        with pytest.raises(ValueError, match=f"^{told} are .* GiB on every GPU, which has .*: it takes a smaller one$"):
-            check_room(of, 5, most - 1)

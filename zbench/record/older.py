@@ -1,13 +1,13 @@
 """Converts older records to what records are today. Pure: no torch.
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
-was causal; ports served messages in their plan's order (zbench.describe.cluster); and no group was free
-(zbench.run.fastest); executor=simulated played attention alone, as simulated_attention does, and whole_step was what
-simulated is. Sharding, recomputation and degrees of parallelism were keys of the model and of the executor
-before they were groups (zbench.describe.strategy), and the loss was whole or in chunks by a key of the model; gradients
-were reduced layer by layer (zbench.describe.overlap), exchanges of tensor-parallel groups were whole
-(zbench.describe.exchanges), workers came together in every step (zbench.describe.sync), and a step was a training step
-(zbench.describe.job).
+was causal; ports served messages in their plan's order (zbench.describe.cluster); devices did not say that messages
+slow no computes beside them (zbench.describe.device); and no group was free (zbench.run.fastest); executor=simulated
+played attention alone, as simulated_attention does, and whole_step was what simulated is. Sharding, recomputation and
+degrees of parallelism were keys of the model and of the executor before they were groups (zbench.describe.strategy),
+and the loss was whole or in chunks by a key of the model; gradients were reduced layer by layer
+(zbench.describe.overlap), exchanges of tensor-parallel groups were whole (zbench.describe.exchanges), workers came
+together in every step (zbench.describe.sync), and a step was a training step (zbench.describe.job).
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
 steps.
@@ -35,6 +35,7 @@ Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
 _BEFORE: dict[str, Any] = {"free_groups": [], "mask": "causal"}
 _CLUSTER = "zbench.describe.cluster.Cluster"
+_DEVICE = "zbench.describe.device.Device"
 _MODEL = "zbench.describe.model.Model"
 _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
@@ -86,7 +87,10 @@ def with_all_keys(config: Any) -> Any:
         config["experts"] = {**_SEQUENTIAL, **experts}
     cluster = config.get("cluster")
     if isinstance(cluster, Mapping) and cluster.get("_target_") == _CLUSTER:
-        config["cluster"] = {"port_order": PLAN, **cluster}
+        config["cluster"] = cluster = {"port_order": PLAN, **cluster}
+        device = cluster.get("device")
+        if isinstance(device, Mapping) and device.get("_target_") == _DEVICE:
+            cluster["device"] = {"compute_slowdown": 1.0, **device}
     if "world" in config:
         return config
     choices = config.get("choices", {})

@@ -89,6 +89,20 @@ def test_layers_that_are_left_out_take_what_they_take_played(
         assert sum(one.spent.values()) == pytest.approx(np.full(16, one.seconds), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("window", "bucket", "slower"), [(4, 4, 20), (2, 2, 10), (20, LAYER, 1), (26, LAYER, 20), (26, 3, 1)]
+)
+def test_windows_of_several_layers_take_what_they_take_with_all_layers(
+    window: int, bucket: int | str, slower: int
+) -> None:
+    """The last layers of a backward gather nothing, so they do not stand for those before. slower: times, of NICs."""
+    step, (plans, cost) = step_of("zeppelin", "3", window, bucket)
+    slow = replace(cost.cluster, nic_bandwidth=cost.cluster.nic_bandwidth / slower)
+    given = plans, make_cost(slow, cost.model)
+    _, timeline = play_layers(step, *given)
+    assert play_step(step, *given).seconds == pytest.approx(timeline.done.max(), rel=1e-9)
+
+
 def test_the_same_bytes_are_sent_and_later_reductions_take_longer() -> None:
     """Seconds beyond those with a reduction a layer grow with the bucket; what is left to wait for in the end is
     waiting for gradients."""

@@ -23,7 +23,7 @@ from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.repeating import RepeatingLayers
-from zbench.simulator.steps.shortened import longest_stage, with_fewer_layers
+from zbench.simulator.steps.shortened import layers_ahead, longest_stage, with_fewer_layers
 from zbench.simulator.steps.trains.clock import Unless, run_unless
 from zbench.simulator.steps.trains.columns import TrainTimeline
 from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, TrainPieces
@@ -85,7 +85,10 @@ def step_seconds(parts: StepParts, least: float = 0.0) -> float:
 def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
     longest = longest_stage(parts.step)
-    for kept in LAYERS:
+    # Reductions of several layers that meet gathers of several ahead are alike over more layers than are played: the
+    # last ones of a backward, which gather nothing, added up to 6 % too little where a NIC was the limit.
+    alike = parts.step.turn_layers == 1 or layers_ahead(parts.step) <= 1
+    for kept in LAYERS if alike else ():
         if kept < longest:
             played = _Played.settling(parts, kept)
             if played is not None and played.seconds >= least * (1 - _ROUNDING):

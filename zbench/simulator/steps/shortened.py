@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.step.operations import GATHER
 from zbench.step.template import StageStart, Step
 
 TURNS = 4  # of several layers that are played at least, two before and two after those that are left out
@@ -14,6 +15,12 @@ TURNS = 4  # of several layers that are played at least, two before and two afte
 def longest_stage(step: Step) -> int:
     """Returns the most layers that are on the same stages of all pipelines and play the same templates."""
     return max(end - begin for begin, end in pairwise([*step.cuts, step.num_layers]))
+
+
+def layers_ahead(step: Step) -> int:
+    """Returns the most layers by which parameters are gathered ahead of the layer under way."""
+    tables = [one.operations for one in step.templates]
+    return max((int(np.abs(one.layer[one.kind == GATHER]).max(initial=0)) for one in tables), default=0)
 
 
 def with_fewer_layers(step: Step, kept: int) -> tuple[Step, list[tuple[int, int]], Ints]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from zbench.describe.arrays import Ints
 from zbench.step.passes.contributions import TABLE
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, ShardedParameters
 from zbench.step.passes.sections import DENSE_BACKWARD
 from zbench.step.template import Instance, StageStart, Template
 
@@ -88,26 +87,3 @@ def order_of_gathers(first: int, stages: Sequence[StageStart], num_layers: int) 
     for one, end in zip(stages, ends, strict=True):
         found.append(Instance(first, end - 1, end - one.layer, -1, place=one.place))
     return found
-
-
-def check_room(parameters: ShardedParameters, stage_layers: int, memory_bytes: float) -> None:
-    """Refuses layers gathered ahead, and buckets, that alone are more than a GPU's memory.
-
-    stage_layers: the most layers of a stage.
-
-    Raises:
-        ValueError: one is; the message names its key.
-    """
-    of, overlap, size = parameters, parameters.overlap, parameters.model.element_bytes
-    ahead = stage_layers if of.gathered_first else min(1 + of.window, stage_layers) if of.degrees.optimizer != 1 else 0
-    together = min(of.bucket_layers, stage_layers) if of.in_buckets else 0
-    for key, value, what, layers, each in (
-        ("window", overlap.window, "parameters", ahead, size),
-        ("gradient_bucket", overlap.gradient_bucket, "gradients", together, max(GRADIENT_BYTES, size)),
-    ):
-        total = layers * of.layer_elements * each
-        if total > memory_bytes:
-            raise ValueError(
-                f"sharding.{key} is {value}; the {what} of {layers} layers of {of.model.name} are {total / 2**30:.1f} "
-                f"GiB on every GPU, which has {memory_bytes / 2**30:.1f} GiB: it takes a smaller one"
-            )

@@ -16,10 +16,10 @@ from zbench.describe.model import NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
 from zbench.plans.plan import Plan
-from zbench.step.passes.buckets import check_room
 from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
+from zbench.step.passes.parameters.room import check_room
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts

@@ -16,7 +16,6 @@ from zbench.step.operations import COMPUTE
 from zbench.step.proof.groups import Groups, difference_word, named
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.pipelines import Slots, groups_of_pipelines, places_fault
-from zbench.step.proof.ranges import MOST_OFFSET
 from zbench.step.proof.tables import item_rows, with_layers
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Items, Step
@@ -140,17 +139,26 @@ def _rows(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-un
     """Returns a contract as rows. formulas: their numbers, and FormulaRows.offsets and rows. about: of `_about`. needs,
     leaves: of `groups_of_pipelines`. pipelines: how many have rows of their own, 0 of an instance in one."""
     made, offsets, rows = formulas
-    named = np.zeros((len(about), 2 * MOST_OFFSET + 1), np.bool_)
+    farthest = 0  # layers that a row is away
+    for op in ops:
+        farthest = max(farthest, abs(op[7]))
+    for formula in made:
+        for row in rows[offsets[formula] : offsets[formula + 1]]:
+            farthest = max(farthest, abs(row[2]))
+    for side in (needs, leaves):
+        for group in side:
+            farthest = max(farthest, abs(group[2]))
+    named = np.zeros((len(about), 2 * farthest + 1), np.bool_)
     computed = named.copy()
     for op in ops:
         if op[0] != COMPUTE:
-            named[op[1], op[7] + MOST_OFFSET] = True
+            named[op[1], op[7] + farthest] = True
     for formula in made:
         for row in rows[offsets[formula] : offsets[formula + 1]]:
-            named[row[1], row[2] + MOST_OFFSET] = computed[row[1], row[2] + MOST_OFFSET] = True
+            named[row[1], row[2] + farthest] = computed[row[1], row[2] + farthest] = True
     for side in (needs, leaves):
         for group in side:
-            named[group[1], group[2] + MOST_OFFSET] = True
+            named[group[1], group[2] + farthest] = True
     each, count, place = max(pipelines, 1), 0, np.zeros(named.shape, np.int64)
     found = np.zeros((np.sum(named) * each, 13), np.int64)
     for tensor in range(len(about)):
@@ -159,13 +167,13 @@ def _rows(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-un
             for pipeline in range(each if named[tensor, offset] else 0):
                 row = found[count]
                 row[_SLOT], row[_KIND], row[_STATE], row[_EACH] = about[tensor]
-                row[_OFFSET], row[_COMPUTED] = offset - MOST_OFFSET, computed[tensor, offset]
+                row[_OFFSET], row[_COMPUTED] = offset - farthest, computed[tensor, offset]
                 row[_NEEDS] = row[_LEAVES] = -1
                 row[_PIPELINE] = pipeline if pipelines else -1
                 count += 1
     for column, side in ((_NEEDS, needs), (_LEAVES, leaves)):
         for group in side:
-            at = place[group[1], group[2] + MOST_OFFSET] + max(group[0], 0)
+            at = place[group[1], group[2] + farthest] + max(group[0], 0)
             found[at, column : column + 3] = group[3:]
     return found
 

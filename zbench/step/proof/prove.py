@@ -52,7 +52,7 @@ def prove_step(step: Step) -> Proven:
     owned = {number: Owners.in_layout(step.layouts[number]) for number in set(first)}
     owners = [owned[number] for number in first]
     for name, items in (("begins", step.begins), ("ends", step.ends)):
-        _hold(items_fault(step.layouts[0], items, owners[0]), f"{name} ")
+        _hold(items_fault(step.layouts[0], items, owners[0], step.num_layers), f"{name} ")
     counts = whole_counts(step)
     walked = {number: walk_tables(step, step.layouts[number], counts[number]) for number in set(first)}
     tables = [walked[number] for number in first]

@@ -17,7 +17,6 @@ from zbench.step.proof.sentences import Sentence
 from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
 from zbench.step.tensor import NATURES, STATE, SUM
 
-MOST_OFFSET = 16  # layers that an operation may look ahead or back
 MOST_HOPS = 1000  # lossy encodings, one after another
 
 
@@ -62,7 +61,8 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
     layout, ops, say = step.layouts[template.layout], template.operations.table, Sentence(step, template)
     made = np.zeros(len(layout.formulas), bool)
     made[list(template.formulas)] = True
-    counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), len(step.encodings), step.num_gpus
+    sizes = len(step.encodings), step.num_gpus, step.num_layers
+    counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), *sizes
     first = _wrong_numbers(ops, made, counts, (owners.of, owners.place, owners.lane)).tolist()
     tensors, places = len(layout.tensors), step.num_places
     for op, (column, right) in zip(
@@ -77,7 +77,7 @@ def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
             ("dst", "-1 of a compute or a drop"),
             ("dst", "a list of places"),
             ("layer", "0 of a compute"),
-            ("layer", f"at most {MOST_OFFSET} layers away"),
+            ("layer", f"at most {step.num_layers} layers away, as there are no more"),
             ("queue", f"a queue, below {len(QUEUES)}"),
             ("encoding", "-1 or an encoding of the step"),
             ("encoding", "-1 of a compute or a drop"),
@@ -111,9 +111,9 @@ def _note(first, rule, at, is_broken):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
     """Returns the first operation that breaks each rule of `numbers_fault`, -1 where none does. made: of formulas.
-    counts: kinds, tensors, places, queues, encodings and GPUs. owners: of, place and lane of Owners."""
+    counts: kinds, tensors, places, queues, encodings, GPUs and layers. owners: of, place and lane of Owners."""
     first, (of, place, lane) = np.full(14, -1, np.int64), owners
-    kinds, tensors, places, queues, encodings, gpus = counts
+    kinds, tensors, places, queues, encodings, gpus, layers = counts
     for at in range(len(ops)):
         kind, what, src, dst, layer, encoding, via = (
             ops[at, 0],
@@ -135,7 +135,7 @@ def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
         _note(first, 6, at, alone and dst != -1)
         _note(first, 7, at, many and _owner(of, dst) != place)
         _note(first, 8, at, compute and layer != 0)
-        _note(first, 9, at, abs(layer) > MOST_OFFSET)
+        _note(first, 9, at, abs(layer) > layers)
         _note(first, 10, at, ops[at, 8] < 0 or ops[at, 8] >= queues)
         _note(first, 11, at, encoding < -1 or encoding >= encodings)
         _note(first, 12, at, alone and encoding != -1)
@@ -163,15 +163,16 @@ def contract_fault(step: Step, template: Template, owners: Owners) -> str:
     """Returns what is wrong with the numbers of a template's contract, as a sentence; "" if nothing."""
     layout, say = step.layouts[template.layout], Sentence(step, template)
     for name, items in (("needs", template.needs), ("leaves", template.leaves)):
-        if word := items_fault(layout, items, owners):
+        if word := items_fault(layout, items, owners, step.num_layers):
             return say.contract(f"{name} {word}")
     return ""
 
 
-def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
-    """Returns what is wrong with the numbers of items, "" if nothing."""
+def items_fault(layout: StepLayout, items: Items, owners: Owners, layers: int) -> str:
+    """Returns what is wrong with the numbers of items, "" if nothing. layers: of the step."""
     table = items.table
-    first = _wrong_items(table, (owners.of, owners.axes, owners.nature, owners.homeless), owners.place, layout.layered)
+    of = owners.of, owners.axes, owners.nature, owners.homeless
+    first = _wrong_items(table, of, owners.place, layers * layout.layered)
     for at, word in zip(
         first.tolist(),
         (
@@ -195,8 +196,9 @@ def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
 
 
 @nb.njit(cache=True)
-def _wrong_items(items, owners, place, layered):  # type: ignore[no-untyped-def]
-    """Returns the first entry that breaks each rule of `items_fault`, -1 where none does."""
+def _wrong_items(items, owners, place, farthest):  # type: ignore[no-untyped-def]
+    """Returns the first entry that breaks each rule of `items_fault`, -1 where none does. farthest: for each tensor how
+    many layers away an entry may be."""
     first, (of, axes, natures, homeless) = np.full(9, -1, np.int64), owners
     for at in range(len(items)):
         tensor, layer, places, count = items[at, 0], items[at, 1], items[at, 2], items[at, 5]
@@ -208,7 +210,7 @@ def _wrong_items(items, owners, place, layered):  # type: ignore[no-untyped-def]
         _note(first, 2, at, at_home and homeless[tensor])
         _note(first, 3, at, _owner(of, items[at, 3]) != axes[tensor, 0])
         _note(first, 4, at, _owner(of, items[at, 4]) != axes[tensor, 1])
-        _note(first, 5, at, abs(layer) > MOST_OFFSET * layered[tensor])
+        _note(first, 5, at, abs(layer) > farthest[tensor])
         _note(first, 6, at, not (count >= 0 or count == COMPLETE) if nature == SUM else count != 0)
         _note(first, 7, at, items[at, 6] != 0 and nature != STATE)
         _note(first, 8, at, items[at, 7] < 0 or items[at, 7] > MOST_HOPS)

@@ -128,9 +128,10 @@ class ShardedParameters:
         if self.stage not in STAGES and not isinstance(self.stage, ShardDegrees):
             raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
         degrees = self.degrees
-        most = min(self.model.num_layers, 8)
+        most = self.model.num_layers
         if degrees.optimizer != 1 and self.window > most:
-            raise ValueError(f"the prefetch window (sharding.window) is {self.window}; it takes 0 to {most} layers")
+            what = f"the prefetch window (sharding.window) is {self.window}"
+            raise ValueError(f"{what}; it takes 0 to {most} layers, all that {self.model.name} has")
         if self.gathered and self.overlap.gathers_first:
             how = "ZeRO-3" if self.stage == "3" else f"parameters cut over {degrees.weights or self.groups} ranks"
             raise ValueError(
