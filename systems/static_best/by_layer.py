@@ -22,7 +22,7 @@ from zbench.systems.common.mesh_plans import least_degree
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best.candidate import BY_LAYER, Candidate, KnownPlays
-from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings
+from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings, Works
 from zbench.systems.static_best.search import (
     ROUNDS,
     Race,
@@ -92,17 +92,15 @@ def search_by_layer(study: Study, free: Sequence[str], batching: Batching) -> Ch
     fitting = ((one, found) for one in near if (found := one.fitting(one.settings[0], race)) is not None)
     of_mesh = {found: one for one, found in islice(fitting, better)}
     then = sample.some(min(more, study.judged))
-    finalists = ranked(raced(of_mesh, then, study.clock, best))[:best]
-    some = sample.some(study.judged)
-    sizes = []
+    timed = raced(of_mesh, then, study.clock, best)
+    finalists, some, sizes = ranked(timed)[:best], sample.some(study.judged), list[Candidate]()
     for one in finalists:
         others = (of_mesh[one].fitting(setting, race) for setting in of_mesh[one].settings[1 : 1 + NEXT])
         sizes += ranked(raced([one, *filter(None, others)], some, study.clock))[:1]
     last = last_batches(study, sample)
     mine = raced(sizes, last, study.clock)
-    rival = Rival(
-        *(min(found, default=inf) for found in ([one.seconds(race.few) for one in finalists], [its for its, _ in mine]))
-    )
+    every = (one.seconds(race.few) for one in finalists), (its for its, _ in timed), (its for its, _ in mine)
+    rival = Rival(*(min(found, default=inf) for found in every))
     alike = ranked_layouts(study, sample, free, batching, race, rival)[:1]
     return first_choice(ranked([*((one.seconds(last, study.clock), one) for one in alike), *mine]), study, sample)
 
@@ -135,12 +133,13 @@ def mesh_settings(
     recomputed, until one is slower than the one before, with their settings."""
     ranks, longest = cost.cluster.num_ranks, int(race.hard.lengths.max())
     least = least_degree(longest, fitting_tokens(cost_of(replace(model, recompute="full"))), ranks)
+    work: Works = {}
     for method in METHODS:
         before = inf
         alone = method == METHODS[0]  # of one rank all methods have the same plans
         for degree in (one for one in divisors(ranks) if one >= least and (one > 1 or alone)):
             mesh = Mesh(cost, method, degree, batching)
-            settings = LayerSettings.of(mesh, cost_of, race.few, longest).found()
+            settings = LayerSettings.of(mesh, cost_of, race.few, longest, work).found()
             found = MeshSettings(model, mesh, cost_of, settings, race.known)
             if not settings:
                 continue

@@ -63,10 +63,11 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What candidates have to beat to be chosen: the seconds of another search's, on few batches by attention's clock,
-    and on the last ones by the run's."""
+    """What candidates have to beat to be chosen: the seconds of another search's best, on few batches by attention's
+    clock, and by the run's on more of them and on the last ones."""
 
     few: float = inf
+    more: float = inf
     last: float = inf
 
 
@@ -110,7 +111,7 @@ def ranked_layouts(
     study: Study, sample: Sample, free: Sequence[str], batching: Batching, race: Race, rival: Rival | None = None
 ) -> list[Candidate]:
     """Returns the candidates that were played to the end and fit, the fastest first; none that is slower than a rival.
-    Who is far behind it by attention's clock is not played by the run's."""
+    Who is far behind it on few batches goes no further."""
     (_, better), (more, best) = ROUNDS
     then, last = sample.some(min(more, study.judged)), sample.some(study.judged)
     rival = rival or Rival()
@@ -121,7 +122,7 @@ def ranked_layouts(
     timed = filled(timed, race)
     study.tell("playing the better ones")
     near = ranked(timed, min(HOPELESS * rival.few, race.limit(timed) if race.judges else inf))
-    timed = raced(islice(filter(race.fits, near), better), then, study.clock, best)
+    timed = raced(islice(filter(race.fits, near), better), then, study.clock, best, BEHIND * rival.more)
     sizes = [list(sized(one, race)) for one in ranked(timed)[:best]]
     if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
         sizes = [ranked(raced(some, last, study.clock))[:1] for some in sizes]
