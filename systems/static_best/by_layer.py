@@ -21,14 +21,15 @@ from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
-from zbench.systems.static_best.candidate import BY_LAYER, Candidate
-from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings
+from zbench.systems.static_best.candidate import BY_LAYER, Candidate, KnownPlays
+from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings, Works
 from zbench.systems.static_best.search import (
-    CONFIRMED,
     ROUNDS,
     Race,
+    Rival,
     divisors,
     first_choice,
+    last_batches,
     parallel_layouts,
     race_of,
     raced,
@@ -42,19 +43,21 @@ MORE = 8  # parts of a stage's layers, one of which more is recomputed where a s
 
 @dataclass(frozen=True, slots=True)
 class MeshSettings:
-    """A mesh, the settings that it may have, the fastest by arithmetic first, and the seconds of that one."""
+    """A mesh, the settings that it may have, the fastest by arithmetic first, and the seconds of that one. known: what
+    candidates have found of steps."""
 
     model: Model
     mesh: Mesh
     cost_of: Callable[[Model], Cost]
     settings: Sequence[LayerSetting]
+    known: KnownPlays
     seconds: float = inf
 
     def candidate(self, setting: LayerSetting) -> Candidate:
         """Returns the candidate of a setting."""
         model = setting.model(self.model)
         mesh = replace(self.mesh, cost=self.cost_of(model), pack_tokens=setting.pack_tokens)
-        return Candidate(model, mesh, BY_LAYER)
+        return Candidate(model, mesh, BY_LAYER, self.known)
 
     def fitting(self, setting: LayerSetting, race: Race) -> Candidate | None:
         """Returns the candidate of a setting with as many more layers recomputed as it takes to have room for the hard
@@ -79,7 +82,6 @@ def search_by_layer(study: Study, free: Sequence[str], batching: Batching) -> Ch
     check_by_layer(study)
     sample = Sample.of(study)
     free = [name for name in free if name != "recompute"]
-    alike = ranked_layouts(study, sample, free, batching)[:1]
     race, meshes, keeping = race_of(study, sample), list[MeshSettings](), replace(study, model=study.model.keeping_all)
     for model, cost in parallel_layouts(keeping, free):
         study.tell(f"layers: tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
@@ -90,16 +92,17 @@ def search_by_layer(study: Study, free: Sequence[str], batching: Batching) -> Ch
     fitting = ((one, found) for one in near if (found := one.fitting(one.settings[0], race)) is not None)
     of_mesh = {found: one for one, found in islice(fitting, better)}
     then = sample.some(min(more, study.judged))
-    finalists = ranked(raced(of_mesh, then, study.clock, best))[:best]
-    last = sample.some(study.judged)
-    sizes = []
+    timed = raced(of_mesh, then, study.clock, best)
+    finalists, some, sizes = ranked(timed)[:best], sample.some(study.judged), list[Candidate]()
     for one in finalists:
         others = (of_mesh[one].fitting(setting, race) for setting in of_mesh[one].settings[1 : 1 + NEXT])
-        sizes.append(ranked(raced([one, *filter(None, others)], last, study.clock))[:1])
-    if study.judged < len(sample.played):
-        last = sample.some(CONFIRMED)
-    every = [*alike, *(one for some in sizes for one in some)]
-    return first_choice(ranked(raced(every, last, study.clock)), study, sample)
+        sizes += ranked(raced([one, *filter(None, others)], some, study.clock))[:1]
+    last = last_batches(study, sample)
+    mine = raced(sizes, last, study.clock)
+    every = (one.seconds(race.few) for one in finalists), (its for its, _ in timed), (its for its, _ in mine)
+    rival = Rival(*(min(found, default=inf) for found in every))
+    alike = ranked_layouts(study, sample, free, batching, race, rival)[:1]
+    return first_choice(ranked([*((one.seconds(last, study.clock), one) for one in alike), *mine]), study, sample)
 
 
 def check_by_layer(study: Study) -> None:
@@ -130,13 +133,14 @@ def mesh_settings(
     recomputed, until one is slower than the one before, with their settings."""
     ranks, longest = cost.cluster.num_ranks, int(race.hard.lengths.max())
     least = least_degree(longest, fitting_tokens(cost_of(replace(model, recompute="full"))), ranks)
+    work: Works = {}
     for method in METHODS:
         before = inf
         alone = method == METHODS[0]  # of one rank all methods have the same plans
         for degree in (one for one in divisors(ranks) if one >= least and (one > 1 or alone)):
             mesh = Mesh(cost, method, degree, batching)
-            settings = LayerSettings.of(mesh, cost_of, race.few, longest).found()
-            found = MeshSettings(model, mesh, cost_of, settings)
+            settings = LayerSettings.of(mesh, cost_of, race.few, longest, work).found()
+            found = MeshSettings(model, mesh, cost_of, settings, race.known)
             if not settings:
                 continue
             seconds = found.candidate(settings[0]).seconds(race.few)

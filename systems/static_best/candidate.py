@@ -11,6 +11,8 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
+from zbench.plans.alike import plans_digests
+from zbench.plans.plan import Plan
 from zbench.run.fastest import FREE, compared_seconds
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
@@ -20,16 +22,28 @@ _ROUNDING = 1e-9  # relative: a step that is played may be shorter by it than it
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 BY_LAYER = (*LAYOUT, "recompute_layers", "stage_layers")
 
+_Same = tuple[Clock, Model, str, tuple[bytes, ...]]  # a step: its clock, model, batch and plans
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlays:
+    """What the candidates of a search have found of steps so far. Limits of packs that come to the same plans, and
+    models that two searches come to, have the same steps. seconds, room: as `Candidate.played` and `room`."""
+
+    seconds: dict[_Same, float] = field(default_factory=dict)
+    room: dict[_Same, bool] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """The mesh on the ranks that a model's tensor parallelism and stages leave. played: the seconds of the steps that
     were played, by clock and batch, so that no step is played twice. room: whether steps that were not played fit.
-    sets: fields of the model that it sets."""
+    sets: fields of the model that it sets. known: what other candidates have found."""
 
     model: Model
     mesh: Mesh
     sets: Sequence[str] = LAYOUT
+    known: KnownPlays = field(default_factory=KnownPlays, repr=False, compare=False)
     played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     room: dict[tuple[Clock, str], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -50,14 +64,25 @@ class Candidate:
     def _step(self, batch: Batch, clock: Clock) -> float:
         key = clock, batch.digest
         if key not in self.played:
-            self.played[key] = compared_seconds(clock(self.mesh.cost), batch, self.mesh.plan(batch))
+            plans, known = self.mesh.plan(batch), self.known.seconds
+            same = self._same(batch, plans, clock)
+            if same not in known:
+                known[same] = compared_seconds(clock(self.mesh.cost), batch, plans)
+            self.played[key] = known[same]
         return self.played[key]
+
+    def _same(self, batch: Batch, plans: Sequence[Plan], clock: Clock) -> _Same:
+        return clock, self.model, batch.digest, plans_digests(plans)
 
     def fits(self, batch: Batch, clock: Clock) -> bool:
         """Returns whether the step of a batch has room, which is played only where a clock cannot tell before."""
         key, executor = (clock, batch.digest), clock(self.mesh.cost)
         if key not in self.room and key not in self.played and isinstance(executor, Compares):
-            self.room[key] = executor.fits(batch, self.mesh.plan(batch))
+            plans, known = self.mesh.plan(batch), self.known.room
+            same = self._same(batch, plans, clock)
+            if same not in known:
+                known[same] = executor.fits(batch, plans)
+            self.room[key] = known[same]
         return self.room[key] if key in self.room else self._step(batch, clock) < inf
 
     def least(self, batches: Sequence[Batch], clock: Clock) -> list[float]:

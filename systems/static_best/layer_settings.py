@@ -9,7 +9,7 @@ send the same, and the fastest are played.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, floor, inf
 
@@ -68,24 +68,38 @@ class _Work:
     fullest: int
 
 
+Works = dict[tuple[int, int], list[_Work]]
+
+
 @dataclass(frozen=True)
 class LayerSettings:
     """The settings of a mesh. mesh: on the ranks that the model's tensor parallelism and stages leave, of a model that
     recomputes nothing. levels: cost models of all layers recomputed, by level. batches: by which seconds are told.
-    longest: tokens of a sequence that has to fit."""
+    longest: tokens of a sequence that has to fit. work: of the batches, worked out so far by the degree of a mesh and
+    the tokens of a micro-batch, which is the same whatever the method."""
 
     mesh: Mesh
     levels: dict[RecomputeLevel, Cost]
     batches: Sequence[Batch]
     longest: int
+    work: Works = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
-    def of(mesh: Mesh, cost_of: Callable[[Model], Cost], batches: Sequence[Batch], longest: int) -> "LayerSettings":
-        """Returns the settings of a mesh. cost_of: the cost model of a model with the mesh's parallelism."""
+    def of(
+        mesh: Mesh,
+        cost_of: Callable[[Model], Cost],
+        batches: Sequence[Batch],
+        longest: int,
+        work: Works | None = None,
+    ) -> "LayerSettings":
+        """Returns the settings of a mesh. cost_of: the cost model of a model with the mesh's parallelism. work: as
+        known of meshes of the same model and batches; it is added to."""
         chunks = mesh.cost.gpus.model.mlp_chunk_tokens != WHOLE
         levels: tuple[RecomputeLevel, ...] = ("chunked" if chunks else "selective", "full")
         models = {level: replace(mesh.cost.gpus.model, recompute=level) for level in levels}
-        return LayerSettings(mesh, {level: cost_of(one) for level, one in models.items()}, batches, longest)
+        return LayerSettings(
+            mesh, {level: cost_of(one) for level, one in models.items()}, batches, longest, {} if work is None else work
+        )
 
     def found(self) -> list[LayerSetting]:
         """Returns the settings that fit, the fastest first: of every level and size of micro-batch, one each."""
@@ -228,16 +242,12 @@ class LayerSettings:
     def _collectives(self) -> Collectives:
         return Collectives.of(self._cost)
 
-    @cached_property
-    def _work(self) -> dict[int, list[_Work]]:
-        """The work of all batches that was worked out so far, by tokens of a micro-batch."""
-        return {}
-
     def _works(self, size: int) -> list[_Work]:
         """Returns the work of every batch with micro-batches of so many tokens on a GPU at most."""
-        if size not in self._work:
-            self._work[size] = list(self._worked(size, self.mesh.batching))
-        return self._work[size]
+        key = self.mesh.degree or 1, size
+        if key not in self.work:
+            self.work[key] = list(self._worked(size, self.mesh.batching))
+        return self.work[key]
 
     def _worked(self, size: int, batching: Batching) -> Iterator[_Work]:
         cost, degree = self._cost, self.mesh.degree or 1

@@ -8,7 +8,7 @@ beginning. What is far behind on few batches goes no further.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import ceil, inf
 
@@ -24,7 +24,7 @@ from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
-from zbench.systems.static_best.candidate import LAYOUT, Candidate
+from zbench.systems.static_best.candidate import LAYOUT, Candidate, KnownPlays
 
 # How many is a judgement: on 32 GPUs the search takes some seconds.
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
@@ -32,6 +32,7 @@ SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
 CONFIRMED = 16  # batches that the best are played on at last where a sample has more than they are judged on
 BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
+HOPELESS = 1.5  # times a rival by attention's clock: whole steps order none the other way that are so far apart
 
 Timed = tuple[float, Candidate]
 
@@ -39,11 +40,12 @@ Timed = tuple[float, Candidate]
 @dataclass(frozen=True, slots=True)
 class Race:
     """The race that candidates enter: what they are played on at first, and when one is out. few: the batches. hard: a
-    batch that has to fit. clock: the run's own."""
+    batch that has to fit. clock: the run's own. known: what candidates have found of steps."""
 
     few: Sequence[Batch]
     hard: Batch
     clock: Clock
+    known: KnownPlays = field(default_factory=KnownPlays, repr=False, compare=False)
 
     def fits(self, candidate: Candidate) -> bool:
         """Returns whether a candidate has room for the hard batch."""
@@ -59,6 +61,16 @@ class Race:
         return self.clock is SimulatedAttention
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What candidates have to beat to be chosen: the seconds of another search's best, on few batches by attention's
+    clock, and by the run's on more of them and on the last ones."""
+
+    few: float = inf
+    more: float = inf
+    last: float = inf
+
+
 def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     """Returns the fastest candidate that fits.
 
@@ -66,7 +78,7 @@ def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Cho
         ValueError: none does.
     """
     sample = Sample.of(study)
-    return first_choice(ranked_layouts(study, sample, free, batching), study, sample)
+    return first_choice(ranked_layouts(study, sample, free, batching, race_of(study, sample)), study, sample)
 
 
 def first_choice(candidates: Sequence[Candidate], study: Study, sample: Sample) -> Choice:
@@ -90,24 +102,32 @@ def race_of(study: Study, sample: Sample) -> Race:
     return Race(sample.some(few), sample.hard, study.clock)
 
 
-def ranked_layouts(study: Study, sample: Sample, free: Sequence[str], batching: Batching) -> list[Candidate]:
-    """Returns the candidates that were played to the end and fit, the fastest first."""
+def last_batches(study: Study, sample: Sample) -> Sequence[Batch]:
+    """Returns the batches on which candidates are played at last."""
+    return sample.some(CONFIRMED if study.judged < len(sample.played) else study.judged)
+
+
+def ranked_layouts(
+    study: Study, sample: Sample, free: Sequence[str], batching: Batching, race: Race, rival: Rival | None = None
+) -> list[Candidate]:
+    """Returns the candidates that were played to the end and fit, the fastest first; none that is slower than a rival.
+    Who is far behind it on few batches goes no further."""
     (_, better), (more, best) = ROUNDS
     then, last = sample.some(min(more, study.judged)), sample.some(study.judged)
-    race = race_of(study, sample)
+    rival = rival or Rival()
     timed: list[Timed] = []
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
         timed += grown(model, cost, batching, race)
     timed = filled(timed, race)
     study.tell("playing the better ones")
-    near = ranked(timed, race.limit(timed) if race.judges else inf)
-    timed = raced(islice(filter(race.fits, near), better), then, study.clock, best)
+    near = ranked(timed, min(HOPELESS * rival.few, race.limit(timed) if race.judges else inf))
+    timed = raced(islice(filter(race.fits, near), better), then, study.clock, best, BEHIND * rival.more)
     sizes = [list(sized(one, race)) for one in ranked(timed)[:best]]
     if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
         sizes = [ranked(raced(some, last, study.clock))[:1] for some in sizes]
-        last = sample.some(CONFIRMED)
-    return ranked(raced([one for some in sizes for one in some], last, study.clock))
+        last = last_batches(study, sample)
+    return ranked(raced([one for some in sizes for one in some], last, study.clock, limit=rival.last))
 
 
 def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
@@ -134,7 +154,7 @@ def grown(model: Model, cost: Cost, batching: Batching, race: Race) -> Iterator[
     for method in METHODS:
         before = inf
         for degree in (one for one in divisors(ranks) if one >= least):
-            candidate = Candidate(model, Mesh(cost, method, degree, batching, tokens))
+            candidate = Candidate(model, Mesh(cost, method, degree, batching, tokens), known=race.known)
             seconds = candidate.seconds(race.few)
             yield seconds, candidate
             if before < seconds < inf:
@@ -205,13 +225,15 @@ def sized(candidate: Candidate, race: Race) -> Iterator[Candidate]:
                 yield smaller
 
 
-def raced(candidates: Iterable[Candidate], batches: Sequence[Batch], clock: Clock, best: int = 1) -> list[Timed]:
+def raced(
+    candidates: Iterable[Candidate], batches: Sequence[Batch], clock: Clock, best: int = 1, limit: float = inf
+) -> list[Timed]:
     """Returns candidates with their seconds on `batches`, infinite of those that cannot be among the `best` fastest any
-    more."""
+    more, or are slower than `limit`."""
     timed: list[Timed] = []
     for one in candidates:
-        limit = ([*sorted(seconds for seconds, _ in timed), *[inf] * best])[best - 1]
-        timed.append((one.seconds(batches, clock, limit), one))
+        behind = ([*sorted(seconds for seconds, _ in timed), *[inf] * best])[best - 1]
+        timed.append((one.seconds(batches, clock, min(behind, limit)), one))
     return timed
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from zbench.describe.model import Model
 from zbench.interfaces import study
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
-from zbench.interfaces.study import Choice, Clock, Study
+from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.record.record import read
@@ -33,15 +33,19 @@ from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
-from zbench.systems.static_best.candidate import Candidate
+from zbench.systems.static_best.candidate import Candidate, KnownPlays
 from zbench.systems.static_best.planner import StaticBest
 from zbench.systems.static_best.search import (
     BEHIND,
     Race,
+    Rival,
     divisors,
+    last_batches,
     parallel_layouts,
+    race_of,
     raced,
     ranked,
+    ranked_layouts,
     search_layouts,
 )
 
@@ -205,6 +209,53 @@ def test_what_a_clock_tells_before_is_not_played() -> None:
     assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, Simulated))
     assert played.count(batches[1].digest) == 3
     assert played.count(batches[0].digest) == 2
+
+
+def test_plans_that_are_the_same_are_played_once() -> None:
+    """Limits of packs that come to the same packs, of one search; others have found nothing yet."""
+    cost, played = small(2, 2), list[str]()
+
+    class Counted(SimulatedAttention):
+        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+            played.append(batch.digest)
+            return SimulatedAttention(self.cost).step(batch, plans)
+
+    batch, known = study_of(cost, 2000).batch(0), KnownPlays()
+    mesh = Mesh(cost, "ring", 4, "balanced", 100_000)
+    other = replace(cost.model, recompute="full")
+    some = [Candidate(cost.model, replace(mesh, pack_tokens=tokens), known=known) for tokens in (100_000, 90_000, 200)]
+    some.append(Candidate(other, replace(mesh, cost=make_cost(cost.cluster, other)), known=known))
+    found = [one.seconds([batch], Counted) for one in some]
+    assert found[0] == found[1] < min(found[2:])
+    assert len(played) == 3
+    assert Candidate(cost.model, mesh).seconds([batch], Counted) == found[0]
+    assert len(played) == 4
+
+
+def test_who_is_slower_than_a_rival_is_no_choice_and_who_is_far_behind_is_not_played() -> None:
+    cost = small(2, 2)
+    told, played = replace(study_of(cost, 2000, 500), judged=2), list[str]()
+
+    class Played(ComparedSteps):
+        def __init__(self, cost: Cost) -> None:
+            super().__init__(Simulated(cost))
+
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+            played.append(batch.digest)
+            return ComparedSteps.compared_seconds(self, batch, plans)
+
+    told = replace(told, clock=Played)
+    sample = Sample.of(told)
+    race = race_of(told, sample)
+    having = told, sample, (), "balanced"
+    best = ranked_layouts(*having, race)[0]
+    few, last = best.seconds(race.few), best.seconds(last_batches(told, sample), Played)
+    assert ranked_layouts(*having, race, Rival(few, inf, last))[0] == best
+    assert ranked_layouts(*having, race, Rival(few, inf, last * (1 - 1e-9))) == []
+    assert ranked_layouts(*having, race, Rival(few, last / 10, inf)) == []
+    played.clear()
+    assert ranked_layouts(*having, race_of(told, sample), Rival(few / 10, inf, inf)) == []
+    assert not played
 
 
 def test_what_does_not_fit_is_not_chosen() -> None:

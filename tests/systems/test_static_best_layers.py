@@ -22,10 +22,10 @@ from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.by_layer import mesh_settings
-from zbench.systems.static_best.candidate import BY_LAYER, Candidate, layer_words
+from zbench.systems.static_best.candidate import BY_LAYER, LAYOUT, Candidate, layer_words
 from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings
 from zbench.systems.static_best.planner import StaticBest
-from zbench.systems.static_best.search import race_of
+from zbench.systems.static_best.search import last_batches, race_of, ranked_layouts
 
 LONGEST = 2048
 
@@ -143,6 +143,28 @@ def test_layers_that_differ_are_chosen_where_memory_has_room_for_some() -> None:
     found = [Candidate(one, Mesh(make_cost(cost.cluster, one), **choice.keys)) for one in every]
     mine, *others = (one.seconds(batches, whole_steps) for one in found)
     assert mine < min(others)
+
+
+@pytest.mark.parametrize(("memory", "sets"), [(1.0, BY_LAYER), (3.0, LAYOUT)])
+def test_layers_that_differ_are_chosen_where_they_beat_one_strategy_for_all(
+    memory: float, sets: tuple[str, ...]
+) -> None:
+    """As if both were searched to the end: what is left out on the way cannot be chosen."""
+    cost = one_gpu()
+    cluster = cost.cluster.part(1, 1, 1)
+    device = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * memory)
+    cost = replace(cost, cluster=replace(cluster, device=device))
+    told = study_of(cost, whole_steps)
+    choice = StaticBest(cost, search="layers").choose(told)
+    sample = Sample.of(told)
+    last = last_batches(told, sample)
+    alike = ranked_layouts(told, sample, (), "balanced", race_of(told, sample))[:1]
+    model = replace(cost.model, **choice.model)
+    chosen = Candidate(model, Mesh(make_cost(cost.cluster, model), **choice.keys)).seconds(last, whole_steps)
+    rivals = [one.seconds(last, whole_steps) for one in alike]
+    assert chosen <= min(rivals, default=inf)
+    assert tuple(choice.model) == sets
+    assert (chosen == min(rivals, default=inf)) == (sets == LAYOUT)
 
 
 def test_more_layers_are_recomputed_where_an_account_has_less_room() -> None:

@@ -8,6 +8,7 @@ from zbench.api.functions import CLUSTER, MODEL
 from zbench.api.parts import cluster_named, machine_in, told, trained_named
 from zbench.api.settings import Keys, command_settings, lengths_of_file, lengths_parser, titled, yaml_value
 from zbench.console.console import say, show
+from zbench.console.heap import keep_freed_memory
 from zbench.console.meter import Meter
 from zbench.console.sentence import not_among
 from zbench.console.sheet import Sheet
@@ -55,6 +56,7 @@ def placement_words(words: Sequence[str]) -> int:
         chosen, keys = command_settings(given.settings, groups, _WORDS, "zbench placement")
         prices = _prices(_USUAL | chosen, keys, given.prompts, given.responses)
         counts = _nodes(chosen.get("nodes"), prices.cluster)
+    keep_freed_memory()
     found = searched_placements(prices, counts)
     if not any(found.values()):
         most = with_noun(max(counts), "node")

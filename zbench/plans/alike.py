@@ -1,5 +1,6 @@
 """Plans are alike that do the same work on the same ranks, whichever sequences of the batch it is for."""
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 
@@ -17,6 +18,11 @@ def plan_digest(plan: Plan) -> bytes:
         if field.name not in _APART:
             _add(digest, getattr(plan, field.name))
     return digest.digest()
+
+
+def plans_digests(plans: Sequence[Plan]) -> tuple[bytes, ...]:
+    """Returns what is the same for the same plans of the same sequences."""
+    return tuple(plan_digest(one) + one.sequences.tobytes() for one in plans)
 
 
 def _add(digest: blake2b, value: object) -> None:

@@ -260,13 +260,18 @@ class Simulated:
         any matmul, or nothing is proven. pipelined: whether plans have pipelines of their own, of which nothing is."""
         if pipelined or self.exchanges != WHOLE:
             return None
-        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters)
+        some = self.cost if self._recomputes_some and not self.adaptive_recompute else None
+        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters, some)
 
     @property
     def _least_cost(self) -> Cost:
         """The cost model of steps with as little recomputation as one may have: of some layers none is charged."""
-        some = self.cost.gpus.model.recompute_layers != ALL_LAYERS
-        return recomputing(self.cost, "none") if self.adaptive_recompute or some else self.cost
+        none = self.adaptive_recompute or self._recomputes_some
+        return recomputing(self.cost, "none") if none else self.cost
+
+    @property
+    def _recomputes_some(self) -> bool:
+        return self.cost.gpus.model.recompute_layers != ALL_LAYERS
 
     def _mean(self, seconds: Floats) -> Floats:
         """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""

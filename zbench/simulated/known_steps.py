@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import NONE
-from zbench.plans.alike import plan_digest
+from zbench.plans.alike import plans_digests
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.program import StepParts
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -44,7 +44,7 @@ class KnownSteps:
     ) -> StepParts:
         if self.most == 0:
             return StepParts(build(), plans_of_layouts(plans), cost)
-        key = of, _digests(plans)
+        key = of, plans_digests(plans)
         own = steps if steps.model.offload != NONE else replace(steps, cluster=None)  # which it is checked against
         for other, parts in self._kept.get(key, ()):
             if other == own:
@@ -55,8 +55,3 @@ class KnownSteps:
         self._kept.setdefault(key, []).append((own, made))
         self._count += 1
         return made.on(cost)  # what is made of it to be played is not kept
-
-
-def _digests(plans: Sequence[Plan]) -> tuple[bytes, ...]:
-    """Returns what is the same for the same plans of the same sequences."""
-    return tuple(plan_digest(one) + one.sequences.tobytes() for one in plans)

@@ -88,6 +88,9 @@ def jobs(draw: st.DrawFn) -> Simulated:
     if kind in ("stages", "both"):
         cluster = cluster.part(2, cluster.gpus_per_node, cluster.nics_per_node)
         model = replace(model, num_layers=4, pipeline_parallel=2, tied_embeddings=False)
+    if model.recompute != "none" and model.num_experts == 1:
+        some = ("all", 1, (2, 1)) if model.pipeline_parallel == 2 else ("all", 1)
+        model = replace(model, recompute_layers=draw(st.sampled_from(some)))
     return Simulated(make_cost(cluster, model), **draw(overlaps(model)))
 
 
@@ -240,6 +243,20 @@ def test_the_bound_is_reached_over_an_endless_network(recompute: str) -> None:
     result = Simulated(cost).step(batch, plan)
     assert 0.99 < result.bound_seconds / result.seconds <= 1
     assert (bound_seconds(batch, cost) > result.seconds) == (recompute == "full")
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("some", [1, 3])
+def test_the_ceiling_counts_what_some_layers_make_again(recompute: str, some: int) -> None:
+    cost = Cost(cluster(2, 2), model_of(recompute=recompute, recompute_layers=some))
+    result = Simulated(cost).step(*equal(cost))
+    none = Cost(cost.cluster, cost.model.keeping_all)
+    alone = Simulated(none).step(*equal(none))
+    assert result.ceiling_seconds is not None
+    assert alone.ceiling_seconds is not None
+    assert 0.95 < result.ceiling_seconds / result.seconds <= ROUNDING
+    more = result.seconds - alone.seconds
+    assert result.ceiling_seconds - alone.ceiling_seconds == pytest.approx(more, rel=0.02)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)

@@ -6,7 +6,7 @@ updated. `carrying`: a port carries all of its gathers and reductions. `between`
 gathered, a layer goes forward and one backward, and gradients are reduced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, PortSeconds, StepTraffic
 from zbench.simulator.steps.least.work import StepWork, WorkSeconds, step_work
@@ -22,34 +23,55 @@ from zbench.step.passes.parameters.zero import ShardedParameters
 _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are found
 
 
-def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters) -> float | None:
+def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters, some: Cost | None = None) -> float | None:
     """Returns the seconds of a whole step that no plan of `batch` without pipelines of its own can beat; None for
     models with experts on several GPUs or with tensor parallelism, or whose first layers are dense.
 
-    of: the parameters of a stage, with their sharding and overlap.
+    of: the parameters of a stage, with their sharding and overlap. some: where some layers of the stages are recomputed
+    and the others not, the cost model that says so; `cost` is then without.
     """
     model = cost.gpus.model
     if model.dense_layers or (model.num_experts > 1 and (of.experts > 1 or of.degree > 1)):
         return None
-    return float(max(step_bound_seconds(batch, cost), *(one.seconds(batch) for one in _stages(cost, of))))
+    return float(max(step_bound_seconds(batch, cost), *(one.seconds(batch) for one in _stages(cost, of, some))))
 
 
 @lru_cache(maxsize=8)
-def _stages(cost: Cost, of: ShardedParameters) -> "tuple[_Stage, ...]":
+def _stages(cost: Cost, of: ShardedParameters, some: Cost | None) -> "tuple[_Stage, ...]":
     """Returns the first and the last stage, with what is the same for every batch."""
     work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)
-    return tuple(_Stage(cost, work, traffic, at == 0, at == cost.pp - 1) for at in {0, cost.pp - 1})
+    again = None if some is None else step_work(_all_again(some.gpus), of.degree)
+    return tuple(
+        _Stage(cost, work, traffic, at == 0, at == cost.pp - 1, again, _least_again(some, at, cost.layers))
+        for at in {0, cost.pp - 1}
+    )
+
+
+def _all_again(cost: Cost) -> Cost:
+    """Returns the cost model in which all layers are recomputed where some are."""
+    return replace(cost, model=replace(cost.model, recompute_layers=ALL_LAYERS, stage_layers=EVEN))
+
+
+def _least_again(some: Cost | None, stage: int, layers: int) -> int:
+    """Returns how many of a stage's layers are recomputed, if it has no more than so many."""
+    if some is None:
+        return 0
+    model = some.model.with_stages(some.pp)
+    return max(model.recomputed_of_stages[stage] - (model.layers_of_stages[stage] - layers), 0)
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage of any step. is_first: it has the embedding. is_last: it has the head."""
+    """A stage of any step. is_first: it has the embedding. is_last: it has the head. again: the work where all layers
+    are recomputed, and of how many it is, where `work` is without."""
 
     cost: Cost
     work: StepWork
     traffic: StepTraffic
     is_first: bool
     is_last: bool
+    again: StepWork | None = None
+    again_layers: int = 0
 
     def seconds(self, batch: Batch) -> float:
         """Returns the seconds that a batch's step takes at least."""
@@ -120,10 +142,21 @@ class _Stage:
         there, back = self.work.attention(batch)
         return share * there, share * back
 
+    def attention_again(self, batch: Batch) -> float:
+        """Returns the seconds of what is made again of attention, which `attention` is without, the same mean."""
+        if self.again is None:
+            return 0.0
+        more = sum(self.again.attention(batch)) - sum(self.work.attention(batch))
+        return self.again_layers / self.groups / self.traffic.of.degree * more
+
     @cached_property
     def part(self) -> WorkSeconds:
         """The linear work of the stage that is behind its first gather and before its last reduction."""
-        found = self.work.forward.plus(self.work.backward).times(self.layers)
+        layer = self.work.forward.plus(self.work.backward)
+        found = layer.times(self.layers)
+        if self.again is not None:
+            more = self.again.forward.plus(self.again.backward).plus(layer.times(-1))
+            found = found.plus(more.times(self.again_layers))
         if self.is_last:
             found = found.plus(self.work.head)
         return found.plus(self.work.outer.times(-1)) if self.traffic.of.degree > 1 else found
@@ -157,7 +190,7 @@ class _Stage:
     def computing(self, batch: Batch, attention: tuple[float, float]) -> float:
         """Returns the first gathers, the busiest GPU's computing, and the last reductions and updates."""
         begin, end = self._around
-        return begin + self.fullest(batch.num_tokens, sum(attention)) + end
+        return begin + self.fullest(batch.num_tokens, sum(attention) + self.attention_again(batch)) + end
 
     @cached_property
     def _around(self) -> tuple[float, float]:
