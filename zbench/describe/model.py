@@ -210,7 +210,8 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         """Returns the model of whose layers so many first ones have their inputs in host memory, where some have."""
         if layers:
             return replace(self, offload_layers=layers)
-        return replace(self, offload=OPTIMIZER if self.optimizer_on_hosts else NONE, offload_layers=ALL_LAYERS)
+        here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
+        return replace(self, offload=here, offload_layers=ALL_LAYERS)
 
     @property
     def optimizer_on_hosts(self) -> bool:
