@@ -13,13 +13,11 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.checks import FEWEST
-from zbench.describe.model import NONE, OPTIMIZER, Model
-from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.plans.plan import Ints
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 
-def held_tokens(lengths: Ints, cost: Cost) -> Ints | None:
+def tokens_with_hosts(lengths: Ints, cost: Cost) -> Ints | None:
     """Returns the tokens of each sequence that a rank may have, int64 [n]: what a GPU holds with as many layers' inputs
     on hosts as are behind the sequence's own layers. None where a run does not leave their number open: what a GPU
     holds is the same for all sequences then."""
@@ -27,7 +25,7 @@ def held_tokens(lengths: Ints, cost: Cost) -> Ints | None:
         return None
     layers = hidden_layers(lengths, cost)
     every, which = np.unique(layers, return_inverse=True)
-    each = [capacity_tokens(replace(cost, model=_with(cost.model, count))) for count in every.tolist()]
+    each = [capacity_tokens(replace(cost, model=cost.model.offloading(count))) for count in every.tolist()]
     return np.array(each, np.int64)[which]
 
 
@@ -42,10 +40,3 @@ def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
     computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
     sending = cost.message_seconds(lengths * model.hidden * model.element_bytes, link)
     return np.minimum(model.num_layers * computing / sending, model.num_layers).astype(np.int64)
-
-
-def _with(model: Model, layers: int) -> Model:
-    """Returns a model of whose layers so many have their inputs on hosts."""
-    if layers == 0:
-        return replace(model, offload=OPTIMIZER if model.optimizer_on_hosts else NONE, offload_layers=ALL_LAYERS)
-    return replace(model, offload_layers=layers)

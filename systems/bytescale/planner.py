@@ -26,7 +26,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.bytescale.balance import RingAssignment, balanced, cuts, share_seconds
-from zbench.systems.bytescale.offload import held_tokens
+from zbench.systems.bytescale.offload import tokens_with_hosts
 from zbench.systems.bytescale.slots import even, filled_seconds, micro_batch_counts, split_by_room
 from zbench.systems.common.best_fit import best_fit
 from zbench.systems.common.micro_batches import fitting, need_bytes
@@ -133,7 +133,7 @@ class ByteScale:
             return self._in_turn(lengths, most)
         tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]
         least = room if self._one_by_one else np.inf
-        held = held_tokens(lengths, self.cost)
+        held = tokens_with_hosts(lengths, self.cost)
         return balanced(lengths, tokens, self.cost, self.received_kv, room=least, held=held)
 
     def _together(self, lengths: Ints, seqs: Ints, room: int) -> Iterator[Plan]:
@@ -193,7 +193,7 @@ class ByteScale:
     def _in_turn(self, lengths: Ints, cut: int) -> RingAssignment:
         """Lays long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
         ranks = self.cost.cluster.num_ranks
-        held = held_tokens(lengths, self.cost)
+        held = tokens_with_hosts(lengths, self.cost)
         degree = np.minimum(-(-lengths // (cut if held is None else np.minimum(cut, held))), ranks)
         short = np.flatnonzero(degree == 1)
         unit = np.arange(len(lengths))

@@ -162,6 +162,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "mlp_chunk_tokens": "whole",
         "loss_chunk_tokens": "whole",
         "offload": "none",
+        "offload_layers": "all",
     }
     for path in (CONF / "model").glob("*.yaml"):
         assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()

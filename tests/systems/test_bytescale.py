@@ -20,7 +20,7 @@ from zbench.proof.verify import verify_step
 from zbench.simulated.executor import Simulated
 from zbench.simulator.simulate import SimulatedAttention, layer_seconds
 from zbench.systems.bytescale.balance import NEAR, RingAssignment, balanced, cuts, nic_seconds, share_seconds
-from zbench.systems.bytescale.offload import held_tokens, hidden_layers
+from zbench.systems.bytescale.offload import hidden_layers, tokens_with_hosts
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.bytescale.slots import alike, even, even_parts, split_by_room, staged_seconds
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -400,8 +400,7 @@ def offloading(rate: float, layers: int | str = "auto", memory: float = 30e9) ->
 
 def without(cost: Cost, layers: int) -> Cost:
     """As many layers' inputs on hosts, 0: none."""
-    where = {"offload_layers": layers} if layers else {"offload": "none", "offload_layers": "all"}
-    return replace(cost, model=replace(cost.model, **where))
+    return replace(cost, model=cost.model.offloading(layers))
 
 
 def test_as_many_layers_inputs_on_hosts_as_a_sequence_hides() -> None:
@@ -414,10 +413,10 @@ def test_as_many_layers_inputs_on_hosts_as_a_sequence_hides() -> None:
     wanted = count * computing / (1e-5 + size / 1.6e9)
     assert layers.tolist() == np.minimum(wanted, count).astype(int).tolist()
     assert 0 < layers[0] < layers[1] < layers[2] == count
-    held = held_tokens(lengths, cost)
+    held = tokens_with_hosts(lengths, cost)
     assert held is not None
     assert held.tolist() == [capacity_tokens(without(cost, each)) for each in layers.tolist()]
-    assert held_tokens(lengths, offloading(2e9, "all")) is None
+    assert tokens_with_hosts(lengths, offloading(2e9, "all")) is None
 
 
 def test_a_long_sequence_takes_fewer_ranks_where_it_hides_its_transfers() -> None:

@@ -206,6 +206,13 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         most = self.num_layers if isinstance(self.offload_layers, str) else self.offload_layers
         return min(most, self.num_layers) if self.inputs_on_hosts else 0
 
+    def offloading(self, layers: int) -> "Model":
+        """Returns the model of whose layers so many first ones have their inputs in host memory, where some have."""
+        if layers:
+            return replace(self, offload_layers=layers)
+        here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
+        return replace(self, offload=here, offload_layers=ALL_LAYERS)
+
     @property
     def optimizer_on_hosts(self) -> bool:
         """Whether optimizer state is in host memory, and updated there."""

@@ -12,20 +12,16 @@ from dataclasses import replace
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.memory.peak import peak_bytes
-from zbench.describe.model import NONE, OPTIMIZER
-from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.plans.plan import Plan
 
 
 def fewest_offloaded(plan: Plan, cost: Cost) -> int:
     """Returns the fewest layers whose inputs have to be on hosts for a micro-batch to fit, 0 if it fits as it is, all
     if it fits with none. cost: of the plan's ranks."""
-    room, here = cost.cluster.device.memory_bytes, OPTIMIZER if cost.model.optimizer_on_hosts else NONE
-    without = replace(cost.model, offload=here, offload_layers=ALL_LAYERS)
+    room = cost.cluster.device.memory_bytes
 
     def fits(layers: int) -> bool:
-        own = replace(cost.model, offload_layers=layers) if layers else without
-        return bool(peak_bytes((plan,), replace(cost, model=own)).max() <= room)
+        return bool(peak_bytes((plan,), replace(cost, model=cost.model.offloading(layers))).max() <= room)
 
     if fits(0):
         return 0
