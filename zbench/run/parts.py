@@ -89,9 +89,9 @@ class Parts:
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
-        known = pipelines, whole_steps, parallel.expert_parallel * parallel.expert_tensor_parallel
-        cost = make_cost(cluster, model, *known)
-        seen = make_cost(*nominal, *known) if settings.planners_see == NOMINAL else cost
+        experts = parallel.expert_parallel * parallel.expert_tensor_parallel
+        cost = make_cost(cluster, model, pipelines, whole_steps, experts)
+        seen = make_cost(*nominal, pipelines, whole_steps, experts) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
