@@ -151,7 +151,8 @@ def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> Non
     none, one, two, three = (
         moments_of_stages(replace(cost, model=replace(model, sharding=name)))[0] for name in SHARDING
     )
-    ranks, gains = cost.cluster.num_ranks, model.hidden * (2 * model.num_layers + 1)
+    routers = model.num_layers * model.num_experts * (model.num_experts > 1)
+    ranks, gains = cost.cluster.num_ranks, model.hidden * (2 * model.num_layers + 1 + routers)
     params, each = model.total_params - gains, gains * (held + ADAM_BYTES) + model.lse_bytes  # and a loss
     assert none.state == (held + ADAM_BYTES) * params + each
     assert one.state == int((held + ADAM_BYTES / ranks) * params + each)

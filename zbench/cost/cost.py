@@ -47,6 +47,7 @@ class Cost:
         zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
+    expert_gpus: GPUs that hold all experts of a layer together.
     """
 
     cluster: Cluster
@@ -59,6 +60,7 @@ class Cost:
     bonded_nics: int = 1
     inner: tuple[Domain, ...] = ()
     single: "Cost | None" = None
+    expert_gpus: int = 1
 
     @property
     def gpus(self) -> "Cost":

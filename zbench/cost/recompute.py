@@ -9,6 +9,8 @@ What is exchanged with experts is counted where feed-forwards go by chunks of to
 be wrong in: rows as if each expert of a token were on a GPU of its own, and all experts as popular.
 """
 
+from math import comb
+
 from zbench.describe.model import WHOLE, Model
 
 AGAIN_KERNELS = 6  # of the 20 of a layer's forward: two each for norm, gate and up, activation (a count)
@@ -22,17 +24,34 @@ def layer_activation_bytes(model: Model) -> int:
     """
     e = model.element_bytes
     attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
-    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn + routed_bytes(model)
+    return 4 * e * model.hidden + attention + 3 * e * model.active_ffn + chunk_routed_bytes(model)
 
 
-def routed_bytes(model: Model) -> int:
-    """Returns the bytes per token that one layer keeps of what is sent to experts by chunks: rows, shares of a token's
-    experts with each, and its logits; 0 of other layers."""
+def rows_of_token(model: Model, expert_gpus: int) -> float:
+    """Returns the rows that a token has with its experts on so many GPUs, one on each of those that have some: as many
+    as are expected where all experts are as popular."""
+    count, chosen = model.num_experts, model.experts_per_token
+    others = count - count // min(expert_gpus, count)  # experts that a GPU does not have
+    return min(expert_gpus, count) * (1 - comb(others, chosen) / comb(count, chosen))
+
+
+def routed_bytes(model: Model, expert_gpus: int) -> float:
+    """Returns the bytes per token that one layer keeps of what is sent to experts on so many GPUs: rows, shares of a
+    token's experts with each, and its logits; 0 without experts."""
+    return _routed(model, rows_of_token(model, expert_gpus)) if model.num_experts > 1 else 0.0
+
+
+def chunk_routed_bytes(model: Model) -> int:
+    """Returns the same of feed-forwards by chunks of tokens, whose planners have less room to be wrong in: rows as if
+    each of a token's experts were on a GPU of its own; 0 of other layers."""
     if model.num_experts == 1 or model.mlp_chunk_tokens == WHOLE:
         return 0
+    return int(_routed(model, model.experts_per_token))
+
+
+def _routed(model: Model, rows: float) -> float:
     shares = model.experts_per_token * model.lse_bytes
-    rows = model.experts_per_token * (model.element_bytes * model.hidden + shares)
-    return rows + model.element_bytes * model.num_experts
+    return rows * (model.element_bytes * model.hidden + shares) + model.element_bytes * model.num_experts
 
 
 def is_selective(model: Model) -> bool:
@@ -47,7 +66,7 @@ def chunk_activation_bytes(model: Model) -> int:
     if model.mlp_chunk_tokens == WHOLE or model.recompute not in ("chunked", "full"):
         return 0
     norm = model.element_bytes * model.hidden if model.tensor_parallel > 1 else 0
-    return again_activation_bytes(model) - norm + (routed_bytes(model) if model.recompute == "full" else 0)
+    return again_activation_bytes(model) - norm + (chunk_routed_bytes(model) if model.recompute == "full" else 0)
 
 
 def chunk_gradient_bytes(model: Model) -> int:

@@ -88,8 +88,10 @@ class Parts:
         usual = StepStrategy.of(strategy).plans_pipelines
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
-        cost = make_cost(cluster, model, pipelines, whole_steps)
-        seen = make_cost(*nominal, pipelines, whole_steps) if settings.planners_see == NOMINAL else cost
+        parallel = strategy.parallel
+        experts = parallel.expert_parallel * parallel.expert_tensor_parallel
+        cost = make_cost(cluster, model, pipelines, whole_steps, experts)
+        seen = make_cost(*nominal, pipelines, whole_steps, experts) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)

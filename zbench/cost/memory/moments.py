@@ -20,6 +20,8 @@ from zbench.cost.recompute import (
     chunk_activation_bytes,
     chunk_gradient_bytes,
     layer_activation_bytes,
+    routed_bytes,
+    rows_of_token,
 )
 from zbench.describe.model import AUTO, WHOLE
 
@@ -57,7 +59,8 @@ class StageMoments:
 class _Layer(NamedTuple):
     """Bytes a token on a rank. layer: a layer keeps without recomputation. own: of its share of a hidden state. whole:
     of one that is not cut, of every GPU that a rank stands for. q, kv: of attention's inputs. ffn: a column's worth of
-    the feed-forward, of which it has three."""
+    the feed-forward, of which it has three. rows: what is sent to experts, and kept; gradients: of rows one way;
+    shared: the share of columns that shared experts have."""
 
     layer: float
     own: float
@@ -65,6 +68,9 @@ class _Layer(NamedTuple):
     q: float
     kv: float
     ffn: float
+    rows: float = 0.0
+    gradients: float = 0.0
+    shared: float = 0.0
 
     @property
     def other(self) -> float:
@@ -103,9 +109,14 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     more = 2 * copies * model.head_dim * e
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
-    hidden = e * model.hidden
-    layer = layer_activation_bytes(model) / tp + more
-    return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, e * model.active_ffn / tp)
+    hidden, columns = e * model.hidden, e * model.active_ffn / tp
+    if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
+        return _Layer(layer_activation_bytes(model) / tp + more, hidden / tp, hidden * cost.tp, q, kv + more, columns)
+    rows = routed_bytes(model, cost.expert_gpus) / tp
+    layer = layer_activation_bytes(model) / tp + more + rows
+    gradients = rows_of_token(model, cost.expert_gpus) * hidden / tp
+    shared = model.shared_experts / (model.shared_experts + model.experts_per_token)
+    return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns, rows, gradients, shared)
 
 
 def _backward(
@@ -126,14 +137,19 @@ def _backward(
         norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
-    product, halves = other + of.whole + ffn, other + of.own + 2 * ffn
+    # Of experts, whose rows' gradients are there before the first and after the second, shared ones have theirs later.
+    ffn *= 1 - of.shared
+    product, halves = other + of.whole + ffn + of.gradients, other + of.own + 2 * ffn
+    entered = other + of.own + of.gradients - ffn
+    norm -= of.rows  # which are gone by then
+    attention -= of.rows
     out = of.whole + of.q  # the output's gradient is made of what came back, gathered
     sums = model.lse_bytes * model.num_heads / tp  # of outputs times their gradients, one a head
     attend = of.own + of.q + of.kv + sums
     attention += of.other * (gathered == 2)
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
     return [
-        MomentLine(halving, more + max(product, halves), chunk, tokens, received),
+        MomentLine(halving, more + max(product, halves, entered), chunk, tokens, received),
         MomentLine(norming, more + norm - ffn, chunk, tokens, received),
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
         MomentLine(whole.inputs, inputs, received=received),

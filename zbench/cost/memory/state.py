@@ -107,7 +107,7 @@ def adam_bytes(model: Model) -> int:
 
 def _state_bytes(cost: Cost, params: int, layers: int, shares: tuple[float, float, float]) -> int:
     """Returns the bytes of so many parameters, of which a rank has these shares, of their gradients and of their state.
-    Norms' gains are not cut: every GPU has them, and one their state."""
+    Norms' gains and routers are not cut: every GPU has them, and one their state."""
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
     for size, share in zip((model.element_bytes, GRADIENT_BYTES, adam_bytes(model)), shares, strict=True):
         found += size * (share * params + (cost.tp - share) * _gains(model, layers))
@@ -115,5 +115,7 @@ def _state_bytes(cost: Cost, params: int, layers: int, shares: tuple[float, floa
 
 
 def _gains(model: Model, layers: int) -> int:
-    """Returns the numbers of the norms of so many layers, and of the one behind the last."""
-    return model.hidden * (2 * layers + 1)
+    """Returns the numbers of the norms of so many layers, of the one behind the last, and of routers, which are not cut
+    either."""
+    one = model.num_experts * (model.router_dim or model.hidden) + model.router_dim * model.hidden
+    return model.hidden * (2 * layers + 1) + layers * one * (model.num_experts > 1)

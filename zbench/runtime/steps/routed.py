@@ -117,8 +117,7 @@ class RoutedTokens:
                 tokens, inside = self.to_slice((one,), part)
                 found.append((np.where(tokens < 0, tokens, first + tokens), inside))
             first += int(self.sizes[one])
-        tokens, inside = zip(*found, strict=True)
-        return np.concatenate(tokens), np.concatenate(inside)
+        return np.concatenate([tokens for tokens, _ in found]), np.concatenate([inside for _, inside in found])
 
     def _aligned_rows(self, parts: Parts, node: int) -> dict[int, Ints]:
         """Returns for each slice of a node its rows by their numbers among the node's, of aligned rows."""
