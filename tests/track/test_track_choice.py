@@ -61,6 +61,12 @@ def test_with_wandb_the_default_is_wandb_under_the_same_keys(tmp_path: Path) -> 
     assert list((tmp_path / "here" / "wandb").glob("offline-run-*"))
 
 
+def test_a_tracker_by_name_says_where_its_runs_are(tmp_path: Path) -> None:
+    done = run(tmp_path, "tracker=tensorboard", "tracker.dir=board")
+    assert done.returncode == 0, done.stderr
+    assert "Tracker: tensorboard, in board; tensorboard --logdir board shows them.\n" in done.stdout
+
+
 @pytest.mark.parametrize("tracker", ["wandb", "tensorboard"])
 def test_a_tracker_whose_package_is_missing_is_one_sentence_before_anything_runs(tracker: str, tmp_path: Path) -> None:
     done = run(tmp_path, f"tracker={tracker}", without=("wandb", "tensorboard"))

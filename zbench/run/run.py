@@ -36,7 +36,7 @@ from zbench.run.summary import about_words, file_words, run_words
 from zbench.run.warm import warm
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.trace.file import trace_reference
-from zbench.track import Careful
+from zbench.track import Careful, Nothing
 from zbench.track.default import tracker_words
 from zbench.track.names import CURVES, TIMELINE, of_run, step_figures, tracked
 
@@ -88,8 +88,8 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
         writer.close()
     done += [known] if known else []
     about = about_words(own, parts, done)
-    if request.chooses_tracker and played:
-        about.append(tracker_words(parts.tracker))
+    if played and (request.chooses_tracker or not isinstance(parts.tracker, Nothing)):
+        about.append(tracker_words(parts.tracker, str(request.choices.get("tracker"))))
     if sweep is not None:
         sweep.said |= dict.fromkeys(about)
         sweep.files |= dict.fromkeys(file_words(settings))

@@ -16,8 +16,8 @@ def auto(project: str, dir: str) -> Tracker:
     return Wandb(project, dir) if installed_choice() == "wandb" else Nothing()
 
 
-def tracker_words(tracker: Tracker) -> str:
-    """Says what tracker=auto came to."""
+def tracker_words(tracker: Tracker, name: str) -> str:
+    """Says what tracks a run, and where. name: of the choice, or of what tracker=auto came to."""
     if isinstance(tracker, Nothing):
         return "Tracker: none, as wandb is not installed (pip install 'zbench[track]')."
-    return f"Tracker: wandb, {tracker.where()}."
+    return f"Tracker: {name}, {tracker.where()}."
