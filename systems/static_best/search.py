@@ -63,7 +63,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What candidates have to beat to be chosen: the seconds of another search's best, on few batches by attention's
+    """The seconds that candidates have to beat to be chosen, of another search's best: on few batches by attention's
     clock, and by the run's on more of them and on the last ones."""
 
     few: float = inf

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbench.console.heap import keep_freed_memory
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.runtime.kernels.cpu import FlashCPU
-from zbench.runtime.kernels.memory import Shape, keep_freed_memory
+from zbench.runtime.kernels.memory import Shape
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.program.compiler import Compiler

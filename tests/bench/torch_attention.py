@@ -21,13 +21,14 @@ from torch import Tensor
 
 import zbench
 import zbench.torch
+from zbench.console.heap import keep_freed_memory
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.segments import whole_sequences
 from zbench.runtime.kernels import cpu
 from zbench.runtime.kernels.cpu import FlashCPU
-from zbench.runtime.kernels.memory import Shape, keep_freed_memory
+from zbench.runtime.kernels.memory import Shape
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.training.attention import Attention, programs_of

@@ -30,6 +30,7 @@ from zbench.rollouts.generation_engines import layout_cost
 SEARCHED = "searched"
 _ROLES = ("critic", "reward", "cost", "reference")  # whose model may be another one than the actor's
 _WORDS = ("algorithm", "updates", "pack_tokens", "nodes", "recompute", "sharding")
+_KEPT = 2**30  # bytes: steps on many GPUs have arrays of tens of megabytes
 _COLUMNS = ("GPUs", "placement", "seconds", "tokens/s", "reshard", "generate", "score", "train", "models: GPUs")
 _SET_COLUMNS = ("models", "GPUs", "layout of each")
 _USUAL = {
@@ -56,7 +57,7 @@ def placement_words(words: Sequence[str]) -> int:
         chosen, keys = command_settings(given.settings, groups, _WORDS, "zbench placement")
         prices = _prices(_USUAL | chosen, keys, given.prompts, given.responses)
         counts = _nodes(chosen.get("nodes"), prices.cluster)
-    keep_freed_memory()
+    keep_freed_memory(_KEPT)
     found = searched_placements(prices, counts)
     if not any(found.values()):
         most = with_noun(max(counts), "node")

@@ -1,19 +1,19 @@
-"""How the C library keeps memory while a command runs. An edge.
+"""Memory that the C library keeps while a process runs. An edge.
 
-Arrays of tens of megabytes that come and go, as of steps on many GPUs, are given back to the system each time, which
-then fills each page with zeros again: a third of a long command's processor time.
+Arrays of tens of megabytes come and go with every layer of a rank and every step that is played. glibc returns much of
+it to the system in between, and each page then costs a fault and its zeros when it is touched next.
 """
 
 import ctypes
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
-_MOST = 2**30  # bytes: blocks of fewer come from the heap, which keeps as many free ones
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), malloc.h
+_NEVER, _SMALL = 2**31 - 1, 2**25  # bytes
 
 
-def keep_freed_memory() -> bool:
-    """Has the C library keep freed memory for what is allocated next; returns whether it does, as glibc alone can."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # no such function, or on Windows no such library
-        return False
-    return all(mallopt(option, _MOST) == 1 for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+def keep_freed_memory(most: int = _SMALL) -> None:
+    """Makes this process use memory again that it frees, from now on, instead of giving it back: no trimming, and
+    blocks of up to so many bytes from the heap as well. With another C library than glibc nothing happens."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _NEVER)
+        mallopt(_MMAP_THRESHOLD, most)

@@ -6,7 +6,6 @@ do: [T, h, D], log-sum-exp [T, h], and the row sum of do * o [T, h], which the b
 A message is its fields one after another, so its size is zbench.describe.model.Model.message_bytes_per_token.
 """
 
-import ctypes
 import math
 from dataclasses import dataclass
 
@@ -16,21 +15,7 @@ from torch import Tensor
 from zbench.describe.model import DKV, DO, KV, Model, O
 from zbench.runtime.program.program import Rows
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-
-
-def keep_freed_memory() -> None:
-    """Makes this process use memory again that it frees, from now on, instead of giving it back.
-
-    Every layer frees what the next one takes. glibc returns much of it to the system in between, and each page then
-    costs a fault and its zeros when it is touched next. With another C library nothing happens. The numbers are
-    those of mallopt(3): no trimming, and blocks of up to 32 MiB from the heap as well.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter, value in ((M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_THRESHOLD, 2**25)):
-            mallopt(parameter, value)
 
 
 @dataclass(frozen=True, slots=True)

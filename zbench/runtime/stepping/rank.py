@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbench.console.heap import keep_freed_memory
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
@@ -28,7 +29,7 @@ from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
 from zbench.runtime.kernels.kernels import choose_kernel
-from zbench.runtime.kernels.memory import DTYPES, keep_freed_memory
+from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import cpu_name, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, counted_seats, gathered_choices

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zbench.console.heap import keep_freed_memory
 from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTENTIONS, Plan
 from zbench.record.fingerprint import versions
@@ -19,7 +20,6 @@ from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
 from zbench.runtime.clocks.moments import Moments
 from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
 from zbench.runtime.job.job import Job, RankSetup, Report
-from zbench.runtime.kernels.memory import keep_freed_memory
 from zbench.runtime.kernels.span import named_span
 from zbench.runtime.network.lateness import Lateness
 from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
