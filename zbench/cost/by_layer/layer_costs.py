@@ -33,7 +33,7 @@ _COLUMNS = ("passes", "once", "states", "kept", "working", "at_loss")
 
 
 class Outside(NamedTuple):
-    """What else than layers a stage has: seconds of a micro-batch, bytes that stay, and those of the loss."""
+    """A stage's rest, which is no layer: seconds of a micro-batch, bytes that stay, and those of the loss."""
 
     seconds: float
     bytes: int

@@ -35,7 +35,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, operation_row
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.relays import Relays, partner
+from zbench.step.passes.router.relays import Relays, partner_in_turn
 from zbench.step.template import COMPLETE
 
 HOME, RELAY, EXPERT = _SITES = ("home", "relay", "expert")  # where formulas are computed, in the order of the way out
@@ -146,7 +146,7 @@ class ExpertModules:
     def _between_gpus(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yields, turn by turn, a home, a GPU of its group, this one's slice, and the parts that go there."""
         for turn, gpu in product(range(1, self.degree), range(self.parts.num_gpus)):
-            part = partner(gpu % self.degree, turn, self.degree)
+            part = partner_in_turn(gpu % self.degree, turn, self.degree)
             yield gpu, gpu // self.degree * self.degree + part, part, self._goes(gpu, part)
 
     def _to_relays(self) -> Iterator[tuple[int, int, int, Ints]]:

@@ -64,7 +64,7 @@ class Relays:
         """Yields, turn by turn, a home, another GPU that is a relay of its, and the part of n that goes there."""
         for turn in range(1, self.parts):
             for gpu in range(num_gpus):
-                part = partner(self.part(gpu), turn, self.parts)
+                part = partner_in_turn(self.part(gpu), turn, self.parts)
                 yield gpu, int(self.relay(np.array([gpu]))[0, part]), part
 
     def from_relays(self, num_gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -73,11 +73,11 @@ class Relays:
         for turn in range(1, each):
             for gpu in range(num_gpus):
                 slices, own = self.slices(gpu), gpu % self.degree
-                part = int(slices[partner(int(np.searchsorted(slices, own)), turn, each)])
+                part = int(slices[partner_in_turn(int(np.searchsorted(slices, own)), turn, each)])
                 yield gpu, gpu // self.degree * self.degree + part, part
 
 
-def partner(place: int, turn: int, count: int) -> int:
+def partner_in_turn(place: int, turn: int, count: int) -> int:
     """Returns the one of `count` that another one exchanges with in a turn, so that in each turn every one has one of
     its own: pairwise where they are a power of two, which spreads over nodes as well (Thakur et al. 2005, doi
     10.1177/1094342005051521), else around a ring."""
