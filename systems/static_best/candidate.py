@@ -27,8 +27,8 @@ _Same = tuple[Clock, Model, str, tuple[bytes, ...]]  # a step: its clock, model,
 
 @dataclass(frozen=True, slots=True)
 class KnownPlays:
-    """The steps that candidates of a search have played or asked room for so far. Limits of packs that come to the same plans, and
-    models that two searches come to, have the same steps. seconds, room: of each, as `Candidate.played` and `room`."""
+    """The steps that candidates of a search have played or asked room for so far. Limits of packs that come to the same
+    plans, and models that two searches come to, have the same steps. seconds, room: of each, as `Candidate` has."""
 
     seconds: dict[_Same, float] = field(default_factory=dict)
     room: dict[_Same, bool] = field(default_factory=dict)
