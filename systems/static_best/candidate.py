@@ -17,7 +17,7 @@ from zbench.run.fastest import FREE, compared_seconds
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 
-PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packed and balanced by time"}
+PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
 _ROUNDING = 1e-9  # relative: a step that is played may be shorter by it than its ceiling
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 BY_LAYER = (*LAYOUT, "recompute_layers", "stage_layers")
@@ -28,8 +28,7 @@ _Same = tuple[Clock, Model, str, tuple[bytes, ...]]  # a step: its clock, model,
 @dataclass(frozen=True, slots=True)
 class KnownPlays:
     """The steps that candidates of a search have played or asked room for so far. Limits of packs that come to the same
-    plans, and models that two searches come to, have the same steps. seconds, room: of each, as `Candidate.played` and
-    `room`."""
+    plans, and models that two searches come to, have the same steps. seconds, room: of each, as `Candidate` has."""
 
     seconds: dict[_Same, float] = field(default_factory=dict)
     room: dict[_Same, bool] = field(default_factory=dict)
