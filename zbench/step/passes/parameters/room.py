@@ -1,4 +1,4 @@
-"""What a GPU has room for of parameters gathered ahead and of gradients reduced together, whatever its tokens.
+"""Checks that a GPU has room for parameters gathered ahead and for gradients reduced together, whatever its tokens.
 
 Both are whole for a moment beside what every GPU keeps of parameters and optimizer state all the time. Where that alone
 is more than its memory no batch has a step, so a run is refused before it begins. What fits here may still be too much
