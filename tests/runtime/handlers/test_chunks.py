@@ -58,10 +58,10 @@ def test_exact(ranks: LocalFleet, lengths: list[int], degree: int, level: str, m
 def test_exact_with_any_mask(ranks: LocalFleet, mask: Mask, loss: int | str) -> None:
     """What a query sees is attention's alone, which chunks leave whole."""
     model = replace(FOUR, mask=mask, mlp_chunk_tokens=3, loss_chunk_tokens=loss)
-    case, _ = case_of(model, [50, 1, 16], 1, "chunked")
+    case, _ = case_of(model, [50, 1, 13], 1, "chunked")
     found = ranks.call("run", case)
     assert judged_step(GROUP, found, stated_bytes(case.step)).fault == ""
-    causal, _ = case_of(replace(model, mask=CAUSAL), [50, 1, 16], 1, "chunked")
+    causal, _ = case_of(replace(model, mask=CAUSAL), [50, 1, 13], 1, "chunked")
     assert ranks.call("run", causal) != found
 
 

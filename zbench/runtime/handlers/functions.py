@@ -79,6 +79,14 @@ def _placed(like: Tensor, rows: Tensor | None, values: Tensor, start: float = 0.
     return found.index_copy_(0, rows, values)
 
 
+def _summed(like: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
+    """Returns `_placed`, with 0 elsewhere, of rows that may be there several times: under a window several segments of
+    an attend may see a key."""
+    if rows is None:
+        return values
+    return values.new_zeros(len(like), *values.shape[1:]).index_add_(0, rows, values)
+
+
 def _attend(at: Context, q: Fields, kv: Fields) -> Fields:
     cuts = at.cuts
     assert cuts is not None, "an attend has a slot of keys"
@@ -105,7 +113,7 @@ def _attend_d(at: Context, q: Fields, kv: Fields, do: Fields, e: Fields) -> tupl
     given, lse, sums, rows = (_rows(x, cuts.q_rows) for x in (do[0], *e, q[0]))
     dq, dk, dv = at.kernel.backward(given, rows, k, v, output_of(given, sums), lse, cuts.cuts)
     dkv = torch.stack((at.heads.gather(dk), at.heads.gather(dv)), 1)
-    return (_placed(q[0], cuts.q_rows, dq),), (_placed(kv[0], cuts.kv_rows, dkv),)
+    return (_placed(q[0], cuts.q_rows, dq),), (_summed(kv[0], cuts.kv_rows, dkv),)
 
 
 def _act(at: Context, z: Fields) -> Tensor:
