@@ -15,11 +15,11 @@ def test_the_command_tells_each_search_and_what_a_run_plays(tmp_path: Path, caps
     said = " ".join(capsys.readouterr().out.split())
     assert "one for all layers, which a run plays" in said
     assert "by layer, balanced stages" in said
-    assert "6 sharded 8, recompute full; 26 sharded 8" in said
+    assert "5 sharded 8, recompute full; 27 sharded 8" in said
     assert "Seconds are by arithmetic and not played." in said
     assert "Whole steps of the first two, proven and played" in said
     recomputed = said[said.index("Whole steps of the first two") :].split("the same, but for recomputation, by layer")[
         1
     ]
-    assert "71.5" in recomputed
+    assert "73.4" in recomputed
     assert "parallel.tensor_parallel=2 parallel.pipeline_parallel=1 sharding=zero3 recompute=none" in said

@@ -385,6 +385,9 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
         def finish(self, status: str, figures: dict[str, float]) -> None:
             calls.append((status, figures["steps"]))
 
+        def where(self) -> str:
+            return "in a list"
+
     monkeypatch.setattr("zbench.track.Nothing", Listening)
     whole = {"_target_": "zbench.simulated.executor.Simulated"}
     run_with_baseline(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json"), executor=whole))
