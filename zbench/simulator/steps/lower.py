@@ -3,8 +3,8 @@
 A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or
 one that is routed over lanes, as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A
 collective is a hop in which its members meet, a leg for each member on its own links, which may go in pieces
-(zbench.simulator.steps.collectives), and a hop at its end. Every GPU has queues of its own for each class of links and
-each of the operations' queues.
+(zbench.simulator.steps.trains.collectives), and a hop at its end. Every GPU has queues of its own for each class of
+links and each of the operations' queues.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.links import NVLINK
 from zbench.simulator.hop_graph import hop_edges
 from zbench.simulator.hops import members, ports
-from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
 from zbench.simulator.steps.dataflow.implied import QueuedHops, needed_edges
 from zbench.simulator.steps.expand import (
     AFTER,
@@ -34,6 +33,7 @@ from zbench.simulator.steps.expand import (
     misplaced,
     piece_bytes,
 )
+from zbench.simulator.steps.trains.collectives import Legs, legs_of, pieces_of
 from zbench.step.layout import StepLayout
 from zbench.step.operations import DROP, GATHER, QUEUES, REDUCE
 from zbench.step.template import Step

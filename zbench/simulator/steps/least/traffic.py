@@ -15,7 +15,7 @@ from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.links import NIC
-from zbench.simulator.steps.collectives import Legs, legs_of
+from zbench.simulator.steps.trains.collectives import Legs, legs_of
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, weight_elements
 
 LAYER, TABLE, HEAD = "layer", "table", "head"

@@ -23,9 +23,9 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.collectives import legs_of
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.trains.collectives import legs_of
 from zbench.step.formula import Formula
 from zbench.step.layers import is_sliced
 from zbench.step.operations import COMPUTE
