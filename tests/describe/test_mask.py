@@ -72,3 +72,9 @@ def test_a_window_as_long_as_every_sequence_is_causal() -> None:
     assert Mask(window=7).for_lengths(np.array([3, 7])) == CAUSAL
     assert Mask(window=7).for_lengths(np.array([3, 8])) == Mask(window=7)
     assert FULL.for_lengths(np.array([3])) == FULL
+
+
+@given(MASKS, st.integers(0, 50), st.integers(0, 50))
+def test_who_sees_what_is_the_definition(mask: Mask, queries: int, keys: int) -> None:
+    rows, columns = np.arange(queries) + 7, np.arange(keys)
+    assert np.array_equal(mask.sees(rows[:, None], columns), seen(rows, columns, mask))

@@ -101,14 +101,16 @@ def step(
     total = torch.zeros((), dtype=torch.float64)
     for number, (tokens, targets) in enumerate(sequences):
         x = leaves["we"][torch.from_numpy(tokens)]
-        mask = torch.full((len(tokens), len(tokens)), -torch.inf, dtype=torch.float64).triu(1)
+        at = np.arange(len(tokens))
+        seen = torch.from_numpy(model.mask.sees(at[:, None], at))
         for layer in range(model.num_layers):
             w = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
             n = _norm(x, w["g1"])
             q = _turn(torch.einsum("te,ehd->thd", n, w["wq"]))
             kv = torch.einsum("te,egkd->tgkd", n, w["wkv"])
             kv = kv.repeat_interleave(model.num_heads // model.num_kv_heads, 1)
-            scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
+            scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5
+            scores = scores.masked_fill(~seen, -torch.inf)
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
             mine = None if routes is None or layer < model.dense_layers else routes[number]

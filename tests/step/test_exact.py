@@ -107,8 +107,10 @@ def test_masks(mask: Mask, inner: int) -> None:
     builder = Builder(np.array([23, 2, 9]), 4, 4, mask)
     every = np.arange(3)
     ulysses_ring(builder, every, 0 * every, np.arange(4).reshape(1, -1, inner))
-    step = whole_step(MODEL, [reverse(builder.build(), "carry")], 1, "3")
+    plan, model = reverse(builder.build(), "carry"), replace(MODEL, mask=mask)
+    step = whole_step(model, [plan], 1, "3")
     prove_step(step)
+    assert execute(step, [plan], 1, model) < TOLERANCE
     forward = step.templates[1]
     attend = step.layouts[0].labels.index("o")
     mine = np.flatnonzero((forward.operations.kind == COMPUTE) & (forward.operations.what == attend))

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, execute, fault, plan_of
-from zbench.correctness.steps.mutate import KINDS, step_mutant
+from tests.helpers.steps import EXPERTS, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import ExpertChunks
@@ -78,16 +77,11 @@ def test_mutants(chunks: str) -> None:
     overlap, how = StepOverlap(experts=CHUNKS[chunks]), ExpertParallel(2, 1, 1.0)
     plans = [plan_of([7, 4], 2, 4)]
     step = whole_step(EXPERTS, plans, 1, "3", overlap, "selective", how)
-    rng, rejected = np.random.default_rng(list(CHUNKS).index(chunks)), 0
-    for at in range(24):
-        broken = step_mutant(step, KINDS[at % len(KINDS)], rng)
-        if broken is None:
-            continue
-        told = fault(broken)
-        assert bool(told) == bool(unrolled_fault(broken)), told
-        rejected += bool(told)
-        assert told or execute(broken, plans, 1, EXPERTS, how, overlap.token_slices) < 1e-12
-    assert rejected > 8
+
+    def error(broken: Step) -> float:
+        return execute(broken, plans, 1, EXPERTS, how, overlap.token_slices)
+
+    assert rejected_mutants(step, list(CHUNKS).index(chunks), error=error) > 8
 
 
 def lines_of(step: Step, template: str, names: tuple[str, ...]) -> str:

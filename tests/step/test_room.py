@@ -58,7 +58,7 @@ def test_what_is_refused_has_no_step_and_what_a_step_takes_is_not(
 
 
 def test_the_sentence_has_the_key_what_it_takes_what_is_there_and_the_largest_that_fits() -> None:
-    """Of llama_7b, on a GPU of 12 GiB."""
+    """A window and two buckets of llama_7b are too large for a GPU of 12 GiB."""
     of = zbench.plan([16] * 16, cluster="a800_2x8", model="llama_7b", strategy={"sharding": "zero3"}).cost.gpus.model
     told = {}
     for overlap in (StepOverlap(20), StepOverlap(1, END), StepOverlap(1, 3_000_000_000)):

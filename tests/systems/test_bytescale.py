@@ -399,7 +399,7 @@ def offloading(rate: float, layers: int | str = "auto", memory: float = 30e9) ->
 
 
 def without(cost: Cost, layers: int) -> Cost:
-    """As many layers' inputs on hosts, 0: none."""
+    """Returns a cost model with the inputs of so many layers on hosts, 0: of none."""
     return replace(cost, model=cost.model.offloading(layers))
 
 

@@ -48,7 +48,7 @@ def critical_path(program: HopByHop, timeline: Timeline) -> list[PathHop]:
 
 @dataclass(frozen=True)
 class _Walk:
-    """What is needed to find the hop that another waited for.
+    """A played program by the columns that tell which hop another waited for.
 
     offsets, producers: the hops whose data each needs, compressed rows. computes: whether each is a compute.
     by_start, by_release: hops in the order in which they start, and free what they take.

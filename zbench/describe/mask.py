@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.checks import is_whole
 
 LONGEST = 2**40  # tokens: more than any sequence has, and far from what int64 squares hold
@@ -84,6 +84,12 @@ class Mask:
         if self == CAUSAL:  # asked for of every plan
             return int(_triangle(lengths).sum())
         return int(self.between(0 * lengths, lengths, 0 * lengths, lengths).sum())
+
+    def sees(self, queries: Ints, keys: Ints) -> Flags:
+        """Tells which keys queries see, by their positions in one sequence, of any shapes that go together."""
+        back = queries - keys
+        causal = (back >= 0) | (not self.causal)
+        return np.asarray(causal & (back < self.window) if self.window else causal, bool)
 
     def reach(self, start: Ints) -> Ints:
         """Returns how many keys before position `start` the query there sees, where the mask is causal."""

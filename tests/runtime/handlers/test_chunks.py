@@ -56,7 +56,7 @@ def test_exact(ranks: LocalFleet, lengths: list[int], degree: int, level: str, m
 
 @pytest.mark.parametrize(("mask", "loss"), [(FULL, 3), (Mask(window=5), "auto"), (Mask(window=5), 3)], ids=str)
 def test_exact_with_any_mask(ranks: LocalFleet, mask: Mask, loss: int | str) -> None:
-    """What a query sees is attention's alone, which chunks leave whole."""
+    """Attention alone knows what a query sees, and chunks of tokens leave attention whole."""
     model = replace(FOUR, mask=mask, mlp_chunk_tokens=3, loss_chunk_tokens=loss)
     case, _ = case_of(model, [50, 1, 13], 1, "chunked")
     found = ranks.call("run", case)

@@ -22,6 +22,7 @@ from zbench.describe.exchanges import (
     ExchangeOverlap,
 )
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
+from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
@@ -74,7 +75,9 @@ DEGREES: Mapping[str, ShardDegrees] = {
     "zeropp": ShardDegrees(WORLD, 2, WORLD, WORLD, WORLD, 2, TransferBits(8, 8, 4, block=16)),
     "levels": ShardDegrees(2, 1, 2, WORLD, bits=TransferBits(gradients=4, updates=8, block=7)),
 }
-LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
+# Of the second some GPUs have no token; the third is under a window longer than pieces of a ring.
+LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
+WINDOWED, WINDOW = "windowed", Mask(window=5)
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
@@ -109,7 +112,7 @@ class StepCombination:
     GPUs each; how exchanges of tensor-parallel groups go beside matmuls; whether the head has parameters of its own or
     the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
     and the loss are computed for at a time, 0: all; the level of recomputation, micro-batches, what a backward does
-    with keys, and lengths of sequences.
+    with keys, and lengths of sequences, some under a window.
     """
 
     tensor_parallel: int
@@ -175,7 +178,7 @@ class StepCombination:
         shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
-        model = replace(model, tied_embeddings=self.head == "tied")
+        model = replace(model, tied_embeddings=self.head == "tied", mask=self._mask)
         if self.chunk_tokens:
             model = replace(model, mlp_chunk_tokens=self.chunk_tokens, loss_chunk_tokens=self.chunk_tokens + 1)
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
@@ -189,6 +192,10 @@ class StepCombination:
         step = in_two_levels(step, NODE) if self.levels > 1 else step
         return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices)
 
+    @property
+    def _mask(self) -> Mask:
+        return WINDOW if self.lengths == WINDOWED else CAUSAL
+
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""
         every = LENGTHS[self.lengths]
@@ -200,7 +207,8 @@ class StepCombination:
         before = sum(len(self._lengths(other)) for other in range(number))
         every = np.arange(len(lengths))
         ranks = self.data_parallel * self.context_parallel
-        builder = Builder(lengths, ranks, MODEL.num_heads // self.tensor_parallel, sequences=before + every)
+        heads = MODEL.num_heads // self.tensor_parallel
+        builder = Builder(lengths, ranks, heads, self._mask, sequences=before + every)
         groups = np.arange(ranks).reshape(self.data_parallel, -1, self.heads_exchanged)
         ulysses_ring(builder, every, every % self.data_parallel, groups)
         mode = next(mode for mode in MODES if mode == self.backward)

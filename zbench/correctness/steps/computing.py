@@ -261,7 +261,7 @@ class ComputeOnPlace:
         words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
         per_kv = self.model.num_heads // self.model.num_kv_heads
         every = sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, per_kv
-        return Where(*every, self.model.router_temperature)
+        return Where(*every, self.model.router_temperature, self.model.mask)
 
     def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
         """Returns sequences, positions, tokens and targets of a part, empty where there is none."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.mask import Mask
 
 EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
 
@@ -22,7 +23,7 @@ class Where:
 
     sequence, position, token, target: of the tokens of t, int64 [tokens]; key_sequence, key_position: of s. words:
     [first, last) of v. heads_per_kv: queries a kv head; heads, kv_heads: [first, last) of the parts of h and g.
-    temperature: of a router's cosines.
+    temperature: of a router's cosines. mask: what queries see of their sequence.
     """
 
     sequence: Ints
@@ -36,6 +37,7 @@ class Where:
     kv_heads: tuple[int, int]
     heads_per_kv: int
     temperature: float
+    mask: Mask
 
 
 def turned_by_position(x: Floats, position: Ints, sign: int = 1) -> Any:
@@ -94,7 +96,7 @@ def _scores(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats, Floats]:
     """Returns scores [h, t, s], -inf where nothing is seen, and keys and values by query head."""
     which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
     k, v = kv[:, which, 0], kv[:, which, 1]
-    seen = (at.sequence[:, None] == at.key_sequence) & (at.position[:, None] >= at.key_position)
+    seen = (at.sequence[:, None] == at.key_sequence) & at.mask.sees(at.position[:, None], at.key_position)
     return np.where(seen, np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[2]), -np.inf), k, v
 
 
