@@ -77,7 +77,7 @@ DEGREES: Mapping[str, ShardDegrees] = {
 }
 # Of the second some GPUs have no token; the third is under a window longer than pieces of a ring.
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
-WINDOWED, WINDOW = "windowed", Mask(window=5)
+MASKS = {name: Mask(window=5) if name == "windowed" else CAUSAL for name in LENGTHS}
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
@@ -178,7 +178,7 @@ class StepCombination:
         shared, how = ROUTING[self.routing]
         model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
         model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
-        model = replace(model, tied_embeddings=self.head == "tied", mask=self._mask)
+        model = replace(model, tied_embeddings=self.head == "tied", mask=MASKS[self.lengths])
         if self.chunk_tokens:
             model = replace(model, mlp_chunk_tokens=self.chunk_tokens, loss_chunk_tokens=self.chunk_tokens + 1)
         groups, cut = max(self.expert_parallel, 1), self.expert_tensor_parallel
@@ -192,10 +192,6 @@ class StepCombination:
         step = in_two_levels(step, NODE) if self.levels > 1 else step
         return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices)
 
-    @property
-    def _mask(self) -> Mask:
-        return WINDOW if self.lengths == WINDOWED else CAUSAL
-
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""
         every = LENGTHS[self.lengths]
@@ -208,7 +204,7 @@ class StepCombination:
         every = np.arange(len(lengths))
         ranks = self.data_parallel * self.context_parallel
         heads = MODEL.num_heads // self.tensor_parallel
-        builder = Builder(lengths, ranks, heads, self._mask, sequences=before + every)
+        builder = Builder(lengths, ranks, heads, MASKS[self.lengths], sequences=before + every)
         groups = np.arange(ranks).reshape(self.data_parallel, -1, self.heads_exchanged)
         ulysses_ring(builder, every, every % self.data_parallel, groups)
         mode = next(mode for mode in MODES if mode == self.backward)

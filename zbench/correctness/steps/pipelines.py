@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import LENGTHS, MODEL
+from zbench.correctness.steps.combination import LENGTHS, MASKS, MODEL
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -75,7 +75,7 @@ class PipelineCombination:
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
-        model = replace(MODEL, tied_embeddings=self.head == "tied")
+        model = replace(MODEL, tied_embeddings=self.head == "tied", mask=MASKS[self.lengths])
         step = whole_step(model, plans, zero=self.zero, recompute=self.recompute)
         return StepCase.of(step, model, plans, 1, seed)
 
@@ -91,7 +91,7 @@ class PipelineCombination:
         every = np.arange(len(lengths))
         tp, pp = (np.array(column, np.int64) for column in zip(*self.shapes, strict=True))
         pipelines = Pipelines(np.cumsum(tp * pp) - tp * pp, tp, pp)
-        builder = Builder(lengths, self.num_gpus, MODEL.num_heads, sequences=before + every)
+        builder = Builder(lengths, self.num_gpus, MODEL.num_heads, MASKS[self.lengths], before + every)
         local(builder, every, pipelines.lead[every % (count - number % count)])
         return reverse(builder.build(), "keep").with_(pipelines=pipelines)
 
