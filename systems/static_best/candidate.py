@@ -17,7 +17,7 @@ from zbench.run.fastest import FREE, compared_seconds
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.systems.mesh import Mesh
 
-PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
+PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packed and balanced by time"}
 _ROUNDING = 1e-9  # relative: a step that is played may be shorter by it than its ceiling
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 BY_LAYER = (*LAYOUT, "recompute_layers", "stage_layers")
