@@ -23,6 +23,7 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF
+from zbench.console.heap import keep_freed_memory
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
@@ -167,6 +168,7 @@ def large() -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as every command does
     if sys.argv[1:] == ["1024"]:
         large()
     elif sys.argv[1:2] == ["times"]:

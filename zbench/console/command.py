@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from zbench.console.elastic import tell
+from zbench.console.heap import keep_freed_memory
 from zbench.console.signals import exit_code, leave_at_once, raised, stop_in
 from zbench.console.streams import finish, wrap_streams
 
@@ -47,13 +48,15 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Frames the imports of a command, and makes its process ready for any signal, and any standard output and error.
+    """Frames the imports of a command, and makes its process ready for any signal, and any standard output and error,
+    and keep the memory that its arrays free.
 
     Does nothing where the command's module is itself imported (name is not "__main__").
     """
     if name == "__main__":
         leave_at_once()
         wrap_streams()
+        keep_freed_memory()
     yield
 
 
