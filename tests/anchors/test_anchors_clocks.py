@@ -9,7 +9,7 @@ from zbench.anchors.anchor import Anchor, published_rows
 from zbench.anchors.presets import cluster, workload
 from zbench.anchors.summary import summary_rows
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 # Errors in percent, in the order of the tables, by --clock simulated_attention; other groups have no step to play.
 HELD_BY_ATTENTION = {
@@ -25,8 +25,8 @@ BLIND_BY_ATTENTION = {"training": (0.13, 0.96), "long_context": (0.10, 0.76), "s
 @pytest.fixture(scope="module")
 def found() -> list[Anchor]:
     """The training steps by simulated_attention."""
-    played = [*training.anchors(cluster, SimulatedAttention), *long_context.anchors(cluster, SimulatedAttention)]
-    return played + steps.anchors(cluster, workload, SimulatedAttention)
+    played = [*training.anchors(cluster, StepEstimate), *long_context.anchors(cluster, StepEstimate)]
+    return played + steps.anchors(cluster, workload, StepEstimate)
 
 
 @pytest.mark.parametrize("group", list(HELD_BY_ATTENTION))
@@ -58,7 +58,7 @@ def test_steps_are_predicted_with_and_without_what_layers_hide(found: list[Ancho
 
 @pytest.mark.parametrize(
     ("clock", "executor"),
-    [((), Simulated), (("simulated",), Simulated), (("simulated_attention",), SimulatedAttention)],
+    [((), Simulated), (("simulated",), Simulated), (("simulated_attention",), StepEstimate)],
     ids=["default", "simulated", "simulated_attention"],
 )
 def test_training_steps_are_played_by_the_clock_that_is_asked_for(
@@ -78,6 +78,6 @@ def test_a_whole_step_of_local_sequences_takes_as_long_as_by_the_other_clock(mon
     wanted = {"run": "torchtitan", "num_gpus": "8", "kernels": "fused"}
     (row,) = [one for one in published_rows("training") if wanted.items() <= one.items()]
     monkeypatch.setattr(training, "published_rows", lambda _: [row])
-    (other,), (whole,) = (training.anchors(cluster, executor) for executor in (SimulatedAttention, Simulated))
+    (other,), (whole,) = (training.anchors(cluster, executor) for executor in (StepEstimate, Simulated))
     assert whole.predicted == pytest.approx(other.predicted, rel=0.01)
     assert whole.predicted != other.predicted

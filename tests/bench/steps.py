@@ -32,11 +32,12 @@ from zbench.proof.verify import verify_step
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.simulate import SimulatedAttention, playable
+from zbench.simulator.attention import playable
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.program import StepParts
-from zbench.simulator.totals import Carried
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
@@ -96,7 +97,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 def row(system: str, workload: str, zero: str) -> None:
     batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
-    older, simulated = timed(lambda: SimulatedAttention(cost).step(batch, plans))
+    older, simulated = timed(lambda: StepEstimate(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
     _, proven = timed(lambda: prove_step(step))
     played, clocked = timed(lambda: play_step(step, plans, cost))
@@ -105,7 +106,7 @@ def row(system: str, workload: str, zero: str) -> None:
     fast = make_cost(faster(cost.cluster), cost.model)
     others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
-    alone = SimulatedAttention(fast).step(batch, plans).seconds
+    alone = StepEstimate(fast).step(batch, plans).seconds
     print(
         f"| {system} | {workload} | {zero} | {len(plans)} | {older.seconds:.3f} | {played.seconds:.3f} "
         f"({played.seconds / older.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / older.seconds - 1:+.1%}) | "
@@ -128,7 +129,7 @@ def times(system: str, workload: str) -> None:
         play_step(step, plans, cost)
         marks.append(process_time())
         verify_step(batch, plans)
-        SimulatedAttention(cost).step(batch, plans)
+        StepEstimate(cost).step(batch, plans)
         marks.append(process_time())
         parts = StepParts(step, plans, cost)
         for one in step.order:

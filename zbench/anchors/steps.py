@@ -4,7 +4,7 @@ Published: the model, the cluster, 512 documents of at most 192K tokens a step, 
 GPU's 40 as the planners' budget, and how the public code packs the two baselines. Not published: which documents a
 step had. Here a step is the mean of BATCHES drawn from the histogram of the same million documents
 (conf/workload/wikipedia.yaml). Not published either: how much of ZeRO-3's collectives is hidden. A clock
-hides them as far as it can; SimulatedAttention predicts each step once more, with nothing hidden.
+hides them as far as it can; StepEstimate predicts each step once more, with nothing hidden.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from zbench.anchors.flexsp import GPT_7B
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.padding import Padding
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
@@ -37,7 +37,7 @@ class GetWorkload(Protocol):
 
 
 def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExecutor) -> list[Anchor]:
-    """Returns FlexSP's published steps beside their predictions. executor: SimulatedAttention hides collectives as far
+    """Returns FlexSP's published steps beside their predictions. executor: StepEstimate hides collectives as far
     as they can be, and tells the steps with nothing hidden as well."""
     cost = published_cost(get_cluster)
     systems = flexsp_systems(cost)
@@ -67,10 +67,10 @@ def flexsp_systems(cost: Cost, as_published: bool = False) -> dict[str, FlexSP |
 
 
 def _seconds(batch: Batch, system: System, cost: Cost, executor: GetExecutor) -> tuple[float, ...]:
-    """Returns the seconds of a step by an executor, and of SimulatedAttention with nothing hidden: with two gathers and
+    """Returns the seconds of a step by an executor, and of StepEstimate with nothing hidden: with two gathers and
     a reduction of every micro-batch waited for."""
     costs = [cost]
-    if executor is SimulatedAttention:
+    if executor is StepEstimate:
         costs.append(replace(cost, model=replace(cost.model, overlap_collectives=False)))
     plans = system.plan(batch)
     return tuple(executor(one).step(batch, plans).seconds for one in costs)
