@@ -3,7 +3,8 @@
 nodewise: the candidates that it plays for each batch, priced by attention's clock, with its budget of NIC bytes, and by
 zbench.simulator.estimate.beside, which it goes by, and played as whole steps. Regret is what the step of the candidate
 with the least price takes more than the fastest candidate's; spread the standard deviation of whole step over price
-inside a batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same batches.
+inside a batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same
+batches.
 """
 
 import sys

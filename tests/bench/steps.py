@@ -2,7 +2,7 @@
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
 python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
-python -m tests.bench.steps 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
+python -m tests.bench.steps 1024               # as many GPUs (4096 too), tensor parallelism 8, ZeRO-3, a 70B model
 
 Both are simulated. In brackets: over older. `no links`: with links a thousand times as fast, over older with the
 same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
@@ -145,12 +145,12 @@ def times(system: str, workload: str) -> None:
     print(f"| {system} | {workload} | {' | '.join(f'{one:.1f}' for one in told)} | {whole / older:.1f} |", flush=True)
 
 
-def large() -> None:
+def large(gpus: int) -> None:
     from tests.bench.test_step import case as of_gpus
 
-    model, plans, degree = of_gpus(1024)
+    model, plans, degree = of_gpus(gpus)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["cluster=h100_4x8", "cluster.num_nodes=128", "tracker=none"])
+        config = compose("config", ["cluster=h100_4x8", f"cluster.num_nodes={gpus // 8}", "tracker=none"])
     cost = make_cost(Parts.of(config, Settings.of(config)).cluster, model)
     for name in ("with compiling or its cache", "again"):
         begin = process_time()
@@ -168,8 +168,8 @@ def large() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["1024"]:
-        large()
+    if sys.argv[1:] and sys.argv[1].isdigit():
+        large(int(sys.argv[1]))
     elif sys.argv[1:2] == ["times"]:
         words = [
             "system",

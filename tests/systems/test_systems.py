@@ -91,7 +91,7 @@ def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost, result: StepResult)
     """Bytes are those of the law, of every NIC and port, in and out; parameters and gradients are NICs' even share."""
     model = cost.model
     law = step_traffic(plans, cost)
-    if plans[0].pipelines is not None:  # tests/simulator/estimate/test_pipelined.py counts what goes between their ranks
+    if plans[0].pipelines is not None:  # simulator/estimate/test_pipelined.py counts what goes between their ranks
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
         return
     params = float(model.total_params)
