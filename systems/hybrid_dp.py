@@ -22,7 +22,7 @@ from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.common.micro_batches import fitting_tokens, need_bytes
 
 BUCKET_SLACK = 1.1  # a bucket of equal work closes above 1.1 times its share

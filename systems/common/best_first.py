@@ -7,7 +7,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 
 LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 OVER = (

@@ -23,10 +23,10 @@ from zbench.plans.area import TILE
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
+from zbench.simulator.attention import programs
 from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.estimate.layers import finished
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.layers import finished
-from zbench.simulator.simulate import programs
 
 TILES = 32  # of a rank's tokens in a profile: 4,096 tokens, so that no call is bound by its start
 ROWS = 4  # of the longest ring that is played; a thousand ranks take seconds, and hops repeat themselves

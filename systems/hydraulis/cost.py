@@ -17,7 +17,7 @@ from zbench.cost.stage import Stage, refusal
 from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
-from zbench.simulator.pipelined import hop_seconds
+from zbench.simulator.estimate.pipelined import hop_seconds
 from zbench.systems.flexsp.cost import group_degrees
 
 MOST_STAGES = 8  # of a scheme that is offered by itself

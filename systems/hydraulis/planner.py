@@ -27,8 +27,8 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.pipelines import Layout, Pipelines
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.changes import ChangePrices
-from zbench.simulator.pipelined import shared_seconds
+from zbench.simulator.estimate.changes import ChangePrices
+from zbench.simulator.estimate.pipelined import shared_seconds
 from zbench.systems.flexsp.cost import group_degrees
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
@@ -188,7 +188,7 @@ class Hydraulis:
         """Returns the seconds of the whole step with a strategy, without a change: its slowest pipeline, and the
         collectives and optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is
         fixed. tokens, total: [num_pipelines], total in seconds with what is fixed and bubbles.
-        zbench.simulator.simulate does likewise with what it played."""
+        zbench.simulator.estimate.step does likewise with what it played."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())

@@ -11,7 +11,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.in_contract.candidates import (
     Rounds,
@@ -118,7 +118,7 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
 
 def lack_and_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     return max(0, max(result.peak_bytes) - result.capacity_bytes), result.seconds
 
 

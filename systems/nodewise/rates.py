@@ -11,7 +11,7 @@ from zbench.describe.links import NIC, NVLINK
 from zbench.describe.model import KV, O, Q
 from zbench.plans.area import TILE
 from zbench.plans.plan import Ints
-from zbench.simulator.beside import projected
+from zbench.simulator.estimate.beside import projected
 from zbench.systems.nodewise.records import Nodes, Pace, PassSeconds, TokenSeconds
 
 
@@ -118,8 +118,8 @@ def _pace(cost: Cost, passes: float, shares: tuple[float, float], sizes: tuple[i
 
 
 def _beside(cost: Cost) -> dict[str, Floats]:
-    """Returns begins, kept and kept_nic of PassSeconds, float64 [2] each: what zbench.simulator.beside has beside a
-    layer. With full recomputation a forward that runs again is the forward's, with what runs beside it."""
+    """Returns begins, kept and kept_nic of PassSeconds, float64 [2] each: what zbench.simulator.estimate.beside has
+    beside a layer. With full recomputation a forward that runs again is the forward's, with what runs beside it."""
     of, share, again = Collectives.of(cost), projected(cost.model), cost.model.forwards_again
     ahead = of.gather_ports * of.every_step
     back = of.gather_ports * of.every_micro_batch + of.reduce_ports

@@ -21,7 +21,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import SimulatedAttention, programs
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.common.micro_batches import need_bytes
 from zbench.systems.flexsp.planner import FlexSP
@@ -76,7 +77,7 @@ class Rivals:
         """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
         attention's clock, which has no gathers beside messages."""
         system = self.pipelines()
-        plans, executor = system.plan(batch), SimulatedAttention(self.cost)
+        plans, executor = system.plan(batch), StepEstimate(self.cost)
         other = executor.step(batch, even)
         executor.start()
         one = executor.step(batch, plans)
@@ -92,14 +93,14 @@ class Rivals:
             need = max(need_bytes(plan, self.cost) for plan in plans)
             layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
             return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
-        result = SimulatedAttention(self.cost).step(batch, plans)
+        result = StepEstimate(self.cost).step(batch, plans)
         return result.out_of_memory, result.seconds
 
     def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
         one another, a layer's seconds do not tell."""
         if predicted is None or self.cost.pp > 1:
-            return SimulatedAttention(self.cost).step(batch, own).seconds
+            return StepEstimate(self.cost).step(batch, own).seconds
         return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float) -> Iterator[System]:

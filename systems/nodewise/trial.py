@@ -7,8 +7,8 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.beside import seconds_beside
-from zbench.simulator.simulate import Programs, programs
+from zbench.simulator.attention import Programs, programs
+from zbench.simulator.estimate.beside import seconds_beside
 from zbench.systems.nodewise.layout import Layout, make_layout, make_plan
 from zbench.systems.nodewise.placements import Placement
 from zbench.systems.nodewise.rates import Rates

@@ -14,7 +14,7 @@ from zbench.interfaces.study import Choice, Clock
 from zbench.plans.alike import plans_digests
 from zbench.plans.plan import Plan
 from zbench.run.fastest import FREE, compared_seconds
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packed and balanced by time"}
@@ -47,7 +47,7 @@ class Candidate:
     played: dict[tuple[Clock, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     room: dict[tuple[Clock, str], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def seconds(self, batches: Sequence[Batch], clock: Clock = SimulatedAttention, limit: float = inf) -> float:
+    def seconds(self, batches: Sequence[Batch], clock: Clock = StepEstimate, limit: float = inf) -> float:
         """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory, or
         where the mean is more than `limit` whatever the remaining steps take.
 
@@ -88,7 +88,7 @@ class Candidate:
     def least(self, batches: Sequence[Batch], clock: Clock) -> list[float]:
         """Returns the seconds of each batch's step that no plan can beat, a little less for rounding; 0 where a clock
         does not tell."""
-        if clock is SimulatedAttention:
+        if clock is StepEstimate:
             return [bound_seconds(batch, self.mesh.cost) for batch in batches]
         executor = clock(self.mesh.cost)
         if not isinstance(executor, Compares):

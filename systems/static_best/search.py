@@ -18,7 +18,7 @@ from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE, free_values
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import METHODS
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
@@ -58,7 +58,7 @@ class Race:
     @property
     def judges(self) -> bool:
         """Whether few batches are played by the run's clock; by another one, what is far behind may be the fastest."""
-        return self.clock is SimulatedAttention
+        return self.clock is StepEstimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Zeppelin:
 
     def plan_below(self, batch: Batch, seconds: float) -> tuple[Plan, ...] | None:
         """Returns what `plan` does with partitioner "search", or None where a layer of it is not predicted to take less
-        than `seconds` (zbench.simulator.beside), which is mostly known before anything is built."""
+        than `seconds` (zbench.simulator.estimate.beside), which is mostly known before anything is built."""
         best = self._best(batch, ORDERED * seconds)
         return (self._improved(best),) if best is not None and best.seconds < ORDERED * seconds else None
 

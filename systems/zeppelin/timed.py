@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
-from zbench.simulator.beside import seconds_beside
-from zbench.simulator.simulate import Programs, programs
+from zbench.simulator.attention import Programs, programs
+from zbench.simulator.estimate.beside import seconds_beside
 
 LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A plan, its programs, and the predicted seconds of a layer (zbench.simulator.beside)."""
+    """A plan, its programs, and the predicted seconds of a layer (zbench.simulator.estimate.beside)."""
 
     plan: Plan
     parts: Programs

@@ -12,7 +12,7 @@ from zbench.cost.staging import FLASH
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND
 from zbench.proof.verify import verify
-from zbench.simulator.simulate import programs
+from zbench.simulator.attention import programs
 
 
 @pytest.mark.parametrize("total", [8192, 65536, 131072])

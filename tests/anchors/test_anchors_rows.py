@@ -144,15 +144,6 @@ def test_a_published_group_is_shown_alone(monkeypatch: pytest.MonkeyPatch, capsy
     assert "all blind" not in said
 
 
-@pytest.mark.parametrize("clock", ["simulated", "simulated_attention"])
-def test_a_group_of_attention_has_no_clock_of_steps(
-    clock: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert called(monkeypatch, "--group", "magi", "--clock", clock) == 2
-    told = f"--group is magi; --clock {clock} is of training steps, so it takes no --group beside it"
-    assert capsys.readouterr().err == f"zbench: {told}\n"
-
-
 def test_the_command_prints_a_table_of_rows(tmp_path: Path) -> None:
     path = file_of(tmp_path, GOOD, GOOD.replace("ulysses", "ring_p2p").replace("600.3", "420.8"))
     command = [sys.executable, "-m", "zbench.anchors", "--rows", str(path)]

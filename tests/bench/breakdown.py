@@ -27,7 +27,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 CONF = Path(__file__).parents[2] / "conf"
 DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")
@@ -78,10 +78,10 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
     cluster, bound = cost.cluster, bound_seconds(batch, cost)
     no_nic = replace(cluster, nic_bandwidth=1e30, nic_latency=0.0)
     nothing = replace(no_nic, nvlink_bandwidth=1e30, nvlink_latency=0.0)
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     ends = []
     for where in (cluster, no_nic, nothing):
-        found = SimulatedAttention(replace(cost, cluster=where)).step(batch, plans)
+        found = StepEstimate(replace(cost, cluster=where)).step(batch, plans)
         ends.append(found.seconds - found.phases["gradients"])
     counted = np.sum([attending(plan, cost) for plan in plans], axis=0)
     least = sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))

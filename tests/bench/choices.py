@@ -1,9 +1,10 @@
 """How planners choose, beside whole steps: `python -m tests.bench.choices [nodewise | static_best]` (simulated).
 
 nodewise: the candidates that it plays for each batch, priced by attention's clock, with its budget of NIC bytes, and by
-zbench.simulator.beside, which it goes by, and played as whole steps. Regret is what the step of the candidate with the
-least price takes more than the fastest candidate's; spread the standard deviation of whole step over price inside a
-batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same batches.
+zbench.simulator.estimate.beside, which it goes by, and played as whole steps. Regret is what the step of the candidate
+with the least price takes more than the fastest candidate's; spread the standard deviation of whole step over price
+inside a batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same
+batches.
 """
 
 import sys
@@ -24,8 +25,9 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.target import from_yaml
 from zbench.simulated.executor import Simulated
-from zbench.simulator.beside import seconds_beside
-from zbench.simulator.simulate import SimulatedAttention, programs
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.beside import seconds_beside
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.nodewise.layout import Layout
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.nodewise.trial import Task, Trial
@@ -35,7 +37,7 @@ WORKLOADS, STEPS = ("longtail_128k", "github", "prolong64k", "byted_2m"), 2
 NETWORKS = ((4, 2, 100), (4, 2, 200), (4, 4, 200), (4, 8, 200), (4, 8, 400), (2, 2, 200), (2, 8, 400))
 PLAYED = 6  # candidates beside those that come of the fastest
 PRICES: dict[str, Callable[[Batch, Plan, Cost], float]] = {
-    "attention's clock": lambda batch, plan, cost: SimulatedAttention(cost).step(batch, (plan,)).seconds,
+    "attention's clock": lambda batch, plan, cost: StepEstimate(cost).step(batch, (plan,)).seconds,
     "beside": lambda batch, plan, cost: seconds_beside(plan, programs(plan, cost), cost, 2),
 }
 

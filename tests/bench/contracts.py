@@ -34,7 +34,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.dynamic_cp import DynamicCP
 from zbench.systems.in_contract.candidates import (
     SHIPPED,
@@ -245,7 +245,7 @@ def _cell(overrides: list[str]) -> Iterator[list[float]]:
 
 
 def _seconds(batch: Batch, plans: tuple, cost: Cost) -> float:
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     return float("inf") if result.out_of_memory else result.seconds
 
 

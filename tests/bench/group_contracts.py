@@ -33,7 +33,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.in_contract.planner import InContract
 from zbench.systems.torch_cp.balancers import BALANCERS
 from zbench.systems.torch_cp.planner import TorchCP
@@ -62,7 +62,7 @@ class Cell:
         total = 0.0
         for batch in self.batches:
             try:
-                result = SimulatedAttention(self.cost).step(batch, system.plan(batch))
+                result = StepEstimate(self.cost).step(batch, system.plan(batch))
             except ValueError:
                 return float("inf")
             total += float("inf") if result.out_of_memory else result.seconds

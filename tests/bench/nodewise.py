@@ -20,7 +20,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
@@ -63,7 +63,7 @@ def figures(overrides: Sequence[str], judge: str = "nominal", told: bool = False
             begin = time.process_time()
             plans = system.plan(batch)
             spent.append(1e3 * (time.process_time() - begin))
-            result = SimulatedAttention(Cost(true.cluster, true.model)).step(batch, plans)
+            result = StepEstimate(Cost(true.cluster, true.model)).step(batch, plans)
             ratios.append(0.0 if result.out_of_memory else result.bound_seconds / result.seconds)
     return ratios, spent
 

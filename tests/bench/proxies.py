@@ -15,7 +15,7 @@ from zbench.passes.route import narrowed, unrouted
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.zeppelin.partition import partitions
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.systems.zeppelin.timed import LAYERS

@@ -3,9 +3,9 @@
 python -m tests.bench.stages     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
 python -m tests.bench.stages all # four of its micro-batches: all layers as one program, and with layers left out
 
-Four stages of a node (zbench.simulator.staged) with several systems, and one pipeline of tensor parallelism 8 in four
-stages (zbench.simulator.pipelined), its micro-batches' sequences one after another. `no links`, `none`, `no gathers`,
-`no reductions`: as in tests/bench/steps.py.
+Four stages of a node (zbench.simulator.estimate.staged) with several systems, and one pipeline of tensor parallelism 8
+in four stages (zbench.simulator.estimate.pipelined), its micro-batches' sequences one after another. `no
+links`, `none`, `no gathers`, `no reductions`: as in tests/bench/steps.py.
 """
 
 import sys
@@ -28,7 +28,7 @@ from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -74,11 +74,11 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 def row(name: str, of: Played) -> None:
     batch, plans, cost, step, own = of
     prove_step(step)
-    older, begin = SimulatedAttention(cost).step(batch, plans), process_time()
+    older, begin = StepEstimate(cost).step(batch, plans), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
-    alone, quick = SimulatedAttention(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
+    alone, quick = StepEstimate(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(

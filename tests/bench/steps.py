@@ -2,7 +2,7 @@
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
 python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
-python -m tests.bench.steps 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
+python -m tests.bench.steps 1024               # as many GPUs (4096 too), tensor parallelism 8, ZeRO-3, a 70B model
 
 Both are simulated. In brackets: over older. `no links`: with links a thousand times as fast, over older with the
 same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
@@ -33,11 +33,12 @@ from zbench.proof.verify import verify_step
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.simulate import SimulatedAttention, playable
+from zbench.simulator.attention import playable
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.program import StepParts
-from zbench.simulator.totals import Carried
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
@@ -97,7 +98,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
 def row(system: str, workload: str, zero: str) -> None:
     batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
-    older, simulated = timed(lambda: SimulatedAttention(cost).step(batch, plans))
+    older, simulated = timed(lambda: StepEstimate(cost).step(batch, plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
     _, proven = timed(lambda: prove_step(step))
     played, clocked = timed(lambda: play_step(step, plans, cost))
@@ -106,7 +107,7 @@ def row(system: str, workload: str, zero: str) -> None:
     fast = make_cost(faster(cost.cluster), cost.model)
     others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
-    alone = SimulatedAttention(fast).step(batch, plans).seconds
+    alone = StepEstimate(fast).step(batch, plans).seconds
     print(
         f"| {system} | {workload} | {zero} | {len(plans)} | {older.seconds:.3f} | {played.seconds:.3f} "
         f"({played.seconds / older.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / older.seconds - 1:+.1%}) | "
@@ -129,7 +130,7 @@ def times(system: str, workload: str) -> None:
         play_step(step, plans, cost)
         marks.append(process_time())
         verify_step(batch, plans)
-        SimulatedAttention(cost).step(batch, plans)
+        StepEstimate(cost).step(batch, plans)
         marks.append(process_time())
         parts = StepParts(step, plans, cost)
         for one in step.order:
@@ -145,12 +146,12 @@ def times(system: str, workload: str) -> None:
     print(f"| {system} | {workload} | {' | '.join(f'{one:.1f}' for one in told)} | {whole / older:.1f} |", flush=True)
 
 
-def large() -> None:
+def large(gpus: int) -> None:
     from tests.bench.test_step import case as of_gpus
 
-    model, plans, degree = of_gpus(1024)
+    model, plans, degree = of_gpus(gpus)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["cluster=h100_4x8", "cluster.num_nodes=128", "tracker=none"])
+        config = compose("config", ["cluster=h100_4x8", f"cluster.num_nodes={gpus // 8}", "tracker=none"])
     cost = make_cost(Parts.of(config, Settings.of(config)).cluster, model)
     for name in ("with compiling or its cache", "again"):
         begin = process_time()
@@ -171,28 +172,5 @@ if __name__ == "__main__":
     keep_freed_memory()  # as every command does
     if sys.argv[1:] == ["1024"]:
         large()
-    elif sys.argv[1:2] == ["times"]:
-        words = [
-            "system",
-            "workload",
-            "older",
-            "build",
-            "proof",
-            "lowering",
-            "clock",
-            "account",
-            "whole step",
-            "over older",
-        ]
-        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
-        for system in sys.argv[2:] or SYSTEMS:
-            for workload in TIMED:
-                times(system, workload)
-    else:
-        words = ["system", "workload", "ZeRO", "batches", "older, s", "step", "longest waiting", "no links", "none"]
-        words += ["no gathers", "no reductions", "older, ms", "step, ms"]
-        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
-        for system in sys.argv[1:] or SYSTEMS:
-            for workload in WORKLOADS:
-                for zero in ("3", "1"):
-                    row(system, workload, zero)
+    if sys.argv[1:] and sys.argv[1].isdigit():
+        large(int(sys.argv[1]))

@@ -23,7 +23,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 SYSTEMS = ("zeppelin", "ring", "local_packing")
 CHOICES = (
@@ -48,8 +48,8 @@ def row(system: str, sharding: str, recompute: str, tokens: int) -> str:
     """Returns a row of the table."""
     batch, plans, cost = case(system, sharding, recompute, tokens)
     fast = make_cost(faster(cost.cluster), cost.model)
-    older, step = (made(cost).step(batch, plans) for made in (SimulatedAttention, Simulated))
-    alone, free = (made(fast).step(batch, plans).seconds for made in (SimulatedAttention, Simulated))
+    older, step = (made(cost).step(batch, plans) for made in (StepEstimate, Simulated))
+    alone, free = (made(fast).step(batch, plans).seconds for made in (StepEstimate, Simulated))
     by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (older, step)]
     return (
         f"| {system} | {sharding} | {recompute} | {len(plans)} | {older.seconds:.3f} | {step.seconds:.3f} "

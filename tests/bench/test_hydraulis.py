@@ -17,7 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.strategies import strategies
@@ -117,7 +117,7 @@ def test_against_static_strategies(benchmark: Callable, name: str, tokens: int, 
     def seconds() -> dict[str, tuple[float, float]]:
         out = {}
         for label, system in systems.items():
-            executor, total, switch = SimulatedAttention(cost), 0.0, 0.0
+            executor, total, switch = StepEstimate(cost), 0.0, 0.0
             executor.start()
             for step in range(10):
                 drawn_ = drawn(name, step, 1024).lengths

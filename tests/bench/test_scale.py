@@ -16,7 +16,7 @@ from zbench.describe.mask import CAUSAL
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.ring import Ring
 
 DEVICE = Device("d", 312e12, 80e9, 1.5e12, 3e11, 2.2e14, 1.5e14, 1.1e14, 6e-6, 3e-5)
@@ -54,5 +54,5 @@ def test_verify(benchmark: Callable, cost: Cost, plan: Plan) -> None:
 
 
 def test_step(benchmark: Callable, cost: Cost, batch: Batch, plan: Plan) -> None:
-    result = benchmark(lambda: SimulatedAttention(cost).step(batch, (plan,)))
+    result = benchmark(lambda: StepEstimate(cost).step(batch, (plan,)))
     assert result.seconds > result.bound_seconds

@@ -20,7 +20,7 @@ from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 CONF = Path(__file__).parents[2] / "conf" / "system"
 NAMES = [path.stem for path in sorted(CONF.glob("*.yaml"))]
@@ -54,7 +54,7 @@ def case(request: pytest.FixtureRequest) -> tuple[System, Batch, Cost, tuple[Pla
     if name == "allgather" and ranks > 128:
         pytest.skip("every rank's attend names every block: a million items at 1,024 ranks, and as many transfers")
     small = setting(name, 32)
-    SimulatedAttention(small[2]).step(small[1], small[0].plan(small[1]))
+    StepEstimate(small[2]).step(small[1], small[0].plan(small[1]))
     verify_step(small[1], small[0].plan(small[1]))
     system, batch, cost = setting(name, ranks)
     return system, batch, cost, system.plan(batch)
@@ -78,7 +78,7 @@ def test_verify(benchmark: Callable, case: tuple) -> None:
 
 def test_simulate(benchmark: Callable, case: tuple) -> None:
     _, batch, cost, plans = case
-    found = timed(benchmark, lambda: SimulatedAttention(cost).step(batch, plans), plans)
+    found = timed(benchmark, lambda: StepEstimate(cost).step(batch, plans), plans)
     assert found.seconds >= found.bound_seconds
 
 

@@ -26,14 +26,15 @@ LLAMA_70B = Model("llama_70b", 80, 8192, 64, 8, 128, 28672, 128256)
 
 @cache
 def case(gpus: int) -> tuple[Model, tuple[Plan, ...], int]:
-    """32 GPUs: Zeppelin's plans of 131,072 tokens with a long tail. 1,024: groups of 8 GPUs, rings of four groups,
-    8,192 tokens a group."""
+    """32 GPUs: Zeppelin's plans of 131,072 tokens with a long tail. More (1,024, 4,096): groups of 8 GPUs, rings of
+    four groups, 8,192 tokens a group."""
     if gpus == 32:
         lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 1.2, 200).astype(int) + 1, 60000)
         scaled = (lengths * (131072 / lengths.sum())).astype(int) + 1
         return LLAMA_7B, zbench.plan(scaled.tolist(), cluster="a800_4x8", model="llama_7b", system="zeppelin").plans, 1
-    builder = Builder(np.full(32, 32768), 128, 8)
-    ring(builder, np.arange(32), np.arange(32), np.arange(128).reshape(32, 4))
+    groups, rings = gpus // 8, gpus // 32
+    builder = Builder(np.full(rings, 32768), groups, 8)
+    ring(builder, np.arange(rings), np.arange(rings), np.arange(groups).reshape(rings, 4))
     return LLAMA_70B, (reverse(builder.build(), "carry"),), 8
 
 

@@ -22,7 +22,7 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.plan import Ops, Plan
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.allgather import AllGather
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.dp_balanced import DpBalanced
@@ -43,7 +43,7 @@ from zbench.systems.zeppelin.planner import Zeppelin
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     batch = Batch(plan.lengths, 0, 0)
-    step = SimulatedAttention(cost).step(batch, (plan,))
+    step = StepEstimate(cost).step(batch, (plan,))
     assert bound_seconds(batch, cost) == step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)  # type: ignore[operator]
     assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)  # type: ignore[operator]
 
@@ -102,7 +102,7 @@ def test_reached_by_equal_local_sequences(recompute: str) -> None:
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
     batch = Batch(plan.lengths, 0, 0)
-    ratio = bound_seconds(batch, cost) / SimulatedAttention(cost).step(batch, (plan,)).seconds
+    ratio = bound_seconds(batch, cost) / StepEstimate(cost).step(batch, (plan,)).seconds
     assert 0.97 < ratio <= 1
 
 
@@ -171,7 +171,7 @@ def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st
     batch = data.draw(batches(data.draw(st.sampled_from((200, 6000)))))
     planner = system(cost)
     whole = planner if cost.pp == 1 or getattr(planner, "plans_stages", False) else Dealt(planner, 2)
-    executor = SimulatedAttention(cost)
+    executor = StepEstimate(cost)
     for _ in range(2):  # the second time pipelines are where they were
         step = executor.step(batch, whole.plan(batch))
         assert step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)
@@ -185,7 +185,7 @@ def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: 
     cost, plan = case
     cost = replace(cost, model=replace(cost.model, overlap_collectives=overlap))
     batch = Batch(np.tile(plan.lengths, count), 0, 0)
-    step = SimulatedAttention(cost).step(batch, (plan,) * count)
+    step = StepEstimate(cost).step(batch, (plan,) * count)
     assert step.ceiling_seconds is not None
     assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
 
@@ -199,7 +199,7 @@ def test_the_ceiling_is_reached_by_equal_local_sequences(sharding: str, nic: flo
     builder = Builder(np.full(8, 32768), 8, 32)
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
-    step = SimulatedAttention(cost).step(Batch(plan.lengths, 0, 0), (plan,))
+    step = StepEstimate(cost).step(Batch(plan.lengths, 0, 0), (plan,))
     assert step.ceiling_seconds is not None
     assert 0.97 < step.ceiling_seconds / step.seconds <= 1
     assert nic > 1e9 or step.bound_seconds < 0.6 * step.seconds

@@ -22,7 +22,7 @@ from zbench.describe.model import Model
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.local_packing import LocalPacking
 
 seconds = st.floats(0, 10)
@@ -164,7 +164,7 @@ def test_ranks_meet_in_every_pass_with_zero3() -> None:
         plans.append(reverse(builder.build(), "keep"))
     layers = {}
     for sharding in ("zero1", "zero3"):
-        step = SimulatedAttention(replace(cost, model=replace(cost.model, sharding=sharding))).step(batch, tuple(plans))
+        step = StepEstimate(replace(cost, model=replace(cost.model, sharding=sharding))).step(batch, tuple(plans))
         layers[sharding] = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
     busy = step.attention_seconds[1] + step.linear_seconds[1]
     assert busy == step.attention_seconds[3] + step.linear_seconds[3]
@@ -175,7 +175,7 @@ def test_ranks_meet_in_every_pass_with_zero3() -> None:
 def test_a_step_has_no_less_communication_than_nothing_hides() -> None:
     """A token's layers hide next to nothing, and of ZeRO-3's collectives the last layer waits for its own."""
     cost, batch = small(2, 2), Batch(np.array([1]), 0, 0)
-    step, of = SimulatedAttention(cost).step(batch, LocalPacking(cost).plan(batch)), Collectives.of(cost)
+    step, of = StepEstimate(cost).step(batch, LocalPacking(cost).plan(batch)), Collectives.of(cost)
     assert step.phases["gradients"] > 2 * of.gather + of.reduce
     assert min(step.communication_seconds) == max(step.exposed_seconds) == step.phases["gradients"]
 

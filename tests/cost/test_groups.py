@@ -23,7 +23,7 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -52,8 +52,8 @@ def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
     of = Pipelines(leads, np.full(count, tp), np.ones(count, np.int64))
     batch, place = Batch(LENGTHS, 0, 0), [sequence % count for sequence in range(len(LENGTHS))]
     groups = grouped(cost, tp)
-    one = SimulatedAttention(groups).step(batch, whole(groups, place))
-    other = SimulatedAttention(cost).step(batch, whole(cost, [tp * rank for rank in place], of))
+    one = StepEstimate(groups).step(batch, whole(groups, place))
+    other = StepEstimate(cost).step(batch, whole(cost, [tp * rank for rank in place], of))
     for name in ("attention_seconds", "linear_seconds", "exposed_seconds"):
         theirs = np.array(getattr(other, name))[leads]
         collectives = other.phases["gradients"] - one.phases["gradients"] if name == "exposed_seconds" else 0.0
@@ -144,7 +144,7 @@ def test_plans_for_groups_are_proven_and_no_faster_than_the_bound(system: type) 
     plans = system(cost).plan(batch)
     verify_step(batch, plans)
     assert all(plan.pipelines is None or plan.pipelines.tp.max() == 1 for plan in plans)
-    assert SimulatedAttention(cost).step(batch, plans).seconds >= bound_seconds(batch, cost) * (1 - 1e-9)
+    assert StepEstimate(cost).step(batch, plans).seconds >= bound_seconds(batch, cost) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_steps_result_is_of_gpus_and_nics_as_configured(nics: int) -> None:
     groups = grouped(cost, 4)
     batch = Batch(LENGTHS, 0, 0)
     plans = Ring(groups).plan(batch)
-    step = SimulatedAttention(groups).step(batch, plans)
+    step = StepEstimate(groups).step(batch, plans)
     assert len(step.nic_tx_bytes) == len(step.nic_rx_bytes) == 2 * nics
     assert step.capacity_bytes == int(cost.cluster.device.memory_bytes)
     assert np.array_equal(step.peak_bytes, np.ceil(peak_bytes(plans, groups) / 4))

@@ -17,7 +17,7 @@ from zbench.cost.recompute import (
 from zbench.describe.batch import Batch
 from zbench.describe.curve import Curve
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.sections import sections
 from zbench.systems.local_packing import LocalPacking
 
@@ -65,7 +65,7 @@ def test_seconds_are_those_of_the_formulas(kernels: str) -> None:
         result = Simulated(cost).step(BATCH, plans)
         found[level] = (
             np.array(result.linear_seconds),
-            np.array(SimulatedAttention(cost).step(BATCH, plans).linear_seconds),
+            np.array(StepEstimate(cost).step(BATCH, plans).linear_seconds),
         )
         again = cost.layers * cost.again_seconds(plans[0].tokens_per_rank)
     assert (again > 0).all()

@@ -29,10 +29,11 @@ from zbench.plans.patterns import local, ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify, verify_step
-from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.one_f_one_b import schedule, turns
-from zbench.simulator.simulate import SimulatedAttention, programs
-from zbench.simulator.staged import hop_bytes, hop_seconds, run
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.estimate.one_f_one_b import schedule, turns
+from zbench.simulator.estimate.staged import hop_bytes, hop_seconds, run
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.ring import Ring
 
@@ -74,7 +75,7 @@ def laid(
 
 def layers_end(cost: Cost, batch: Batch, plans: tuple[Plan, ...]) -> tuple[float, float]:
     """(seconds until all micro-batches are done, the bubble)."""
-    step = SimulatedAttention(cost).step(batch, plans)
+    step = StepEstimate(cost).step(batch, plans)
     return step.seconds - step.phases["gradients"] - step.phases["optimizer"], step.phases["bubble"]
 
 
@@ -160,8 +161,8 @@ def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches()
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
-    """Pipelines (zbench.simulator.pipelined) have a schedule and accounts of their own; here four nodes of one GPU in
-    a row take as long in both."""
+    """Pipelines (zbench.simulator.estimate.pipelined) have a schedule and accounts of their own; here four nodes of one
+    GPU in a row take as long in both."""
     cost = small(4, 1)
     cost = replace(cost, model=replace(cost.model, sharding="zero1", recompute=recompute))
     stage = stacked(cost, 4)
@@ -169,8 +170,8 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
     batch, plans = laid(stage, [[(length, [0])] for length in lengths])
     _, alone = laid(cost, [[(length, [0])] for length in lengths])
     of = Pipelines(np.array([0]), np.array([1]), np.array([4]))
-    one = SimulatedAttention(stage).step(batch, plans)
-    other = SimulatedAttention(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
+    one = StepEstimate(stage).step(batch, plans)
+    other = StepEstimate(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
     shown = [step.seconds - step.phases["gradients"] for step in (one, other)]
     assert shown[0] == pytest.approx(shown[1], rel=1e-9)
     for name in ("attention_seconds", "linear_seconds"):
@@ -229,16 +230,16 @@ def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -
     cost, batch, system = case
     plans = system.plan(batch)
     verify_step(batch, plans)
-    step = SimulatedAttention(cost).step(batch, plans)
+    step = StepEstimate(cost).step(batch, plans)
     assert bound_seconds(batch, cost) <= step.seconds * (1 + 1e-9)
-    assert step.seconds == SimulatedAttention(cost).step(batch, plans).seconds
+    assert step.seconds == StepEstimate(cost).step(batch, plans).seconds
     assert 0 <= step.phases["bubble"] <= step.seconds
 
 
 def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     cost = without_network(job(4, 2, 4))
     batch, plans = laid(cost, [[(8192, [rank]) for rank in range(2)]] * 64)
-    step = SimulatedAttention(cost).step(batch, plans)
+    step = StepEstimate(cost).step(batch, plans)
     assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
 
 
@@ -250,7 +251,7 @@ def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cos
     cost, batch, system = case
     plans = system.plan(batch)
     alone = replace(cost, pp=1)
-    one, all_ = SimulatedAttention(cost).step(batch, plans), SimulatedAttention(alone).step(batch, plans)
+    one, all_ = StepEstimate(cost).step(batch, plans), StepEstimate(alone).step(batch, plans)
     gathers = 0 if cost.model.sharding == "none" else 1
     each = [gathers * of.gather_bytes + of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))]
     hops = 2 * (cost.pp - 1) * sum(float(hop_bytes(plan, cost).sum()) for plan in plans)
@@ -325,7 +326,7 @@ def test_every_system_plans_a_stage(which: Variant) -> None:
     plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
     verify_step(batch, plans, cost)
     assert len(plans) >= 3
-    step = SimulatedAttention(cost).step(batch, plans)
+    step = StepEstimate(cost).step(batch, plans)
     assert step.seconds >= bound_seconds(batch, cost)
     assert len(step.attention_seconds) == len(step.peak_bytes) == 16
 
@@ -338,7 +339,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)
-    assert SimulatedAttention(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
+    assert StepEstimate(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
 
 
 @given(batches(3000, 12), st.integers(1, 6))

@@ -15,8 +15,9 @@ from zbench.cost.memory.needs import memory_of, moments_of_stages
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention, programs
-from zbench.simulator.staged import run
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.staged import run
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
 
@@ -76,6 +77,6 @@ def test_the_bound_is_the_last_stage_s() -> None:
         cost = make_cost(one.cluster, replace(model, stage_layers=layers))
         plans = Mesh(cost, "ring", 1, "balanced", 2048).plan(batch)
         found.append(bound_seconds(batch, cost))
-        assert SimulatedAttention(cost).step(batch, plans).seconds > found[-1]
+        assert StepEstimate(cost).step(batch, plans).seconds > found[-1]
     assert found == sorted(found)
     assert found[1] == bound_seconds(batch, make_cost(one.cluster, model))

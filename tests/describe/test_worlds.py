@@ -24,7 +24,7 @@ from zbench.describe.model import Model
 from zbench.describe.worlds import MOST_TIMES, NOMINAL, Machine, World
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.flexsp.planner import FlexSP
 
 NAMES = sorted(path.stem for path in (CONF / "world").glob("*.yaml"))
@@ -183,7 +183,7 @@ def test_without_overlap_a_step_waits_for_all_of_its_collectives() -> None:
     hidden, shown = (Cost(cluster, replace(model, overlap_collectives=one)) for one in (True, False))
     batch = Batch(np.full(256, 512, np.int64), 0, 0)
     plans = FlexSP(hidden).plan(batch)
-    one, other = (SimulatedAttention(cost).step(batch, plans) for cost in (hidden, shown))
+    one, other = (StepEstimate(cost).step(batch, plans) for cost in (hidden, shown))
     of = Collectives.of(shown)
     assert other.phases["gradients"] == pytest.approx(len(plans) * (2 * of.gather + of.reduce))
     assert other.seconds - other.phases["gradients"] == pytest.approx(one.seconds - one.phases["gradients"])

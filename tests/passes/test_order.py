@@ -17,8 +17,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
 from zbench.plans.plan import COLUMNS, Ops, Plan
 from zbench.proof.verify import verify
-from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.simulate import SimulatedAttention, layer_seconds, programs
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.estimate.step import StepEstimate, layer_seconds
 
 
 def rows(ops: Ops) -> list[tuple]:
@@ -88,7 +89,7 @@ def test_random_plans_are_no_slower_on_average() -> None:
     @given(st.data(), costs(), st.sampled_from(MODES), batches())
     def collect(data: st.DataObject, cost: Cost, mode: str, batch: Batch) -> None:
         plan = route(reverse(data.draw(forwards(cost)), mode), cost)
-        play = SimulatedAttention(cost)
+        play = StepEstimate(cost)
         ratios.append(play.step(batch, (order(plan, cost),)).seconds / play.step(batch, (plan,)).seconds)
 
     collect()

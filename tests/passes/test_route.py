@@ -21,8 +21,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import COLUMNS, TRANSFER, Ops, Plan
 from zbench.proof.verify import verify, verify_step
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.simulator.hops import hops
-from zbench.simulator.simulate import layer_seconds, programs
 from zbench.systems.zeppelin.planner import Zeppelin
 
 

@@ -26,7 +26,7 @@ from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
 from zbench.plans.text import from_text, to_text
 from zbench.proof.verify import PlanError
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -77,9 +77,7 @@ def test_a_step_is_simulated_as_before_it_was_saved(system: Any, uneven: Cost, t
     made.save(tmp_path / "p")
     found = StepPlans.load(tmp_path / "p")
     assert all(same(one, other) for one, other in zip(found.plans, made.plans, strict=True))
-    assert SimulatedAttention(found.cost).step(found.batch, found.plans) == SimulatedAttention(cost).step(
-        made.batch, made.plans
-    )
+    assert StepEstimate(found.cost).step(found.batch, found.plans) == StepEstimate(cost).step(made.batch, made.plans)
     assert all(same(from_text(to_text(plan)), plan) for plan in made.plans)
 
 

@@ -25,7 +25,7 @@ from zbench.record.rows import rows
 from zbench.run.fastest import FREE, fastest, free_models
 from zbench.run.replay import Replay
 from zbench.simulated.expert_homes import InOtherHomes
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.dp_balanced import DpBalanced
 from zbench.systems.mesh import Mesh
 
@@ -47,9 +47,7 @@ def study_of(cost: Cost, *free: str) -> Study:
         rest = np.random.default_rng(number).integers(32, 256, 15)
         return Batch(np.append(rest, 4000 + number), 0, number)
 
-    return Study(
-        cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), SimulatedAttention, free=free
-    )
+    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), StepEstimate, free=free)
 
 
 def meshes(cost: Cost, keys: Mapping[str, Any]) -> System:
@@ -70,7 +68,7 @@ def test_the_choice_is_the_best_of_all_settings(memory: float) -> None:
     def verdict(model: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[int, float]:
         laid = make_cost(cost.cluster, replace(cost.model, **model))
         system = meshes(laid, keys)
-        results = [SimulatedAttention(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
+        results = [StepEstimate(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
         lacking = sum(result.out_of_memory for result in results)
         fitting = [result.seconds for result in results[1:] if not result.out_of_memory]
         return lacking, sum(fitting) / max(len(fitting), 1)
@@ -101,9 +99,9 @@ def test_a_setting_that_never_fits_is_behind_one_that_does() -> None:
 
     cost = small(1, 4, memory=21e9)
     lengths = np.array([30_000, 64, 64, 64])
-    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, SimulatedAttention)
+    of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, StepEstimate)
     found = {
-        degree: SimulatedAttention(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
+        degree: StepEstimate(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
         for degree in (1, 4)
     }
     assert found == {1: True, 4: False}

@@ -25,7 +25,7 @@ from zbench.run.request import Request
 from zbench.run.run import run_with_baseline
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
@@ -122,7 +122,7 @@ class Refusing(Troubled):
         raise ValueError("a sequence is too odd")
 
 
-class Measured(SimulatedAttention):
+class Measured(StepEstimate):
     """Stands for an executor that trains: what it measures is the day's."""
 
     first_step = 0
@@ -154,7 +154,7 @@ def request(
             "cluster": CLUSTER,
             "model": MODEL,
             **STRATEGY,
-            "executor": {"_target_": "zbench.simulator.simulate.SimulatedAttention"},
+            "executor": {"_target_": "zbench.simulator.estimate.step.StepEstimate"},
             "tracker": {"_target_": "zbench.track.Nothing"},
             **changes,
         }

@@ -61,7 +61,7 @@ def test_a_mistake_is_one_sentence(keys: dict[str, Any], told: str) -> None:
     [
         ("systems.zeppelin.Zeppelin", "zbench.systems.zeppelin.planner.Zeppelin"),
         ("zbench.systems.nodewise.Nodewise", "zbench.systems.nodewise.planner.Nodewise"),
-        ("zbench.simulate.Simulated", "zbench.simulator.simulate.SimulatedAttention"),
+        ("zbench.simulate.Simulated", "zbench.simulator.estimate.step.StepEstimate"),
     ],
 )
 def test_an_earlier_version_s_name_is_answered_with_today_s(old: str, today: str) -> None:

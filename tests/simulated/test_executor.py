@@ -22,8 +22,9 @@ from zbench.interfaces.dealt import Dealt
 from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention, playable
-from zbench.simulator.totals import Carried
+from zbench.simulator.attention import playable
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Carried
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -85,7 +86,7 @@ def test_groups_of_gpus_are_ranks() -> None:
     # the loss's of 16 bytes a token (a maximum, a sum and two terms).
     tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
     more = 4 * tokens * hidden * 2 + 16 * tokens
-    assert result.nvlink_bytes == SimulatedAttention(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+    assert result.nvlink_bytes == StepEstimate(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
 
 
 def test_what_is_made_again_and_repacked_is_apart() -> None:
@@ -121,7 +122,7 @@ def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
     for sharding, count in (("zero1", 1), ("zero1", 3), ("zero2", 1), ("zero2", 3), ("zero3", 3)):
         cost = cost_of(sharding=sharding)
         plans = Dealt(LocalPacking(cost), count).plan(BATCH)
-        step, attention = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
+        step, attention = Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)
         assert len(plans) == count
         if sharding != "zero3":  # with which table and head are gathered once here, and twice there
             assert sum(step.nic_tx_bytes) == pytest.approx(sum(attention.nic_tx_bytes), rel=1e-6)
@@ -195,7 +196,7 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     """As Hydraulis plans them: parts of the seconds close, and matmuls and attention are the other clock's."""
     cost = replace(cost_of(sharding=sharding), pipelines=True)
     plans = Hydraulis(cost, tp_pp_pairs=pairs).plan(BATCH)
-    result, other = Simulated(cost).step(BATCH, plans), SimulatedAttention(cost).step(BATCH, plans)
+    result, other = Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)
     assert plans[0].pipelines is not None
     assert result.bound_seconds <= result.seconds
     busy = np.add(result.attention_seconds, result.linear_seconds)

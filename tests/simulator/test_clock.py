@@ -17,11 +17,11 @@ from zbench.describe.model import KV, Model
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
+from zbench.simulator.attention import prepare
 from zbench.simulator.clock import Free, Timeline, run_hops
+from zbench.simulator.estimate.layers import Modules, finished, occupancy
 from zbench.simulator.hop_graph import HopGraph, hop_graph
 from zbench.simulator.hops import copies, hops, proxy
-from zbench.simulator.layers import Modules, finished, occupancy
-from zbench.simulator.simulate import prepare
 
 NONE = np.zeros(0, np.int64)
 EMPTY = Ops.concatenate([])

@@ -15,11 +15,11 @@ from zbench.plans.build import Builder
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Ops, Plan
+from zbench.simulator.attention import playable, prepare
 from zbench.simulator.clock import Free
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
-from zbench.simulator.layers import ClockState, Layers, RankSeconds
-from zbench.simulator.simulate import playable, prepare
-from zbench.simulator.totals import Carried
+from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds
+from zbench.simulator.estimate.totals import Carried
 
 
 def state(cost: Cost) -> ClockState:

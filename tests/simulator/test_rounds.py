@@ -17,10 +17,10 @@ from zbench.describe.model import Model
 from zbench.passes.reverse import MODES, Mode
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, Ops, Plan
+from zbench.simulator.attention import playable, prepare
 from zbench.simulator.direct import Direct
-from zbench.simulator.layers import ClockState, Layers
+from zbench.simulator.estimate.layers import ClockState, Layers
 from zbench.simulator.rounds import in_rounds
-from zbench.simulator.simulate import playable, prepare
 from zbench.systems.ring import Ring
 
 MODEL = Model("m", 4, 4096, 32, 8, 128, 11008, 32000)

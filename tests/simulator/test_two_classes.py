@@ -26,8 +26,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.totals import Totals
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Totals
 
 # Log-uniform from 64 to 40K.
 LENGTHS = np.array([
@@ -82,7 +82,7 @@ def digest(cost: Cost, system: Variant) -> str:
     plans = system.make(cost).plan(batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Totals, "repack", lambda *_: None, raising=False)  # repacking was booked as attention then
-        result = asdict(SimulatedAttention(cost).step(batch, plans))
+        result = asdict(StepEstimate(cost).step(batch, plans))
     left_out = (*LATER, *MEMORY) if cost is COSTS["grouped"] else LATER
     result = {name: value for name, value in result.items() if name not in left_out}
     return hashlib.sha256(json.dumps(bits(result), sort_keys=True).encode()).hexdigest()[:16]

@@ -119,7 +119,7 @@ def test_each_simulated_executor_has_a_table_of_its_own() -> None:
         made.start["facts"]["simulated"] = True
         return made
 
-    attention = one("a", "simulated_attention", "zbench.simulator.simulate.SimulatedAttention", 2.0)
+    attention = one("a", "simulated_attention", "zbench.simulator.estimate.step.StepEstimate", 2.0)
     whole = one("b", "simulated", "zbench.simulated.executor.Simulated", 3.0)
     for runs in ([attention, whole], [whole, attention]):
         found = {kind: cells["nominal"] for (_, _, kind), cells in cells_by_world(runs).items()}

@@ -8,7 +8,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.common import best_first as module
 from zbench.systems.common.best_first import LAYERS, best_first
 

@@ -18,7 +18,7 @@ from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.proof.verify import verify_step
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention, layer_seconds
+from zbench.simulator.estimate.step import StepEstimate, layer_seconds
 from zbench.systems.bytescale.balance import NEAR, RingAssignment, balanced, cuts, nic_seconds, share_seconds
 from zbench.systems.bytescale.offload import hidden_layers, tokens_with_hosts
 from zbench.systems.bytescale.planner import ByteScale
@@ -66,7 +66,7 @@ def test_a_rank_with_nothing_to_do_goes_on_at_once() -> None:
     other = system.layout_plan(lengths, np.array([1]), [np.array([2, 3])], layout)
     together = system.layout_plan(lengths, np.array([0, 1]), [np.array([0, 1]), np.array([2, 3])], layout)
     batch = Batch(lengths, 0, 0)
-    steps = [SimulatedAttention(cost).step(batch, plans) for plans in ((one, other), (together,))]
+    steps = [StepEstimate(cost).step(batch, plans) for plans in ((one, other), (together,))]
     seconds = [step.seconds - step.phases["gradients"] for step in steps]  # which hide behind the last plan alone
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-9)
 
@@ -199,7 +199,7 @@ def test_a_batch_larger_than_memory_takes_micro_batches(balance: bool, times: in
     plans = ByteScale(cost, balance_micro_batches=balance).plan(batch)
     verify_step(batch, plans, cost)
     assert times <= len(plans) <= 2 * times + 1
-    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @given(st.lists(st.integers(1, 15_000), min_size=1, max_size=10), st.floats(14e9, 24e9))
@@ -220,7 +220,7 @@ def test_an_impossible_batch_is_a_verdict() -> None:
         batch = Batch(np.array([10 * 4 * fitting_tokens(cost), 300, 20]), 0, 0)
         plans = ByteScale(cost).plan(batch)
         verify_step(batch, plans)
-        assert SimulatedAttention(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 def test_without_balance_packs_are_as_full_as_they_can_be() -> None:
@@ -239,7 +239,7 @@ def test_balance_gains() -> None:
     lengths: Ints = np.array([60_000, 20_000, *[900] * 60])
     batch = Batch(lengths, 0, 0)
     seconds = [
-        SimulatedAttention(cost).step(batch, ByteScale(cost, balance_micro_batches=way).plan(batch)).seconds
+        StepEstimate(cost).step(batch, ByteScale(cost, balance_micro_batches=way).plan(batch)).seconds
         for way in (True, False)
     ]
     assert seconds[0] < 0.9 * seconds[1]
@@ -254,7 +254,7 @@ def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
         longer = Batch(np.concatenate([batch.lengths] * 3), 0, 0)
         plans = [ByteScale(cost, balance_micro_batches=way).plan(longer) for way in (True, False)]
         verify_step(longer, plans[0], cost)
-        seconds = [SimulatedAttention(cost).step(longer, each).seconds for each in plans]
+        seconds = [StepEstimate(cost).step(longer, each).seconds for each in plans]
         assert seconds[0] < 1.05 * seconds[1]
         if sharding == "zero3":
             assert len(plans[0]) <= len(plans[1])
@@ -345,7 +345,7 @@ def test_balance_shortens_steps_and_that_of_micro_batches_most() -> None:
     seconds = {}
     for balance in (False, "dp", "pp"):
         system = ByteScale(cost, balance_micro_batches=balance)  # type: ignore[arg-type]
-        seconds[balance] = sum(SimulatedAttention(cost).step(batch, system.plan(batch)).seconds for batch in batches)
+        seconds[balance] = sum(StepEstimate(cost).step(batch, system.plan(batch)).seconds for batch in batches)
     assert seconds["pp"] < seconds["dp"] < seconds[False]
 
 

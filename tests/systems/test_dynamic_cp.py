@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.oracles import batches, small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.dynamic_cp import CAP, DynamicCP, dynamic_rounds, expanded
 from zbench.systems.hybrid_dp import stretches
 

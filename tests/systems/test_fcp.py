@@ -7,7 +7,7 @@ from tests.helpers.oracles import A100, H100, assignments, batches, small
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, Q
 from zbench.plans.plan import Ints
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.fcp import FCP, SIZES, SequenceBlocks, block_seconds, neighbours
 
 

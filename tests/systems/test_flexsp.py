@@ -20,7 +20,7 @@ from zbench.passes.reverse import MODES
 from zbench.plans.plan import TRANSFER, Ints
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.run.warm import warm
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.flexsp.batches import split_batch, total_seconds
 from zbench.systems.flexsp.bound import micro_batch_bound
 from zbench.systems.flexsp.cost import Objective, group_degrees, group_profile, group_profiles, group_shape, objective
@@ -123,9 +123,9 @@ def test_the_objective_predicts_the_clock(flexsp: FlexSP, cost: Cost, seed: int)
     plans = flexsp.plan(batch)
     expected = sum(float(plan.notes["objective_seconds"]) for plan in plans)
     free = replace(cost, model=replace(cost.model, sharding="zero1"))
-    apart = sum(layers_seconds(SimulatedAttention(free).step(batch, (plan,))) for plan in plans)
+    apart = sum(layers_seconds(StepEstimate(free).step(batch, (plan,))) for plan in plans)
     assert apart == pytest.approx(expected, rel=0.05)
-    met = layers_seconds(SimulatedAttention(cost).step(batch, plans))
+    met = layers_seconds(StepEstimate(cost).step(batch, plans))
     assert apart <= met * (1 + 1e-9)
     assert met <= (1 / 3 + 5 / 7) * 1.05 * expected
 
@@ -264,7 +264,7 @@ def test_no_plan_breaks_memory(data: st.DataObject) -> None:
         if batch.lengths.max() > made.objective.capacity.max():
             plans = made.plan(batch)
             verify_step(batch, plans)
-            assert SimulatedAttention(tight).step(batch, plans).seconds > 0
+            assert StepEstimate(tight).step(batch, plans).seconds > 0
         else:
             verify_step(batch, made.plan(batch), tight)
 
@@ -286,7 +286,7 @@ def test_too_long_a_sequence_is_out_of_memory(cost: Cost) -> None:
     for system in (FlexSP(small), FlexSPBatchAda(small), FlexSPBatchAda(small, degree=2)):
         plans = system.plan(batch)
         verify_step(batch, plans)
-        assert SimulatedAttention(small).step(batch, plans).out_of_memory
+        assert StepEstimate(small).step(batch, plans).out_of_memory
         with pytest.raises(OutOfMemory):
             verify_step(batch, plans, small)
         warm(system)  # whose batch does not fit either
@@ -362,5 +362,5 @@ def test_padding_is_computed_and_groups_are_chosen_for_it(cost: Cost) -> None:
         plain, padded = make(cost), make(cost, padding="published")
         tokens = [sum(int(plan.lengths.sum()) for plan in one.plan(batch)) for one in (plain, padded)]
         assert tokens == [400 * 96, 400 * 128]
-        seconds = [SimulatedAttention(cost).step(batch, one.plan(batch)).seconds for one in (plain, padded)]
+        seconds = [StepEstimate(cost).step(batch, one.plan(batch)).seconds for one in (plain, padded)]
         assert seconds[0] < seconds[1]

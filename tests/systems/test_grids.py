@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.oracles import A100, H100, batches, small
 from zbench.describe.device import Device
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.common.grids import (
     Grid,
     context_first,

@@ -5,7 +5,7 @@ import numpy as np
 from tests.helpers.oracles import batches, small
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import SimulatedAttention, layer_seconds
+from zbench.simulator.estimate.step import StepEstimate, layer_seconds
 from zbench.systems.common.micro_batches import fitting_tokens, need_bytes
 from zbench.systems.hybrid_dp import HybridDP, stretches
 
@@ -33,4 +33,4 @@ def test_no_stretch_is_longer_than_a_gpu_holds() -> None:
     batch = Batch(np.full(8, 2500, np.int64), 0, 0)
     assert 2500 < fitting_tokens(cost) < 3750
     assert stretches(batch, cost) == [2500]
-    assert not SimulatedAttention(cost).step(batch, HybridDP(cost).plan(batch)).out_of_memory
+    assert not StepEstimate(cost).step(batch, HybridDP(cost).plan(batch)).out_of_memory

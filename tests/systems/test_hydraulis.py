@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.device import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.dispatch import orders
@@ -124,7 +124,7 @@ def test_the_objective_predicts_the_clock(shapes: list | None) -> None:
         plans = Hydraulis(deep, shapes, dispatch_orders=5).plan(batch)
         if not fitting(batch, plans, deep):
             continue
-        step = SimulatedAttention(deep).step(batch, plans)
+        step = StepEstimate(deep).step(batch, plans)
         played = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
         ratios.append(float(plans[0].notes["objective_seconds"]) / played)
     print(f"objective / played: {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)}")
@@ -287,7 +287,7 @@ def test_the_step_is_as_long_as_predicted() -> None:
     """Parameters and gradients included; the pipelines change in every step."""
     cost, ratios = small(2, 4, memory=50e9), []
     cost = replace(cost, model=replace(cost.model, num_layers=32))
-    executor = SimulatedAttention(cost)
+    executor = StepEstimate(cost)
     for batch in batches(40, most=30, seed=7):
         plans = Hydraulis(cost, [[2, 1], [1, 1]]).plan(batch)
         executor._layout = ((7,),)
@@ -304,7 +304,7 @@ def test_the_step_is_as_long_as_predicted_where_pipelines_leave_their_node() -> 
     cost, ratios = replace(cost, model=replace(cost.model, num_layers=32)), []
     for batch in batches(20, most=30, seed=9):
         plans = Hydraulis(cost, [[8, 1], [4, 1]]).plan(batch)
-        step = SimulatedAttention(cost).step(batch, plans)
+        step = StepEstimate(cost).step(batch, plans)
         ratios.append((float(plans[0].notes["step_seconds"]), step.seconds))
     found = np.array([predicted / played for predicted, played in ratios])
     print(f"predicted / played step: {found.min():.3f} to {found.max():.3f}")
@@ -323,7 +323,7 @@ def test_what_fits_only_with_nothing_else_under_way_is_planned_so() -> None:
     assert batch.lengths[0] > system.objective.capacity.max()
     plans = system.plan(batch)
     verify_step(batch, plans, cost)
-    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 # -- what it owes -----------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_without_pipelines_what_fits_no_gpu_is_out_of_memory(shapes: list | None
     assert all(plan.pipelines is None for plan in plans)
     with pytest.raises(OutOfMemory, match="rank 0 needs"):
         verify_step(batch, plans, cost)
-    assert SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @settings(max_examples=40)
@@ -379,7 +379,7 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     plans = system.plan(batch)
     if batch.lengths.max() <= system.objective.capacity.max() and system.objective.capacity.min() > 1:
         verify_step(batch, plans, tight)
-    assert SimulatedAttention(tight).step(batch, plans).seconds > 0
+    assert StepEstimate(tight).step(batch, plans).seconds > 0
 
 
 @pytest.mark.parametrize(

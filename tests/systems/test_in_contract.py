@@ -17,7 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.proof.verify import verify
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.dynamic_cp import DynamicCP
 from zbench.systems.in_contract.candidates import candidate_rounds, multiplied, operations, rounds_seconds
 from zbench.systems.in_contract.choice import schedule_of_rounds
@@ -72,10 +72,10 @@ def test_every_candidate_keeps_to_its_contract(
 @given(lengths(60_000, 24), st.sampled_from((2, 4, 6, 8, 12)))
 def test_never_behind_the_shipped_scheduler_at_any_of_its_limits(drawn: np.ndarray, ranks: int) -> None:
     cost, batch = cost_of(ranks, min(ranks, 4) if ranks != 6 else 3), Batch(drawn, seed=0, step=0)
-    mine = SimulatedAttention(cost).step(batch, InContract(cost).plan(batch))
+    mine = StepEstimate(cost).step(batch, InContract(cost).plan(batch))
     for times in (1, 2, 4, 8):
         limit = max(1, times * (batch.num_tokens // ranks))
-        theirs = SimulatedAttention(cost).step(batch, DynamicCP(cost, pack_tokens=limit).plan(batch))
+        theirs = StepEstimate(cost).step(batch, DynamicCP(cost, pack_tokens=limit).plan(batch))
         assert theirs.out_of_memory or mine.seconds <= theirs.seconds / 0.99
 
 
@@ -109,7 +109,7 @@ def test_the_estimate_is_near_the_clock() -> None:
     rates = ring_rates(drawn, ring_sizes(contract), True, cost, "carry")
     for rounds in candidate_rounds(rates, contract, 1e9):
         plans = plans_of_rings(schedule_of_rounds(rounds, drawn, contract, cost), cost)
-        layers = SimulatedAttention(cost).step(Batch(drawn, seed=0, step=0), plans).seconds - cost.optimizer_seconds()
+        layers = StepEstimate(cost).step(Batch(drawn, seed=0, step=0), plans).seconds - cost.optimizer_seconds()
         assert rounds_seconds(rounds, rates) * cost.layers == pytest.approx(layers, rel=0.1)
         count = sum(len(plan.forward) + len(plan.backward) for plan in plans)
         assert count <= operations(rounds) <= 1.25 * count
@@ -150,9 +150,9 @@ def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn
     for plan in plans:
         verify(plan, cost, memory=False)
         assert plan.backward_mode == "regather"
-    seconds = SimulatedAttention(cost).step(batch, plans).seconds
+    seconds = StepEstimate(cost).step(batch, plans).seconds
     for balancer in BALANCERS:
-        theirs = SimulatedAttention(cost).step(batch, TorchCP(cost, balancer, degree).plan(batch))
+        theirs = StepEstimate(cost).step(batch, TorchCP(cost, balancer, degree).plan(batch))
         assert theirs.out_of_memory or seconds <= theirs.seconds * (1 + 1e-9)
 
 
@@ -198,8 +198,8 @@ def test_where_the_fastest_does_not_fit_memory_it_is_not_the_slowest_that_does()
     device = replace(A100, memory_bytes=1.26e10)
     cost = Cost(replace(cost.cluster, device=device), replace(cost.model, num_layers=8))
     batch = Batch(np.array([60_000, *[3000] * 12]), seed=0, step=0)
-    found = SimulatedAttention(cost).step(batch, InContract(cost).plan(batch))
+    found = StepEstimate(cost).step(batch, InContract(cost).plan(batch))
     assert not found.out_of_memory
     for limit in (2000, 4000, 8000, 16_000):
-        theirs = SimulatedAttention(cost).step(batch, DynamicCP(cost, pack_tokens=limit).plan(batch))
+        theirs = StepEstimate(cost).step(batch, DynamicCP(cost, pack_tokens=limit).plan(batch))
         assert theirs.out_of_memory or found.seconds <= theirs.seconds / 0.99

@@ -7,7 +7,7 @@ from tests.helpers.oracles import A100, H100, batches, small
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, Q
 from zbench.plans.plan import ATTEND, TRANSFER
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.common.grids import grid_plan
 from zbench.systems.loongtrain import LoongTrain
 from zbench.systems.usp import USP

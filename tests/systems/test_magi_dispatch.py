@@ -14,7 +14,7 @@ from zbench.describe.mask import Mask
 from zbench.describe.model import DKV, KV
 from zbench.plans.plan import ATTEND, TRANSFER, Ops, Plan
 from zbench.proof.verify import verify
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.magi_dispatch.planner import MagiDispatch
 from zbench.systems.magi_dispatch.solver import Chunks, chunk_size, least_maximum, longest_first, nearest
@@ -261,7 +261,7 @@ def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
     for degree in (1, 2, 4):
         plans = MagiDispatch(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.allgather import AllGather
 from zbench.systems.common.mesh_groups import exchange_degree
 from zbench.systems.common.mesh_packs import pack_batch
@@ -55,7 +55,7 @@ def test_every_mesh_is_correct_and_nothing_leaves_a_group(data: st.DataObject, m
 def test_one_group_of_all_ranks_is_the_system_of_that_name(cost: Cost, method: str, alike: type) -> None:
     batch = batch_of(4000, 900, 37)
     mine, theirs = Mesh(cost, method, cost.cluster.num_ranks).plan(batch), alike(cost).plan(batch)
-    executor = SimulatedAttention(cost)
+    executor = StepEstimate(cost)
     assert executor.step(batch, mine) == executor.step(batch, theirs)
 
 
@@ -69,7 +69,7 @@ def test_the_default_degree_holds_what_its_ranks_receive_too() -> None:
     cost = small(2, 8, memory=6.4e9)
     cost = replace(cost, model=replace(cost.model, vocab=1000))
     longest = 8 * fitting_tokens(cost)
-    batch, clock = batch_of(longest), SimulatedAttention(cost)
+    batch, clock = batch_of(longest), StepEstimate(cost)
     assert clock.step(batch, Mesh(cost, "allgather", 8, context_limit=longest).plan(batch)).out_of_memory
     assert not clock.step(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch)).out_of_memory
 
@@ -116,7 +116,7 @@ def test_micro_batches_fit_memory(cost: Cost) -> None:
     for method in ("ring", "allgather", "ulysses"):
         plans = Mesh(cost, method, 2).plan(batch)
         assert len(plans) > 1
-        assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 def test_all_to_alls_are_as_wide_as_heads_allow() -> None:

@@ -8,7 +8,7 @@ from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import dealt, fitting_tokens, need_bytes, need_range
 from zbench.systems.distca import DistCA
 from zbench.systems.fcp import FCP
@@ -37,7 +37,7 @@ def test_a_batch_larger_than_memory_takes_micro_batches(system: type, times: int
     verify_step(batch, plans, cost)  # raises where a rank is over its memory
     assert len(plans) >= times
     assert len(plans) <= 2 * times + 1
-    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @every_system
@@ -46,7 +46,7 @@ def test_an_impossible_batch_is_a_verdict(system: type) -> None:
     batch = Batch(np.array([10 * 4 * fitting_tokens(cost), 300, 20]), 0, 0)
     plans = system(cost).plan(batch)
     verify_step(batch, plans)
-    assert SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @pytest.mark.parametrize("system", SYSTEMS[:-1], ids=lambda system: system.__name__)
@@ -54,7 +54,7 @@ def test_a_sequence_too_long_for_a_gpu_is_cut(system: type) -> None:
     cost = small(2, 2, memory=16e9)
     batch = Batch(np.array([2 * fitting_tokens(cost)]), 0, 0)
     verify_step(batch, system(cost).plan(batch), cost)
-    assert SimulatedAttention(cost).step(batch, LocalPacking(cost).plan(batch)).out_of_memory
+    assert StepEstimate(cost).step(batch, LocalPacking(cost).plan(batch)).out_of_memory
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.__name__)

@@ -20,8 +20,8 @@ from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.proof.verify import verify_step
 from zbench.run.stale import PACKAGE, Sources, reached
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.totals import Totals
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Totals
 from zbench.systems.common.grids import busiest
 from zbench.systems.nodewise.even import even_out, swap
 from zbench.systems.nodewise.inside import node_layout
@@ -273,7 +273,7 @@ def test_memory_is_respected(memory: float) -> None:
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
     plans = own(cost).plan(batch)
     verify_step(batch, plans, cost)
-    assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).step(batch, plans).out_of_memory
     assert (len(plans) > 1) == (memory < 40e9)
 
 
@@ -315,7 +315,7 @@ def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch)
     for most in (1, 3):
         (plan,) = own(cost, sequence_groups=most).plan(Batch(sizes, 0, 0))
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
-        result = SimulatedAttention(cost).step(Batch(sizes, 0, 0), (plan,))
+        result = StepEstimate(cost).step(Batch(sizes, 0, 0), (plan,))
         spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
     assert spread[3] < 0.5 * spread[1]
 
@@ -390,7 +390,7 @@ def test_ahead_of_zeppelin() -> None:
         if covered(batch.num_tokens, cost) < COVERED:
             continue
         seconds = [
-            SimulatedAttention(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
+            StepEstimate(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
         ]
         ratios.append(seconds[0] / seconds[1])
     assert len(ratios) > 10
@@ -436,8 +436,7 @@ def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> Non
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
     batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
     with_it, without = (
-        SimulatedAttention(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds
-        for kind in (True, False)
+        StepEstimate(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds for kind in (True, False)
     )
     assert with_it <= without
 

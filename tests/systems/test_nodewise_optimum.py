@@ -16,7 +16,7 @@ import pytest
 from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.simulator.simulate import layer_seconds
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.nodewise.chunks import shard_cut
 from zbench.systems.nodewise.inside import NodeLayout
 from zbench.systems.nodewise.layout import Layout, make_plan

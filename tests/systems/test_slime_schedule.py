@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.oracles import MODELS, small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.slime_schedule import SlimeSchedule, forward_flops, halve, slime_packs
 
@@ -85,7 +85,7 @@ def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
     for degree in (1, 2, 4):
         plans = SlimeSchedule(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from zbench.run.replay import Replay
 from zbench.run.settings import Settings
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.candidate import Candidate, KnownPlays
@@ -59,7 +59,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = SimulatedAttention) -> Study:
+def study_of(cost: Cost, *longest: int, trains: bool = False, clock: Clock = StepEstimate) -> Study:
     """Batches of sixteen sequences, the longest of which is one of `longest`."""
 
     def batch(number: int) -> Batch:
@@ -130,7 +130,7 @@ class Dear:
         pass
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        result = SimulatedAttention(self.cost).step(batch, plans)
+        result = StepEstimate(self.cost).step(batch, plans)
         return replace(result, seconds=result.seconds * (1000 if self.cost.tp == 2 else 1))
 
 
@@ -148,10 +148,10 @@ def test_no_step_is_played_twice() -> None:
     cost = small(2, 2)
     played: list[str] = []
 
-    class Counted(SimulatedAttention):
+    class Counted(StepEstimate):
         def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
             played.append(batch.digest)
-            return SimulatedAttention(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).step(batch, plans)
 
     batches = [study_of(cost, 2000).batch(number) for number in range(4)]
     candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
@@ -176,7 +176,7 @@ def test_what_has_no_room_for_the_hard_batch_leaves_nothing_behind() -> None:
     """The fastest on few batches may be out of memory on the hard one; then the next one is the measure."""
     cost = small(2, 2, memory=20e9)
     narrow, wide = (Candidate(cost.model, Mesh(cost, "ulysses", degree, "balanced")) for degree in (1, 4))
-    race = Race([study_of(cost, 300).batch(0)], study_of(cost, 40_000).batch(0), SimulatedAttention)
+    race = Race([study_of(cost, 300).batch(0)], study_of(cost, 40_000).batch(0), StepEstimate)
     timed = [(one.seconds(race.few), one) for one in (narrow, wide)]
     assert timed[0][0] < timed[1][0]
     assert (race.fits(narrow), race.fits(wide)) == (False, True)
@@ -215,10 +215,10 @@ def test_plans_that_are_the_same_are_played_once() -> None:
     """Limits of packs that come to the same packs, of one search; others have found nothing yet."""
     cost, played = small(2, 2), list[str]()
 
-    class Counted(SimulatedAttention):
+    class Counted(StepEstimate):
         def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
             played.append(batch.digest)
-            return SimulatedAttention(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).step(batch, plans)
 
     batch, known = study_of(cost, 2000).batch(0), KnownPlays()
     mesh = Mesh(cost, "ring", 4, "balanced", 100_000)
@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     wide = search_layouts(study_of(cost, 40_000, 300), (), "balanced")
     model = replace(cost.model, **wide.model)
     hard, laid = study_of(cost, 40_000).batch(0), make_cost(cost.cluster, model)
-    assert not SimulatedAttention(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
+    assert not StepEstimate(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
     assert wide.keys["degree"] * wide.model["tensor_parallel"] * wide.model["pipeline_parallel"] > 1
 
 

@@ -18,7 +18,7 @@ from zbench.interfaces import study
 from zbench.interfaces.study import Clock, Sample, Study
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.by_layer import mesh_settings
@@ -185,8 +185,8 @@ def test_more_layers_are_recomputed_where_an_account_has_less_room() -> None:
 def test_runs_without_such_steps_are_told_in_one_sentence(why: str) -> None:
     cost = small(2, 2)
     clocks: dict[str, Clock] = {
-        "attention": SimulatedAttention,
-        "trains": SimulatedAttention,
+        "attention": StepEstimate,
+        "trains": StepEstimate,
         "adaptive": lambda one: ComparedSteps(Simulated(one, adaptive_recompute=True)),
     }
     with pytest.raises(ValueError, match=r"^system\.search is layers; it takes executor=simulated with recompute="):

@@ -30,7 +30,7 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import TRANSFER, Plan
 from zbench.proof.verify import verify_step
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 every_system = pytest.mark.parametrize("which", SYSTEMS, ids=str)
 every_change = pytest.mark.parametrize("which", [one for one in VARIANTS if one.changes], ids=str)
@@ -60,9 +60,9 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
     assert len(first) == len(again) == len(fresh)
     assert all(same_plan(a, b) and same_plan(a, c) for a, b, c in zip(first, again, fresh, strict=True))
     assert np.array_equal(before, batch.lengths)
-    result = SimulatedAttention(cost).step(batch, first)
+    result = StepEstimate(cost).step(batch, first)
     assert_correct(batch, first, cost, result)
-    assert asdict(result) == asdict(SimulatedAttention(cost).step(batch, again))
+    assert asdict(result) == asdict(StepEstimate(cost).step(batch, again))
     assert list(step_faults(result, cost)) == []
 
 
@@ -72,7 +72,7 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
 def test_plans_of_other_choices_are_correct(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
-    assert_correct(batch, plans, cost, SimulatedAttention(cost).step(batch, plans))
+    assert_correct(batch, plans, cost, StepEstimate(cost).step(batch, plans))
 
 
 def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost, result: StepResult) -> None:
@@ -91,7 +91,7 @@ def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost, result: StepResult)
     """Bytes are those of the law, of every NIC and port, in and out; parameters and gradients are NICs' even share."""
     model = cost.model
     law = step_traffic(plans, cost)
-    if plans[0].pipelines is not None:  # tests/simulator/test_pipelined.py counts what goes between their ranks
+    if plans[0].pipelines is not None:  # simulator/estimate/test_pipelined.py counts what goes between their ranks
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
         return
     params = float(model.total_params)
@@ -120,7 +120,7 @@ def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None
     batch = Batch(np.array(lengths), 0, 0)
     plans = which.make(uneven).plan(batch)
     verify_step(batch, plans, uneven)
-    assert SimulatedAttention(uneven).step(batch, plans).seconds > 0
+    assert StepEstimate(uneven).step(batch, plans).seconds > 0
 
 
 @every_system
@@ -132,7 +132,7 @@ def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
     for plan in plans:
         assert not (plan.forward.kind == TRANSFER).any()
         assert not (plan.backward.kind == TRANSFER).any()
-    result = SimulatedAttention(alone).step(batch, plans)
+    result = StepEstimate(alone).step(batch, plans)
     assert result.communication_seconds == [0.0]
     assert result.nic_tx_bytes == [0]
 
@@ -155,8 +155,8 @@ def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data:
         nic_bandwidth=100 * cluster.nic_bandwidth,
         nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
     )
-    slow = SimulatedAttention(cost).step(batch, plans).seconds
-    assert SimulatedAttention(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
+    slow = StepEstimate(cost).step(batch, plans).seconds
+    assert StepEstimate(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
 
 
 def test_the_suite_found_the_systems() -> None:

@@ -11,7 +11,7 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.verl_balance import VerlBalance, group_sequences, pack_shares, sequence_work, split_group
 
@@ -87,7 +87,7 @@ def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
     for degree in (1, 2, 4):
         plans = VerlBalance(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not SimulatedAttention(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).step(batch, plans).out_of_memory
 
 
 def test_the_degree_divides_the_heads(uneven: Cost) -> None:

@@ -16,8 +16,9 @@ from zbench.describe.batch import Batch
 from zbench.describe.device import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
+from zbench.simulator.attention import programs
 from zbench.simulator.clock import Free, run_hops
-from zbench.simulator.simulate import SimulatedAttention, programs
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.zeppelin.partition import Partition, partitions
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.systems.zeppelin.published import partition_level, published_partition
@@ -212,7 +213,7 @@ def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
 def test_hops_are_of_routed_transfers_only() -> None:
     batch = Batch(np.array([30_000, 2_000, 500]), 0, 0)
     plans = [Zeppelin(four_nics(), route=False, routed_transfers=hops).plan(batch) for hops in ("overlapped", "serial")]  # type: ignore[arg-type]
-    seconds = [SimulatedAttention(four_nics()).step(batch, plan).seconds for plan in plans]
+    seconds = [StepEstimate(four_nics()).step(batch, plan).seconds for plan in plans]
     assert seconds[0] == seconds[1]
 
 
@@ -222,7 +223,7 @@ def steps(base: Cost, batch: Batch, networks: list[tuple[int, float]]) -> dict[t
     found = {}
     for nics, rate in networks:
         cost = replace(base, cluster=replace(base.cluster, nics_per_node=nics, nic_bandwidth=rate / 8 * 1e9))
-        found[nics, rate] = SimulatedAttention(cost).step(batch, Zeppelin(cost).plan(batch)).seconds
+        found[nics, rate] = StepEstimate(cost).step(batch, Zeppelin(cost).plan(batch)).seconds
     return found
 
 

@@ -1,4 +1,4 @@
-"""python -m zbench.anchors [--world NAME] [--clock CLOCK] [--group GROUP], --operations [training] [--world NAME]
+"""python -m zbench.anchors [--world NAME] [--group GROUP], --operations [training] [--world NAME]
 [--window N] [--as-published], or --rows FILE [--group GROUP]; [--json]: measured and predicted. An edge."""
 
 import sys
@@ -25,8 +25,6 @@ with loading(__name__):
     from zbench.describe.overlap import BACKWARD
     from zbench.describe.units import with_noun
     from zbench.describe.worlds import NOMINAL
-    from zbench.simulated.clocks import CLOCKS, SIMULATED
-    from zbench.simulated.executor import Simulated
 
 TRAINING = "training"  # the group whose steps --operations may be of
 GROUPS = {
@@ -38,31 +36,27 @@ GROUPS = {
     "training": "whole training steps, one sequence on a GPU",
     "long_context": "whole training steps, one long sequence over all GPUs",
     "steps": "FlexSP's training steps with documents of different lengths, 64 A100",
-    "unhidden": "the same steps if nothing hid parameters' gathers and gradients' reductions (simulated_attention)",
 }
 
 
-def anchors(name: str = NOMINAL, clock: str = SIMULATED, group: attention.Group | None = None) -> list[Anchor]:
+def anchors(name: str = NOMINAL, group: attention.Group | None = None) -> list[Anchor]:
     """Returns all published numbers that this project predicts, each beside its prediction. name: of the world that
-    clusters are in, if they have it. clock: of CLOCKS, which plays training steps. group: one of attention, alone."""
-    executor = CLOCKS[clock]
-    described = _clusters(name, executor is Simulated)
+    clusters are in, if they have it. group: one of attention, alone."""
+    described = _clusters(name)
     if group is not None:
         return attention.anchors(described, group)
-    found = [
-        anchor for module in (flexsp, nccl, attention, ring_flash_attention) for anchor in module.anchors(described)
-    ]
-    found += [anchor for module in (training, long_context) for anchor in module.anchors(described, executor)]
-    return found + attention.anchors(described, "magi") + steps.anchors(described, workload, executor)
+    groups = flexsp, nccl, attention, ring_flash_attention, training, long_context
+    found = [anchor for module in groups for anchor in module.anchors(described)]
+    return found + attention.anchors(described, "magi") + steps.anchors(described, workload)
 
 
-def _clusters(name: str, whole_steps: bool) -> GetCluster:
-    """Returns what describes clusters in a world. whole_steps: whether they are for whole steps."""
+def _clusters(name: str) -> GetCluster:
+    """Returns what describes clusters in a world."""
     there = world(name)
 
     def described(preset: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
         found = there.of_cluster(cluster(preset, num_nodes, device))
-        check_shapes(found.device, whole_steps)
+        check_shapes(found.device, True)
         return found
 
     return described
@@ -77,7 +71,7 @@ def _anchors() -> int:
     arguments = _asked()
     if arguments.rows == "":
         raise ValueError("--rows is ''; it takes a CSV file of measured rows")
-    for name in ("rows", "group", "clock"):
+    for name in ("rows", "group"):
         if arguments.operations and (value := getattr(arguments, name)):
             told = "is of published steps, as whole steps, so it takes no"
             raise ValueError(f"--{name} is {value}; --operations {told} --{name} beside it")
@@ -89,9 +83,9 @@ def _anchors() -> int:
     if arguments.window is not None and arguments.operations == TRAINING:
         told = f"--operations {TRAINING} has whole steps' usual one, or that of --as-published"
         raise ValueError(f"--window is {arguments.window}; {told}, so it takes no --window beside it")
-    for name in ("world", "clock"):
-        if arguments.rows and (value := getattr(arguments, name)):
-            raise ValueError(f"--{name} is {value}; it is of published numbers, so it takes no --rows beside it")
+    if arguments.rows and arguments.world:
+        told = "it is of published numbers, so it takes no --rows beside it"
+        raise ValueError(f"--world is {arguments.world}; {told}")
     if arguments.operations == TRAINING:
         _training_operations(arguments.world or NOMINAL, arguments.as_published, arguments.json)
     elif arguments.operations:
@@ -99,10 +93,7 @@ def _anchors() -> int:
     elif arguments.rows:
         _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     else:
-        if arguments.group and arguments.clock:
-            told = f"--clock {arguments.clock} is of training steps, so it takes no --group beside it"
-            raise ValueError(f"--group is {arguments.group}; {told}")
-        _published(arguments.world or NOMINAL, arguments.clock or SIMULATED, arguments.group, arguments.json)
+        _published(arguments.world or NOMINAL, arguments.group, arguments.json)
     return 0
 
 
@@ -121,12 +112,6 @@ def _asked() -> argparse.Namespace:
     )
     parser.add_argument(
         "--world", metavar="WORLD", choices=worlds(), help="a world of conf/world that clusters are in (docs/worlds.md)"
-    )
-    parser.add_argument(
-        "--clock",
-        metavar="CLOCK",
-        choices=list(CLOCKS),
-        help="what plays training steps: simulated (the default) or simulated_attention",
     )
     parser.add_argument(
         "--operations",
@@ -152,8 +137,8 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _published(world: str, clock: str, group: attention.Group | None, as_json: bool) -> None:
-    found = anchors(world, clock, group)
+def _published(world: str, group: attention.Group | None, as_json: bool) -> None:
+    found = anchors(world, group)
     if not as_json:
         from zbench.anchors.show import show_groups
 
@@ -166,7 +151,7 @@ def _published(world: str, clock: str, group: attention.Group | None, as_json: b
 
 def _operations(world: str, window: int | str | None, as_published: bool, as_json: bool) -> None:
     ahead = AHEAD if window is None else window
-    found = step_operations(_clusters(world, True), workload, ahead, as_published=as_published)
+    found = step_operations(_clusters(world), workload, ahead, as_published=as_published)
     if as_json:
         _print_json([one.as_row() for one in found])
         return
@@ -176,7 +161,7 @@ def _operations(world: str, window: int | str | None, as_published: bool, as_jso
 
 
 def _training_operations(world: str, as_published: bool, as_json: bool) -> None:
-    found = training.training_operations(_clusters(world, True), as_published)
+    found = training.training_operations(_clusters(world), as_published)
     if as_json:
         _print_json([one.as_row() for one in found])
         return

@@ -5,14 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
-from zbench.interfaces.protocols import Executor
 
 Row = dict[str, str]
 # (name, num_nodes, device): a preset of conf/cluster, resized or with another device.
 GetCluster = Callable[..., Cluster]
-GetExecutor = Callable[[Cost], Executor]  # that plays steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from zbench.describe.links import NIC
 from zbench.describe.model import DKV
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
+from zbench.simulator.attention import programs
 from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.estimate.layers import finished
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.layers import finished
-from zbench.simulator.simulate import programs
 
 NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this project's
 # By hw: the preset of conf/cluster whose nodes and links a row's GPUs have, and the wrapper's backend there.

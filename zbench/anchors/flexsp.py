@@ -16,8 +16,8 @@ from zbench.plans.area import TILE, Work
 from zbench.plans.build import Builder
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.patterns import ulysses_ring
+from zbench.simulator.attention import prepare
 from zbench.simulator.clock import Free, run_hops
-from zbench.simulator.simulate import prepare
 
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
 # FlexSP's GPT-7B (table 3). Its GELU feed-forward of 4 x hidden has the matmul parameters and the

@@ -17,8 +17,8 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import ATTEND, Ints, Plan
+from zbench.simulator.attention import programs
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
 TOKENS_PER_RANK = 8192  # max_seqlen_per_rank in the benchmark's hybrid_dcp.py, which no caller of it changes

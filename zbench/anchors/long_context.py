@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, GetExecutor, Row, is_known, published_rows
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import AUTO, Model
@@ -19,6 +19,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
 from zbench.plans.plan import Ints, Plan
+from zbench.simulated.executor import Simulated
 
 LLAMA2_7B = Model(
     name="llama2_7b",
@@ -63,17 +64,17 @@ CLUSTERS = {
 }
 
 
-def anchors(get_cluster: GetCluster, executor: GetExecutor) -> list[Anchor]:
+def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the published steps beside their predictions."""
-    return [_anchor(row, get_cluster, executor) for row in published_rows("long_context")]
+    return [_anchor(row, get_cluster) for row in published_rows("long_context")]
 
 
-def _anchor(row: Row, get_cluster: GetCluster, executor: GetExecutor) -> Anchor:
+def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     preset, device = CLUSTERS[row["framework"], row["attention"]]
     num_gpus, tokens = int(row["num_gpus"]), int(row["tokens"])
     cost = Cost(get_cluster(preset, num_nodes=num_gpus // 8, device=device), MODELS[row["model"]])
     lengths = np.full(num_gpus if row["scheme"] == "data_parallel" else 1, tokens, np.int64)
-    step = executor(cost).step(Batch(lengths, seed=0, step=0), (_plan(row["scheme"], lengths, cost),))
+    step = Simulated(cost).step(Batch(lengths, seed=0, step=0), (_plan(row["scheme"], lengths, cost),))
     predicted = step.seconds if row["unit"] == "s/step" else int(lengths.sum()) / step.seconds
     scheme = row["scheme"].replace("_", " ")
     family = f"{row['framework']} {row['model']} {tokens:,} tokens, {num_gpus} GPUs"

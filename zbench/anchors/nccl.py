@@ -21,7 +21,7 @@ from zbench.plans.build import Builder
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.patterns import ring
 from zbench.plans.plan import TRANSFER
-from zbench.simulator.simulate import prepare
+from zbench.simulator.attention import prepare
 
 PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.cost.gathers
 

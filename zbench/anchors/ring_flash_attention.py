@@ -18,7 +18,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import all_gather, ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.simulate import programs
+from zbench.simulator.attention import programs
 
 TOKENS = 8192  # of a GPU
 LLAMA = Model(

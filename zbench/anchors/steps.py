@@ -3,21 +3,21 @@
 Published: the model, the cluster, 512 documents of at most 192K tokens a step, longer ones dropped, 28 GB of every
 GPU's 40 as the planners' budget, and how the public code packs the two baselines. Not published: which documents a
 step had. Here a step is the mean of BATCHES drawn from the histogram of the same million documents
-(conf/workload/wikipedia.yaml). Not published either: how much of ZeRO-3's collectives is hidden. A clock
-hides them as far as it can; SimulatedAttention predicts each step once more, with nothing hidden.
+(conf/workload/wikipedia.yaml). Not published either: how much of ZeRO-3's collectives is hidden; played,
+they hide as far as they can.
 """
 
 from dataclasses import replace
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, GetExecutor, is_known, published_rows
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published_rows
 from zbench.anchors.flexsp import GPT_7B
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.interfaces.protocols import System
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulated.executor import Simulated
 from zbench.systems.common.padding import Padding
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
@@ -36,9 +36,8 @@ class GetWorkload(Protocol):
     def __call__(self, name: str) -> Lengths: ...
 
 
-def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExecutor) -> list[Anchor]:
-    """Returns FlexSP's published steps beside their predictions. executor: SimulatedAttention hides collectives as far
-    as they can be, and tells the steps with nothing hidden as well."""
+def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
+    """Returns FlexSP's published steps beside their predictions."""
     cost = published_cost(get_cluster)
     systems = flexsp_systems(cost)
     wikipedia = get_workload("wikipedia")
@@ -46,12 +45,9 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload, executor: GetExe
     found = []
     for row in published_rows("steps"):
         system = systems[row["system"]]
-        predicted = np.mean([_seconds(one, system, cost, executor) for one in drawn], axis=0)
-        for group, value in zip(("steps", "unhidden"), predicted.tolist(), strict=False):
-            case = f"GPT-7B, 512 documents of Wikipedia, {row['system']}, {row['unit']}"
-            # That nothing was hidden was assumed because of these rows, so group unhidden is known.
-            known = is_known(row) or group == "unhidden"
-            found.append(Anchor(group, case, float(row["seconds"]), value, row["source"], known, group))
+        predicted = fmean(Simulated(cost).step(one, system.plan(one)).seconds for one in drawn)
+        case = f"GPT-7B, 512 documents of Wikipedia, {row['system']}, {row['unit']}"
+        found.append(Anchor("steps", case, float(row["seconds"]), predicted, row["source"], is_known(row), "steps"))
     return found
 
 
@@ -64,16 +60,6 @@ def flexsp_systems(cost: Cost, as_published: bool = False) -> dict[str, FlexSP |
         "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published", padding=padding),
         "flexsp": FlexSP(cost, least_degree=2 if as_published else 1, padding=padding),
     }
-
-
-def _seconds(batch: Batch, system: System, cost: Cost, executor: GetExecutor) -> tuple[float, ...]:
-    """Returns the seconds of a step by an executor, and of SimulatedAttention with nothing hidden: with two gathers and
-    a reduction of every micro-batch waited for."""
-    costs = [cost]
-    if executor is SimulatedAttention:
-        costs.append(replace(cost, model=replace(cost.model, overlap_collectives=False)))
-    plans = system.plan(batch)
-    return tuple(executor(one).step(batch, plans).seconds for one in costs)
 
 
 def published_cost(get_cluster: GetCluster) -> Cost:

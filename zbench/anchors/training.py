@@ -3,7 +3,7 @@
 Each step has every sequence on one rank: data parallelism only, as in all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, GetExecutor, Row, is_known, published_rows
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -145,9 +145,9 @@ SETUPS = {
 }
 
 
-def anchors(get_cluster: GetCluster, executor: GetExecutor) -> list[Anchor]:
+def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the published training steps beside their predictions."""
-    return [_anchor(row, get_cluster, executor) for row in published_rows("training")]
+    return [_anchor(row, get_cluster) for row in published_rows("training")]
 
 
 def training_operations(get_cluster: GetCluster, as_published: bool = False) -> list[TrainingOperations]:
@@ -168,9 +168,9 @@ def training_operations(get_cluster: GetCluster, as_published: bool = False) -> 
     return found
 
 
-def _anchor(row: Row, get_cluster: GetCluster, executor: GetExecutor) -> Anchor:
+def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     setup, cluster = _setup(row, get_cluster)
-    step, again = _played(setup, cluster, executor)
+    step, again = _played(setup, cluster, Simulated)
     predicted, case = _told(row, setup, step.seconds + again), f"{_case(row, setup)}, {row['unit']}"
     return Anchor("training", case, float(row["value"]), predicted, row["source"], is_known(row), row["framework"])
 
@@ -198,7 +198,7 @@ def _told(row: Row, setup: PublishedRun, seconds: float) -> float:
     return flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
 
 
-def _played(setup: PublishedRun, cluster: Cluster, executor: GetExecutor) -> tuple[StepResult, float]:
+def _played(setup: PublishedRun, cluster: Cluster, executor: Callable[[Cost], Simulated]) -> tuple[StepResult, float]:
     """Returns a simulated training step of `setup` on the cluster, and the seconds of what it runs again besides."""
     in_one = cluster.num_ranks * setup.sequences
     lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)

@@ -17,7 +17,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 _NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
@@ -59,7 +59,7 @@ def check_step(
         memory = str(error)
         if not _NO_ROOM.fullmatch(memory):
             faults.append(f"out of memory is told so: {memory}")
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     faults += step_faults(result, cost)
     if result.out_of_memory != bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")

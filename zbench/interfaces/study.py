@@ -26,7 +26,7 @@ class Study:
 
     cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
     clock: the run's own, by which the better ones are judged (ValueError: it does not play such a model). What is tried
-        first is played by zbench.simulator.simulate, whatever the run's clock.
+        first is played by zbench.simulator.estimate.step, whatever the run's clock.
     judged: how many batches of a sample the best are played on.
     trains: whether plans are run for real; then the model stays as configured.
     tell: takes a word on what is being done, as choosing may take a minute.

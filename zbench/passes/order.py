@@ -19,9 +19,9 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import Ops, Plan
+from zbench.simulator.attention import Programs, prepare, programs
 from zbench.simulator.clock import Free, run_hops, take
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.simulate import Programs, prepare, programs
 
 
 def order(plan: Plan, cost: Cost) -> Plan:
@@ -34,7 +34,7 @@ def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Pro
 
     given: the programs of `plan` as it is.
 
-    The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulator.simulate
+    The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulator.estimate.step
     plays for one layer whose ranks start together.
     """
     linear, again = (of(plan.tokens_per_rank) for of in (cost.linear_seconds, cost.backward_linear_seconds))

@@ -57,7 +57,7 @@ _SEQUENTIAL: dict[str, Any] = {
 }  # as they were before they had a choice
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {
-    ("zbench.simulator.simulate.SimulatedAttention", "simulated"): "simulated_attention",
+    ("zbench.simulator.estimate.step.StepEstimate", "simulated"): "simulated_attention",
     (_WHOLE_STEP, "whole_step"): "simulated",
 }
 

@@ -40,7 +40,7 @@ from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import ExpertHomes, InOtherHomes, in_expert_homes
 from zbench.simulated.iterations import SimulatedIterations
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
@@ -204,7 +204,7 @@ def clock_of(parts: Parts) -> Clock:
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
         return lambda cost: ComparedSteps(replace(executor, cost=cost))
-    return SimulatedAttention
+    return StepEstimate
 
 
 def _in_homes(parts: Parts, strategy: StepStrategy) -> Clock:

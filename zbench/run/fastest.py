@@ -21,7 +21,7 @@ from zbench.interfaces.abilities import Compares
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 FREE = ("sharding", "recompute")  # groups that may be chosen, and fields of a model that they set
 FEW, BETTER = 4, 3  # batches that settings are played on first, and how many settings go on to all; judgements
@@ -70,7 +70,7 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
     if len(settings) > BETTER:
         study.tell(f"playing {with_noun(len(settings), 'setting')}")
         few = sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))
-        settings = _ranked(settings, sample.hard, few, SimulatedAttention)[:BETTER]
+        settings = _ranked(settings, sample.hard, few, StepEstimate)[:BETTER]
     study.tell("playing the better ones")
     return _ranked(settings, sample.hard, sample.some(study.judged), study.clock)[0].choice()
 

@@ -32,7 +32,7 @@ from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
-SIMULATED_ATTENTION = "zbench.simulator.simulate.SimulatedAttention"
+SIMULATED_ATTENTION = "zbench.simulator.estimate.step.StepEstimate"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
 DESK_WHOLE_STEP = "zbench.desk.step_executor.DeskWholeStep"
 RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by whole steps

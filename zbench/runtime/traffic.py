@@ -10,7 +10,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import programs
+from zbench.simulator.attention import programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from zbench.describe.model import Model
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import MODEL_FIELDS
 from zbench.simulated.executor import Simulated
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 
 SIMULATED = "simulated"
-CLOCKS: Mapping[str, type[Simulated] | type[SimulatedAttention]] = {
+CLOCKS: Mapping[str, type[Simulated] | type[StepEstimate]] = {
     SIMULATED: Simulated,
-    "simulated_attention": SimulatedAttention,
+    "simulated_attention": StepEstimate,
 }
 
 
@@ -31,7 +31,7 @@ def check_layers_alike(model: Model) -> None:
     )
 
 
-def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATEGY) -> Simulated | SimulatedAttention:
+def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATEGY) -> Simulated | StepEstimate:
     """Returns the executor of that name, which plays on the cluster of `cost`. strategy: what whole steps have beside
     the model.
 
@@ -45,4 +45,4 @@ def clock_named(executor: str, cost: Cost, strategy: StepStrategy = USUAL_STRATE
         return Simulated(cost, **strategy.arguments)
     check_layers_alike(cost.gpus.model)
     strategy.check_attention_alone({name: getattr(cost.gpus.model, name) for name in MODEL_FIELDS})
-    return SimulatedAttention(cost)
+    return StepEstimate(cost)

@@ -1,7 +1,7 @@
 """The simulated executor of whole steps: matmuls, gathers, reductions and exchanges are operations of one plan, as
 attention's are, proven together and played on the same links.
 
-zbench.simulator.simulate is the other one, which plays attention and charges the rest by arithmetic beside it.
+zbench.simulator.estimate.step is the other one, which plays attention and charges the rest by arithmetic beside it.
 """
 
 from collections.abc import Iterator

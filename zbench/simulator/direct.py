@@ -103,7 +103,7 @@ class Direct:
         return DirectRows(self.src, self.dst, self.where, self.busy, self.collective, self.offsets, self.producers)
 
     def occupancy(self, start: Floats, modules: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats, Floats, Floats]:
-        """Returns what zbench.simulator.layers.occupancy does; modules: its Modules."""
+        """Returns what zbench.simulator.estimate.layers.occupancy does; modules: its Modules."""
         out = np.zeros((4, len(self.rows[0]) - 1))
         occupied(self.rows, self._rows_of_ops, start, modules, 2 * len(self.port), out)
         return out[0], out[1], out[2], out[3]

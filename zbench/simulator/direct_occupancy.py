@@ -12,8 +12,8 @@ HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a tran
 def occupied(rows, ops, start, modules, queues, out):  # type: ignore[no-untyped-def]
     """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
-    rows: Direct.rows. ops: DirectRows. modules: zbench.simulator.layers.Modules. queues: for transfers, of a rank: one
-    a direction of every class of links.
+    rows: Direct.rows. ops: DirectRows. modules: zbench.simulator.estimate.layers.Modules. queues: for transfers, of a
+    rank: one a direction of every class of links.
     """
     (offsets, index), src, where, busy = rows, ops.src, ops.where, ops.busy
     first, following, seconds = modules

@@ -18,7 +18,7 @@ from zbench.plans.plan import Plan
 from zbench.runtime.kernels.cuda import Flash, TorchFlash
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.program import HOME, Program, Relay, Send
-from zbench.simulator.totals import Totals
+from zbench.simulator.estimate.totals import Totals
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 

@@ -6,8 +6,8 @@ import pytest
 import zbench
 from tests.simulator.steps.test_play import LENGTHS, attention_alone
 from zbench.cost.job import make_cost
-from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.simulate import programs
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.layers import ClockState, Layers
 from zbench.simulator.steps.expand import BYTES, OP, RANK
 from zbench.simulator.steps.play import play_layers, play_step
 from zbench.step.operations import COMPUTE, QUEUES

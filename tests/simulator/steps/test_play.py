@@ -13,12 +13,13 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.overlap import BACKWARD, StepOverlap
 from zbench.planned.step import StepPlans
-from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.simulate import SimulatedAttention, playable, programs
+from zbench.simulator.attention import playable, programs
+from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps import play
 from zbench.simulator.steps.expand import CLASS, OP
 from zbench.simulator.steps.play import play_layers, play_step
-from zbench.simulator.totals import Carried
 from zbench.step.operations import COMPUTE, GATHER, QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
@@ -77,7 +78,7 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     prove_step(step)
     played = play_step(step, found.plans, free)
     assert played.settled
-    attention = SimulatedAttention(free).step(found.batch, found.plans)
+    attention = StepEstimate(free).step(found.batch, found.plans)
     assert played.seconds == pytest.approx(attention.seconds, rel=1e-3)
     linear = np.array(attention.linear_seconds) + free.optimizer_seconds()
     assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(linear, rel=1e-2)

@@ -14,7 +14,7 @@ from zbench.describe.curve import Curve
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -53,7 +53,7 @@ def test_matmuls_of_all_gpus_are_those_of_active_experts(degree: int, skew: floa
     found, cost = planned()
     step = whole_step(found.model, found.plans, 1, "none", experts=ExpertParallel(degree, 0, skew))
     played = play_step(step, found.plans, cost)
-    attention = SimulatedAttention(cost).step(found.batch, found.plans)
+    attention = StepEstimate(cost).step(found.batch, found.plans)
     linear = np.array(attention.linear_seconds)
     assert played.busy["compute"].sum() == pytest.approx(linear.sum(), rel=1e-9)
     assert np.ptp(played.busy["compute"]) > (np.ptp(linear) + 1e-3 if degree > 1 else 0)

@@ -21,8 +21,9 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify_step
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import with_message_batches
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.hops import Hops
-from zbench.simulator.simulate import SimulatedAttention, programs
 
 TOLERANCE = 1e-9  # relative; what is right is within 1e-12 (tests/plans/test_exact.py), a missing token far outside
 Plans = tuple[Plan, ...]
@@ -112,7 +113,7 @@ def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
     """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
-        result = SimulatedAttention(cost).step(batch, plans)
+        result = StepEstimate(cost).step(batch, plans)
         least = result.ceiling_seconds or result.bound_seconds
         if not np.isfinite(result.seconds) or result.seconds < least * (1 - 1e-9):
             return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"

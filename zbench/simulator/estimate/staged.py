@@ -19,10 +19,10 @@ from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
+from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds
+from zbench.simulator.estimate.one_f_one_b import turns
+from zbench.simulator.estimate.totals import Carried, Totals
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.layers import ClockState, Layers, RankSeconds
-from zbench.simulator.one_f_one_b import turns
-from zbench.simulator.totals import Carried, Totals
 
 Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
 

@@ -1,4 +1,4 @@
-"""The simulated executor: one training step on a described cluster's clock.
+"""A step as planners estimate it: attention on a described cluster's clock, the rest as sums beside it.
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
 layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
@@ -7,10 +7,10 @@ per rank (zbench.cost.cost, zbench.cost.collective). Ranks are held together by 
 neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
 every forward and every backward gathers parameters from all ranks, so there they meet; with ZeRO-2 every backward sums
 gradients of all ranks, who have no room for those of more than a layer, so they meet in it. Plans with pipelines are
-played by zbench.simulator.pipelined, jobs with stages by zbench.simulator.staged.
+played by zbench.simulator.estimate.pipelined, jobs with stages by zbench.simulator.estimate.staged.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,78 +22,14 @@ from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import held
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, degrees_of
-from zbench.describe.links import NVLINK
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
-from zbench.plans.area import work
-from zbench.plans.dataflow import Edges, Violation, edges
 from zbench.plans.pipelines import Layout
-from zbench.plans.plan import Ops, Plan
-from zbench.simulator import pipelined, staged
-from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
-from zbench.simulator.hop_graph import HopGraph, hop_graph
-from zbench.simulator.hops import hops
-from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.rounds import in_rounds
-from zbench.simulator.serial import in_turn
-from zbench.simulator.totals import Carried, Totals
-
-Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
-
-
-def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> HopGraph:
-    """Prepares the plan's forward or backward list: hops with their times and waits."""
-    parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-    attend, amount = work(plan, ops)
-    moves = parts.link_a >= 0
-    link = np.where(moves, parts.link_class, NVLINK)
-    alone, together = cost.message_seconds(parts.bytes, link), cost.transfer_seconds(parts.bytes, link)
-    busy = np.where(moves, np.where(parts.whole, together, alone), 0.0)
-    seconds = np.zeros(len(ops))
-    seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
-    busy += np.where(moves, 0.0, seconds[parts.op])
-    latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return replace(hop_graph(parts, busy, latency, _waits(plan, ops, found)), until_sent=plan.until_sent)
-
-
-def _waits(plan: Plan, ops: Ops, found: Edges) -> Edges:
-    """Returns a list's data edges with what else the plan has it wait for."""
-    found = in_turn(found, ops) if plan.serial_legs else found
-    return in_rounds(found, ops) if plan.in_rounds else found
-
-
-def programs(plan: Plan, cost: Cost) -> Programs:
-    """Returns the programs (forward, backward) of one layer's attention.
-
-    Raises:
-        ValueError: the plan breaks a rule of zbench.plans.dataflow (verify says which, with its context).
-    """
-    forward = prepare(plan, plan.forward, _edges(plan, plan.forward, False), cost, False)
-    return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
-
-
-def playable(plan: Plan, cost: Cost) -> tuple[HopGraph | Direct, HopGraph | Direct]:
-    """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less: where links
-    serve one queue each, and messages slow no compute.
-
-    Raises:
-        ValueError: as `programs`.
-    """
-    lists = (plan.forward, False), (plan.backward, True)
-    forward, backward = (
-        direct(plan, ops, by_consumer(len(ops), _waits(plan, ops, _edges(plan, ops, back))), cost, back)
-        if cost.cluster.device.compute_slowdown == 1 and is_direct(ops, cost.cluster)
-        else prepare(plan, ops, _edges(plan, ops, back), cost, back)
-        for ops, back in lists
-    )
-    return forward, backward
-
-
-def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
-    found = edges(plan, ops, backward)
-    if isinstance(found, Violation):
-        raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
-    return found
+from zbench.plans.plan import Plan
+from zbench.simulator.attention import Programs, playable, programs
+from zbench.simulator.estimate import pipelined, staged
+from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.estimate.totals import Carried, Totals
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
@@ -123,7 +59,7 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 
 
 @dataclass(slots=True)
-class SimulatedAttention:
+class StepEstimate:
     """Simulates plans on the cluster of `cost`: a step's result is a function of (batch, plans, cost), and of whether
     its pipelines are those of the step before: parameters that have to be elsewhere are waited for."""
 

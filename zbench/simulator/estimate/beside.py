@@ -20,16 +20,16 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.clock import Free, Timeline, run_table
+from zbench.simulator.estimate.layers import finished
 from zbench.simulator.hop_graph import Followers, HopGraph, HopRows, HopTable
 from zbench.simulator.hops import num_queues, ports
-from zbench.simulator.layers import finished
 
 
 def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, layers: int) -> float:
     """Returns the seconds of a layer, forward and backward, as the mean over all, with its share of what gathers and
     reductions add to a step of one micro-batch.
 
-    parts: the plan's programs, as zbench.simulator.simulate has them. layers: that are played, at least two; the
+    parts: the plan's programs, as zbench.simulator.estimate.step has them. layers: that are played, at least two; the
     others take as long as these do after the first.
     """
     of, total = Collectives.of(cost), 0.0

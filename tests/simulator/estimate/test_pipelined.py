@@ -24,9 +24,9 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ops, Plan
 from zbench.proof.verify import OutOfMemory, PlanError, verify, verify_step
-from zbench.simulator.one_f_one_b import schedule
-from zbench.simulator.pipelined import lines
-from zbench.simulator.simulate import SimulatedAttention
+from zbench.simulator.estimate.one_f_one_b import schedule
+from zbench.simulator.estimate.pipelined import lines
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 
 
@@ -135,7 +135,7 @@ def test_single_ranks_as_pipelines_take_as_long_as_without() -> None:
     micro = [{0: [900, 300], 1: [2000], 3: [17]}, {0: [4000], 2: [1]}]
     batch, plain = laid(cost, None, micro)
     _, grouped = laid(cost, pipelines(*((r, 1, 1) for r in range(4))), micro)
-    one, other = SimulatedAttention(cost).step(batch, plain), SimulatedAttention(cost).step(batch, grouped)
+    one, other = StepEstimate(cost).step(batch, plain), StepEstimate(cost).step(batch, grouped)
     assert other.seconds == pytest.approx(one.seconds, rel=1e-9)
     for name in ("attention_seconds", "linear_seconds", "nic_tx_bytes", "communication_seconds"):
         assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9)
@@ -148,7 +148,7 @@ def test_a_tensor_parallel_group_is_as_many_times_as_fast_less_its_gathers() -> 
     length, layers = 16_384, cost.model.num_layers
     batch, plans = laid(cost, pipelines((0, 8, 1)), [{0: [length]}])
     _, alone = laid(cost, None, [{0: [length]}])
-    one, eight = SimulatedAttention(cost).step(batch, alone), SimulatedAttention(cost).step(batch, plans)
+    one, eight = StepEstimate(cost).step(batch, alone), StepEstimate(cost).step(batch, plans)
     for name in ("attention_seconds", "linear_seconds"):
         whole, part = getattr(one, name)[0], getattr(eight, name)
         assert min(part) == max(part) == pytest.approx(whole / 8, rel=0.03)
@@ -167,7 +167,7 @@ def test_stages_share_the_layers_and_leave_a_bubble() -> None:
     stage = line.forwards[0, 0] + line.backwards[0, 0]
     head, hops = line.micro.head[0], line.hops.max()
     assert (6 + 3) * stage <= line.runs.ready[0] <= (6 + 3) * (stage + head + 2 * hops)
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     assert len(set(result.attention_seconds)) == 1
     assert result.linear_seconds[3] - result.linear_seconds[0] == pytest.approx(6 * head)
 
@@ -178,7 +178,7 @@ def test_exposed_is_across_nodes_beside_a_hop_or_in_a_gather_between_them() -> N
         for nodes in (1, 2):
             cost = small(nodes, 4 // nodes)
             batch, plans = laid(cost, pipelines(shape), [{0: [2048]}] * 3)
-            result = SimulatedAttention(cost).step(batch, plans)
+            result = StepEstimate(cost).step(batch, plans)
             assert result.exposed_nic_seconds is not None
             shown = np.array(result.exposed_seconds) - result.phases["gradients"]
             expected = np.where(crossing, shown, 0.0) if nodes == 2 else np.zeros(4)
@@ -215,7 +215,7 @@ def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
                 else:
                     across[cluster.nic_of[here]] += share
                     across[cluster.nic_of[there]] += share
-    result = SimulatedAttention(cost).step(batch, plans)
+    result = StepEstimate(cost).step(batch, plans)
     gathers, reductions = (0, 2) if model.sharding == "none" else (1, 1)
     need, params = held(of, cost), float(model.total_params)
     more = gathers * every_nic(cost, model.element_bytes * params, need)
@@ -247,7 +247,7 @@ def test_the_step_in_which_pipelines_change_pays(sharding: str) -> None:
     micro = [{0: [3000], 4: [2000]}]
     batch, one = laid(cost, pipelines((0, 4, 1), (4, 4, 1)), micro)
     _, other = laid(cost, pipelines((0, 2, 1), (2, 2, 1), (4, 4, 1)), micro)
-    executor = SimulatedAttention(cost)
+    executor = StepEstimate(cost)
     executor.start()
     steps = [executor.step(batch, plans) for plans in (one, one, other, other, one)]
     assert ["switch" in step.phases for step in steps] == [False, False, True, False, True]

@@ -1,7 +1,7 @@
 """Adds up a simulated step while it is played: bytes on NICs and seconds of ranks.
 
 Here are attention's messages and the tensor-parallel groups' gathers. What gathers of parameters and reductions of
-gradients put on NICs is added once for the whole step: SimulatedAttention.step (zbench.simulator.simulate) adds
+gradients put on NICs is added once for the whole step: StepEstimate.step (zbench.simulator.estimate.step) adds
 `nic_bytes` of the step's sharing (zbench.cost.collective).
 """
 
@@ -16,8 +16,8 @@ from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
 from zbench.simulator.direct import Direct
 from zbench.simulator.direct_occupancy import ACROSS
+from zbench.simulator.estimate.layers import RankSeconds
 from zbench.simulator.hop_graph import HopGraph
-from zbench.simulator.layers import RankSeconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Plan
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.layers import PLAYED, ClockState, Layers, Modules, finished, occupancy
 from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.hops import COMPUTE
-from zbench.simulator.layers import PLAYED, ClockState, Layers, Modules, finished, occupancy
-from zbench.simulator.simulate import programs
 
 MANY = 40  # layers
 

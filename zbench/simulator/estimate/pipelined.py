@@ -1,9 +1,9 @@
 """Plays a step whose plans have pipelines.
 
 Pipelines meet only when gradients are summed, so each is played by itself: its micro-batches' forwards and backwards
-one after another on every stage (zbench.simulator.one_f_one_b), their seconds those of zbench.cost.stage. What a
-stage's ranks do they all do at once, so the times of a stage are each of its ranks'. Links are not shared with other
-pipelines.
+one after another on every stage (zbench.simulator.estimate.one_f_one_b), their seconds those of zbench.cost.stage.
+What a stage's ranks do they all do at once, so the times of a stage are each of its ranks'. Links are not shared with
+other pipelines.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.links import NIC
 from zbench.plans.area import work
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.one_f_one_b import Schedule, schedule
-from zbench.simulator.totals import Carried, Totals
+from zbench.simulator.estimate.one_f_one_b import Schedule, schedule
+from zbench.simulator.estimate.totals import Carried, Totals
 
 
 @dataclass(frozen=True, slots=True)

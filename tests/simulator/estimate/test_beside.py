@@ -17,8 +17,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
-from zbench.simulator.beside import projected, seconds_beside
-from zbench.simulator.simulate import layer_seconds, programs
+from zbench.simulator.attention import programs
+from zbench.simulator.estimate.beside import projected, seconds_beside
+from zbench.simulator.estimate.step import layer_seconds
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.nodewise.rivals import predicted_seconds
 from zbench.systems.zeppelin.planner import Zeppelin

@@ -3,7 +3,7 @@
 Layers are equal, so after a few the ranks move in step: each layer ends the same time after the one
 before, on every rank, and the rest is a multiplication. Where transfers compete for links the order
 of service keeps shifting a little from layer to layer; then PLAYED layers are played and the rest
-take the mean of the last AVERAGED (tests/simulator/test_layers.py holds the difference to playing all).
+take the mean of the last AVERAGED (tests/simulator/estimate/test_layers.py holds the difference to playing all).
 """
 
 from dataclasses import dataclass

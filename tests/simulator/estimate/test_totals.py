@@ -14,8 +14,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import RECOMPUTE
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Plan
-from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.totals import Totals
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.totals import Totals
 from zbench.systems.mesh import Mesh
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
@@ -27,7 +27,7 @@ def without_repacking(cost: Cost, batch: Batch, plans: tuple[Plan, ...]) -> dict
     """A step's result with repacking as part of attention."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Totals, "repack", lambda *_: None)
-        result = SimulatedAttention(cost).step(batch, plans)
+        result = StepEstimate(cost).step(batch, plans)
     return {name: getattr(result, name) for name in type(result).__dataclass_fields__}
 
 
@@ -51,7 +51,7 @@ def test_only_what_is_booked_changes(data: st.DataObject, recompute: str) -> Non
     cost = replace(cost, model=replace(cost.model, recompute=recompute))
     batch = data.draw(batches(2000))
     plans = Ulysses(cost).plan(batch)
-    before, now = without_repacking(cost, batch, plans), SimulatedAttention(cost).step(batch, plans)
+    before, now = without_repacking(cost, batch, plans), StepEstimate(cost).step(batch, plans)
     assert all(getattr(now, name) == value for name, value in before.items() if name not in BOOKED)
     less = np.array(before["attention_seconds"]) - np.array(now.attention_seconds)
     assert (less > 0).all()
@@ -70,7 +70,7 @@ def test_repacking_of_ulysses_by_hand() -> None:
     size = 4200 * rows * model.head_dim * model.element_bytes
     seconds = 2 * model.num_layers * size / cost.cluster.device.strided_rate
     less = np.array(without_repacking(cost, batch, plans)["attention_seconds"])
-    assert less - SimulatedAttention(cost).step(batch, plans).attention_seconds == pytest.approx(np.full(4, seconds))
+    assert less - StepEstimate(cost).step(batch, plans).attention_seconds == pytest.approx(np.full(4, seconds))
 
 
 @pytest.mark.parametrize("system", [Ring, lambda cost: Mesh(cost, "allgather", 4)])
@@ -80,5 +80,5 @@ def test_a_ring_and_an_all_gather_repack_nothing(system: type[Ring]) -> None:
     assert all((plan.forward.kind == ATTEND).any() for plan in plans)
     assert (
         without_repacking(cost, batch, plans)["attention_seconds"]
-        == SimulatedAttention(cost).step(batch, plans).attention_seconds
+        == StepEstimate(cost).step(batch, plans).attention_seconds
     )
