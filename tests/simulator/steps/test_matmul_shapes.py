@@ -13,8 +13,8 @@ from zbench.cost.matmul import matmul_seconds
 from zbench.planned.step import StepPlans
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_step
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.template import Step
@@ -41,7 +41,7 @@ def seconds_of(step: Step, found: StepPlans, cost: Cost, name: str) -> float:
         mine = (ops.kind == COMPUTE) & np.isin(ops.what, numbers)
         if mine.any():
             longest = max(
-                longest, float(compute_seconds(Sizes(layout, template), found.plans[0], cost.gpus)[mine].max())
+                longest, float(compute_seconds(Sizes(layout, (template,)), found.plans[0], cost.gpus)[mine].max())
             )
     return longest
 

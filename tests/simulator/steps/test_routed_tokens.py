@@ -16,8 +16,8 @@ from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
 from zbench.simulator.simulate import SimulatedAttention
 from zbench.simulator.steps.play import play_step
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
@@ -71,7 +71,7 @@ def test_experts_have_the_rate_of_their_own_rows() -> None:
     curve = Curve((999.0, 1000.0), (1e14, 2e14))
     device = replace(cost.cluster.device, matmul_by_tokens={found.model.name: curve})
     seconds = compute_seconds(
-        Sizes(layout, template), found.plans[0], replace(cost, cluster=replace(cost.cluster, device=device))
+        Sizes(layout, (template,)), found.plans[0], replace(cost, cluster=replace(cost.cluster, device=device))
     )
     number, rows = layout.labels.index("z"), 0
     for op in np.flatnonzero((template.operations.kind == COMPUTE) & (template.operations.what == number)).tolist():
@@ -127,14 +127,14 @@ def test_seats_are_played_as_padded_rows_are() -> None:
     assert played.nic_tx["experts"].tolist() == [one["experts"][0] for one in stated]
     seconds = []
     for step in steps:
-        sizes = Sizes(step.layouts[0], step.templates[1])
-        ops, label = sizes.template.operations, step.layouts[0].labels.index("z")
+        sizes = Sizes(step.layouts[0], (step.templates[1],))
+        ops, label = sizes.templates[0].operations, step.layouts[0].labels.index("z")
         mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == label))
         seconds.append(compute_seconds(sizes, plans[0], cost)[mine].tolist())
     assert seconds[0] == seconds[1]
-    layout, sizes = steps[0].layouts[0], Sizes(steps[0].layouts[0], steps[0].templates[1])
+    layout, sizes = steps[0].layouts[0], Sizes(steps[0].layouts[0], (steps[0].templates[1],))
     formula, seats = layout.formulas[layout.labels.index("i")], layout.tensors[layout.number["i"]]
-    ops = sizes.template.operations
+    ops = sizes.templates[0].operations
     mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == layout.labels.index("i")))
     found = sizes.of(formula, mine).bytes_of(formula.results[0])
     assert seats.amounts is not None

@@ -11,7 +11,7 @@ from zbench.plans.area import Work, work
 from zbench.plans.columns import ATTEND, Blocks, Column, Lists, Ops
 from zbench.plans.cut_blocks import cut_blocks
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.sizes import Sizes
 
 
 def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: Cost) -> Floats:
@@ -20,20 +20,18 @@ def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: 
     plan: the micro-batch's, for its blocks; groups of the relation that attention has are its blocks. What is attended
     is read off the operations' own lists.
     """
-    layout, ops = sizes.layout, sizes.template.operations
-    formula = layout.formulas[int(ops.what[mine[0]])]
-    number, first, second = layout.bound.relation[int(ops.what[mine[0]])].tolist()
+    layout, ops = sizes.layout, sizes.ops[mine]
+    formula = layout.formulas[int(ops[0, 1])]
+    number, first, second = layout.bound.relation[int(ops[0, 1])].tolist()
     relation = layout.relations[number]
     block = relation.second_group  # of every part of t: keys are named by whole blocks
-    columns = (ops.list0, ops.list1, ops.list2)
-    heads = next(column for slot, column in zip(formula.slots, columns, strict=True) if slot == "h")
     lists, numbers = list[int](), []
-    for column in (columns[first][mine], columns[second][mine]):
+    for column in (ops[:, 4 + first], ops[:, 4 + second]):
         distinct, at = np.unique(column, return_inverse=True)
         numbers.append(len(lists) + at.reshape(-1))
         lists += distinct.tolist()
-    low, high = _heads(sizes, heads[mine], plan.num_heads)
-    rank = ops.src[mine]
+    low, high = _heads(sizes, ops[:, 4 + formula.slots.index("h")], plan.num_heads)
+    rank = ops[:, 2]
     listed = Ops.attends(rank, (low, high), numbers[0], numbers[1])
     # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
     own = plan.with_(forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
