@@ -26,10 +26,10 @@ from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.gradient_order import EVERY_SHARE, GradientSeconds
-from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
-from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
+from zbench.simulator.steps.play import play_step
 from zbench.step.layers import is_gradient_of_experts, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES

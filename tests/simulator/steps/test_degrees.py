@@ -9,9 +9,9 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.job import make_cost
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.lower import encoding_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
-from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.step.byte_law import stated_bytes
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable

@@ -12,9 +12,9 @@ from zbench.cost.job import make_cost
 from zbench.cost.matmul import matmul_seconds
 from zbench.planned.step import StepPlans
 from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.play import play_step
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.template import Step

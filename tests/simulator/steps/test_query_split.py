@@ -18,9 +18,9 @@ from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.play import play_step
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step

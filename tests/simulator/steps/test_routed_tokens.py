@@ -15,9 +15,9 @@ from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
 from zbench.simulator.simulate import SimulatedAttention
-from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.play import play_step
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step

@@ -16,9 +16,9 @@ from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.played_template import PlayedTemplate
-from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key

@@ -13,11 +13,11 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import WAITS, Plan
 from zbench.simulator.rounds import later_computes, round_waits
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
 from zbench.simulator.steps.dataflow.messages import leaders
 from zbench.simulator.steps.dataflow.touched import OFFSETS, NamedPairs, named_pairs
-from zbench.simulator.steps.computes.seconds import compute_seconds
-from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step, Template

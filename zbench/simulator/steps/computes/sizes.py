@@ -16,7 +16,6 @@ from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.template import Encoding, Template
 
-
 _ATTENDS = ("attend", "attend_d")
 
 
