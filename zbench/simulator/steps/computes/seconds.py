@@ -21,7 +21,7 @@ from zbench.cost.loss import moved_bytes
 from zbench.cost.matmul import matmul_seconds
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.computes.attends import attends_seconds
+from zbench.simulator.steps.computes.attends import AttendSeconds
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.computes.terms import (
     MATMUL,
@@ -60,10 +60,12 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         part = done if which is None else Works(*(column[which] for column in done))
         seconds = _Terms(sizes, terms, part, rows, cost).seconds()
         found += np.bincount(part.op, weights=seconds, minlength=len(ops))
-    for template, mine, backward in sizes.attends:
-        if plan is None:
-            raise ValueError(f"template {template.name} has attention; it takes the plan of its micro-batch")
-        found[mine] = attends_seconds(sizes, plan, mine, backward, cost)
+    if plan is not None:
+        attends = AttendSeconds(sizes, plan, cost)
+        for _, mine, backward in sizes.attends:
+            found[mine] = attends.of(mine, backward)
+    elif sizes.attends:
+        raise ValueError(f"template {sizes.attends[0][0].name} has attention; it takes the plan of its micro-batch")
     return found
 
 

@@ -91,7 +91,7 @@ class Sizes:
 
     @cached_property
     def counted(self) -> Counted:
-        """What is counted formula by formula: cells of which some tokens alone go somewhere, pairs of which some meet."""
+        """What is counted formula by formula: cells of which some tokens go somewhere, and pairs of which some meet."""
         layout = self.layout
         bytes_at, meeting_at = (
             np.full(len(layout.bound.rows), -1, np.int64),

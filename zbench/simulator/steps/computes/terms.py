@@ -41,9 +41,9 @@ _NONE, _RESULT, _FIRST, _SECOND, _ALL = range(5)  # what elementwise work passes
 class TermRows(NamedTuple):
     """The rows of a layout's formulas; offsets by formula.
 
-    refs: int64 [rows, 5]: where the references of a term begin, and how many it has; where those begin that pass through
-    memory, and how many they are; 1 where the term's own do as well. A formula's results come after its operands. kind:
-    as above. each: bytes that pass through memory for an element. starts: kernels that start.
+    refs: int64 [rows, 5]: where the references of a term begin, and how many it has; where those begin that pass
+    through memory, and how many they are; 1 where the term's own do as well. A formula's results come after its
+    operands. kind: as above. each: bytes that pass through memory for an element. starts: kernels that start.
     """
 
     offsets: Ints
