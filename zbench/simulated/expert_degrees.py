@@ -26,10 +26,10 @@ from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.gradient_order import EVERY_SHARE, GradientSeconds
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
 from zbench.simulator.steps.play import play_step
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layers import is_gradient_of_experts, of_experts
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
@@ -166,7 +166,7 @@ def _built(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan]) -> Step:
 def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[Floats, Floats]:
     """Returns the seconds of experts' computes and of all others on every GPU, of one layer, float64 [GPUs]."""
     layout, ops = step.layouts[template.layout], template.operations
-    seconds = compute_seconds(Sizes(layout, template), plan, cost)
+    seconds = compute_seconds(Sizes(layout, (template,)), plan, cost)
     compute = ops.kind == COMPUTE
     mine = compute & np.isin(ops.what, [at for at, one in enumerate(layout.formulas) if of_experts(one)])
     places = step.num_gpus
@@ -184,7 +184,7 @@ def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool)
     ops, cluster = template.operations, cost.cluster
     back = any(is_gradient_of_experts(layout.formulas[number]) for number in template.formulas)
     sent = np.flatnonzero((ops.kind != COMPUTE) & (ops.queue == _QUEUE))
-    size = Sizes(layout, template).moved(())[sent]
+    size = Sizes(layout, (template,)).moved(())[sent]
     src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
     link = cluster.link_of(src, dst)
     seconds, latency = cost.transfer_seconds(size, link), cost.latency_seconds(link)

@@ -13,9 +13,9 @@ import numpy as np
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
+from zbench.simulator.steps.computes.terms import MATMULS
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.hop_by_hop import HopByHop
-from zbench.simulator.steps.seconds import MATMULS
 from zbench.simulator.steps.variant import PlayedInstance
 from zbench.step.layers import without_counts
 from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE

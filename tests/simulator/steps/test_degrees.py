@@ -9,9 +9,9 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.job import make_cost
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.lower import encoding_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
-from zbench.simulator.steps.sizes import Sizes
 from zbench.step.byte_law import stated_bytes
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
@@ -103,7 +103,7 @@ def test_the_clock_s_bytes_are_the_law_s() -> None:
     told = {"parameters": 0, "gradients": 0}
     for one in step.order:
         template, layout = step.templates[one.template], step.layouts[step.templates[one.template].layout]
-        moved = Sizes(layout, template).moved(step.encodings)
+        moved = Sizes(layout, (template,)).moved(step.encodings)
         for op, size in zip(template.operations.table.tolist(), moved.tolist(), strict=True):
             of_layers = layout.tensors[op[1]].layers == "layer"
             there = [layer for layer in one.layers if not of_layers or 0 <= layer + op[7] < step.num_layers]

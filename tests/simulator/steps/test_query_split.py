@@ -18,9 +18,9 @@ from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.play import play_step
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
@@ -55,7 +55,7 @@ def attends(cost: Cost, plan: Plan, how: ExchangeOverlap) -> tuple[np.ndarray, n
     template = next(one for one in step.templates if one.name == "forward")
     layout, ops = step.layouts[0], template.operations
     formula = layout.labels.index("o")
-    seconds = compute_seconds(Sizes(layout, template), plan, cost.gpus)
+    seconds = compute_seconds(Sizes(layout, (template,)), plan, cost.gpus)
     mine = (ops.kind == COMPUTE) & (ops.what == formula)
     return ops.src[mine], seconds[mine]
 

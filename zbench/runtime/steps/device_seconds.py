@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.template import Step
 
@@ -32,7 +32,7 @@ class DeviceSeconds:
         layouts = plans_of_layouts(plans) if plans else []
         return tuple(
             compute_seconds(
-                Sizes(step.layouts[one.layout], one),
+                Sizes(step.layouts[one.layout], (one,)),
                 layouts[one.layout] if one.layout < len(layouts) else None,
                 self.cost,
             )

@@ -17,8 +17,10 @@ OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST, PIECES
 
 
 class CollectiveLegs(NamedTuple):
-    """Legs of all collectives, one after another; offsets by operation. pieces: of each operation."""
+    """Legs of collectives over different members, one after another; offsets by their number. number: by operation,
+    which it goes over; pieces: of each operation."""
 
+    number: Ints
     offsets: Ints
     member: Ints
     link: Ints
@@ -92,7 +94,7 @@ def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyp
     """Writes a collective: a meeting, all legs, another meeting. where: the operation's number, the hop and the edge
     that come next, the queue of the first meeting. Returns (next hop, next edge)."""
     number, at, count, meeting = where
-    begin, end, first = legs.offsets[number], legs.offsets[number + 1], at
+    begin, end, first = legs.offsets[legs.number[number]], legs.offsets[legs.number[number] + 1], at
     last = first + 1 + end - begin
     out[OP, first], out[QUEUE_A, first], out[AFTER, first] = number, -2 - meeting, START
     for leg in range(begin, end):
@@ -119,13 +121,15 @@ def _host_copy(out, at, number, op, size, to):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
-    """Returns (the table of hops, edges inside collectives, queues of meetings)."""
+def expand(ops, begin, size, lists, legs, to):  # type: ignore[no-untyped-def]
+    """Returns (the table of hops, edges inside collectives, queues of meetings of each variant). begin: where the
+    operations of variants begin, and one more for the end."""
     count, ends, node = 0, 0, to.member[-1]
     for number in range(len(ops)):
         op = ops[number]
         if op[0] == GATHER or op[0] == REDUCE:
-            legs_of_op = legs.offsets[number + 1] - legs.offsets[number]
+            which = legs.number[number]
+            legs_of_op = legs.offsets[which + 1] - legs.offsets[which] if which >= 0 else 0
             count += 2 + legs_of_op
             ends += legs_of_op
         else:
@@ -133,17 +137,19 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
     out = np.full((11, count), -1, np.int64)
     out[BYTES], out[IS_LAST], out[RANK], out[PIECES] = 0, 0, 0, 1
     edges = np.empty((2, ends), np.int64)
-    at, done, meeting = 0, 0, 0
+    at, done, variant, meetings = 0, 0, 0, np.zeros(len(begin) - 1, np.int64)
     for number in range(len(ops)):
         op = ops[number]
+        while begin[variant + 1] <= number:
+            variant += 1
         if op[0] == DROP or (op[0] != COMPUTE and size[number] < 0):
             continue
         if op[0] == COMPUTE:
             queue = op[2] * to.queues if op[2] < to.gpus else to.gpus * to.queues + op[2] - to.gpus
             out[OP, at], out[RANK, at], out[QUEUE_A, at], out[AFTER, at] = number, op[2], queue, START
         elif op[0] == GATHER or op[0] == REDUCE:
-            at, done = _collective(out, op, size[number], legs, to, edges, (number, at, done, meeting))
-            meeting += 2
+            at, done = _collective(out, op, size[number], legs, to, edges, (number, at, done, meetings[variant]))
+            meetings[variant] += 2
             continue
         elif op[2] >= to.gpus or op[3] >= to.gpus:
             _host_copy(out, at, number, op, size[number], to)
@@ -158,7 +164,7 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
             continue
         out[IS_LAST, at] = 1
         at += 1
-    return out[:, :at].copy(), edges[0], edges[1], meeting
+    return out[:, :at].copy(), edges[0, :done].copy(), edges[1, :done].copy(), meetings
 
 
 @nb.njit(cache=True)

@@ -16,9 +16,9 @@ from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.played_template import PlayedTemplate
-from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key
@@ -85,7 +85,7 @@ def _ended(rows: Ints, tables: AtomTables) -> Ints:
 
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
-    sizes, found = Sizes(of.layout, of.template), []
+    sizes, found = Sizes(of.layout, (of.template,)), []
     for number in of.template.formulas:
         formula = of.layout.formulas[number]
         if formula.terms[0].function in _MAKE_LOGITS:

@@ -1,4 +1,4 @@
-"""Lowers the operations of a template to hops, with their seconds, and the edges between them.
+"""Lowers the operations of templates to hops, with their seconds, and the edges between them.
 
 A compute is a hop on its GPU's compute queue, or on that of its node's CPUs. A send or a move is a direct transfer, or
 one that is routed over lanes, as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A
@@ -7,8 +7,11 @@ collective is a hop in which its members meet, a leg for each member on its own 
 links and each of the operations' queues.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from zbench.simulator.steps.expand import (
     BYTES,
     CLASS,
     IS_LAST,
+    OP,
     QUEUE_A,
     QUEUE_B,
     CollectiveLegs,
@@ -35,6 +39,7 @@ from zbench.simulator.steps.expand import (
 )
 from zbench.simulator.steps.trains.collectives import Legs, legs_of, pieces_of
 from zbench.step.layout import StepLayout
+from zbench.step.lists import PartLists
 from zbench.step.operations import DROP, GATHER, QUEUES, REDUCE
 from zbench.step.template import Step
 
@@ -126,29 +131,37 @@ def all_queues(cluster: Cluster) -> int:
     return cluster.num_ranks * gpu_queues(cluster) + cluster.num_nodes
 
 
-def lower(
-    step: Step,
-    where: tuple[StepLayout, Ints],
-    ops: Ints,
-    edges: tuple[Ints, Ints],
-    size: Ints,
-    seconds: Floats,
-    wires: ClusterPorts,
-) -> Lowered:
-    """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
+class PlacedOps(NamedTuple):
+    """Operations of a variant, int64 [n, columns], of which a message's first one stands for all of it. size: bytes,
+    and seconds: of computes, of every operation. producer, consumer: edges between operations. where: the places that
+    those of lists are."""
 
-    where: their layout, and where the places of its lists are. edges: between
-    operations. size: bytes, and seconds: of computes, of every operation.
+    ops: Ints
+    size: Ints
+    seconds: Floats
+    producer: Ints
+    consumer: Ints
+    where: Ints
+
+
+def lower(step: Step, layout: StepLayout, variants: Sequence[PlacedOps], wires: ClusterPorts) -> list[Lowered]:
+    """Lowers the operations of variants of one layout, all together.
 
     Raises:
         ValueError: an operation is where the cluster has nothing for it.
     """
-    cost, lists = wires.cost, where[0].lists
-    cluster = cost.cluster
-    check_places(step, ops, cluster)
-    legs, latency = _collectives(where, ops, size, wires)
-    latency += encoding_seconds(step, where, ops, size, cost)
-    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, wires.topology)
+    cost, lists = wires.cost, layout.lists
+    begin = np.cumsum([0, *(len(one.ops) for one in variants)])
+    ops, size, seconds = (np.concatenate([one[at] for one in variants]) for at in range(3))
+    edges = [
+        np.concatenate([one[at] + first for one, first in zip(variants, begin.tolist(), strict=False)]) for at in (3, 4)
+    ]
+    check_places(step, ops, cost.cluster)
+    legs, latency = _collectives(lists, variants, begin, ops, size, wires)
+    if (ops[:, 10] >= 0).any():
+        for one, first, end in zip(variants, begin[:-1], begin[1:], strict=True):
+            latency[first:end] += encoding_seconds(step, (layout, one.where), one.ops, one.size, cost)
+    table, *inside, meetings = expand(ops, begin, size, (lists.offsets, lists.parts), legs, wires.topology)
     of_class = np.where(table[CLASS] >= 0, table[CLASS], NVLINK)
     carried = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
     first, purpose, serial, computes, busy, delay = hop_columns(table, ops, (seconds, latency), carried, wires.classes)
@@ -156,11 +169,46 @@ def lower(
     pieces = cost.transfer_seconds(moved, link)
     if len(trains):
         busy[trains[:, 0]] = np.add.reduceat(pieces, np.cumsum(trains[:, 1]) - trains[:, 1])
-    more = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
+    between = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], serial, computes, busy, delay)
-    joined = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
-    producer, consumer = needed_edges(*joined, queued, all_queues(cluster))
-    return Lowered(table, queued, producer, consumer, purpose, int(meetings), trains, pieces)
+    joined = (np.concatenate(ends) for ends in zip(inside, between, strict=True))
+    needed = needed_edges(*joined, queued, all_queues(cost.cluster))
+    return _apart((begin, first[begin]), table, (queued, purpose), needed, meetings.tolist(), (trains, pieces))
+
+
+def _apart(
+    begin: tuple[Ints, Ints],
+    table: Ints,
+    columns: tuple[QueuedHops, Ints],
+    edges: tuple[Ints, Ints],
+    meetings: Sequence[int],
+    trains: tuple[Ints, Floats],
+) -> list[Lowered]:
+    """Returns the hops of variants each by itself. begin: where the operations and the hops of each begin, and one more
+    for the end."""
+    order = np.argsort(edges[0], kind="stable")
+    producer, consumer = (side[order] for side in edges)
+    of_edges, of_trains = (np.searchsorted(first, begin[1]).tolist() for first in (producer, trains[0][:, 0]))
+    of_pieces = np.append(0, np.cumsum(trains[0][:, 1]))[of_trains].tolist()
+    found = []
+    for at, (number, (first, end)) in enumerate(zip(begin[0].tolist(), pairwise(begin[1].tolist()), strict=False)):
+        mine, edge, train = table[:, first:end].copy(), slice(*of_edges[at : at + 2]), slice(*of_trains[at : at + 2])
+        mine[OP] -= number
+        mine[AFTER] -= np.where(mine[AFTER] >= 0, first, 0)
+        queued = QueuedHops(mine[QUEUE_A], mine[QUEUE_B], *(column[first:end] for column in columns[0][2:]))
+        found.append(
+            Lowered(
+                mine,
+                queued,
+                producer[edge] - first,
+                consumer[edge] - first,
+                columns[1][first:end],
+                meetings[at],
+                trains[0][train] - [first, 0],
+                trains[1][of_pieces[at] : of_pieces[at + 1]],
+            )
+        )
+    return found
 
 
 def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
@@ -198,25 +246,22 @@ def encoding_seconds(step: Step, where: tuple[StepLayout, Ints], ops: Ints, size
 
 
 def _collectives(
-    where: tuple[StepLayout, Ints], ops: Ints, size: Ints, wires: ClusterPorts
+    lists: PartLists, variants: Sequence[PlacedOps], begin: Ints, ops: Ints, size: Ints, wires: ClusterPorts
 ) -> tuple[CollectiveLegs, Floats]:
-    """Returns the legs of all collectives, and the latency of each operation."""
-    counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
+    """Returns the legs of all collectives, and the latency of each operation. begin: where the operations of each
+    variant begin."""
+    number, latency, pieces = np.full(len(ops), -1, np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
     mine = np.flatnonzero((ops[:, 0] >= GATHER) & (ops[:, 0] != DROP) & (size >= 0))
-    every: list[Legs] = []
-    of_list: dict[int, Legs] = {}
-    for op, which, moved in zip(mine.tolist(), ops[mine, 3].tolist(), size[mine].tolist(), strict=True):
-        if which not in of_list:
-            of_list[which] = wires.legs(where[1][where[0].lists[which]])
-        legs = of_list[which]
-        every.append(legs)
-        counts[op], latency[op], pieces[op] = len(legs.member), legs.latency, wires.pieces(legs, moved)
+    owner = np.searchsorted(begin, mine, side="right") - 1
+    members, number[mine] = np.unique(owner * len(lists) + ops[mine, 3], return_inverse=True)
+    legs = [wires.legs(variants[of // len(lists)].where[lists[of % len(lists)]]) for of in members.tolist()]
+    most = 1 + int(size.max(initial=0))
+    sent, at = np.unique(number[mine] * most + size[mine], return_inverse=True)
+    if len(mine):
+        latency[mine] = np.array([one.latency for one in legs])[number[mine]]
+        pieces[mine] = np.array([wires.pieces(legs[of // most], of % most) for of in sent.tolist()])[at]
     none = np.zeros(0, np.int64)
-    member, link = (
-        np.concatenate([none, *(one.member for one in every)]),
-        np.concatenate([none, *(one.link for one in every)]),
-    )
-    share = np.concatenate([np.zeros(0), *(one.share for one in every)])
-    offsets = np.zeros(len(ops) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return CollectiveLegs(offsets, member, link, share, pieces), latency
+    member, link = (np.concatenate([none, *(getattr(one, name) for one in legs)]) for name in ("member", "link"))
+    share = np.concatenate([np.zeros(0), *(one.share for one in legs)])
+    offsets = np.cumsum([0, *(len(one.member) for one in legs)])
+    return CollectiveLegs(number, offsets, member, link, share, pieces), latency

@@ -13,12 +13,11 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import WAITS, Plan
 from zbench.simulator.rounds import later_computes, round_waits
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
-from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.dataflow.messages import leaders
 from zbench.simulator.steps.dataflow.touched import OFFSETS, NamedPairs, named_pairs
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step, Template
@@ -40,32 +39,6 @@ class PlayedTemplate:
     lead: Ints
     seconds: Floats
     flow: Flow
-
-    @staticmethod
-    def of(step: Step, template: Template, plan: Plan | None, cost: Cost, arrays: LayoutArrays) -> "PlayedTemplate":
-        """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention; arrays: of
-        its layout."""
-        layout = step.layouts[template.layout]
-        ops, sizes = template.operations.table, Sizes(layout, template)
-        flow = template_flow(layout, template, step.num_places, arrays)
-        lead = _of_one_kind(layout, ops, leaders(ops, flow.producer, flow.consumer))
-        moved = sizes.moved(step.encodings)
-        size = _message_bytes(lead, moved)
-        producer, consumer = lead[flow.producer], lead[flow.consumer]
-        if plan is not None and any(getattr(plan, name) for name in WAITS):
-            more = _planned_waits(plan, layout, ops, size, Edges(producer, consumer))
-            producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
-        edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
-        edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
-        rows = flow.rows.copy()
-        rows[:, 1] = lead[rows[:, 1]]
-        seconds = compute_seconds(sizes, plan, cost)
-        flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
-        return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
-
-    def timed(self, plan: Plan | None, cost: Cost) -> "PlayedTemplate":
-        """Returns the template on a machine of other speeds. plan: as of `of`."""
-        return replace(self, seconds=compute_seconds(Sizes(self.layout, self.template), plan, cost))
 
     @cached_property
     def size(self) -> Ints:
@@ -115,6 +88,43 @@ class PlayedTemplate:
             if one.layers != NONE and not first <= offset <= last:
                 found.append((tensor, offset))
         return tuple(found)
+
+
+def played_templates(step: Step, templates: Sequence[Template], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
+    """Prepares templates of one layout of a step that was proven. plan: of its micro-batch, where it has attention."""
+    sizes = Sizes(step.layouts[templates[0].layout], templates)
+    moved, seconds = sizes.moved(step.encodings), compute_seconds(sizes, plan, cost)
+    return [
+        _played(step, one, plan, sizes, (moved[begin:end], seconds[begin:end]))
+        for one, begin, end in zip(templates, sizes.begin[:-1].tolist(), sizes.begin[1:].tolist(), strict=True)
+    ]
+
+
+def timed_templates(templates: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
+    """Returns templates of one layout on a machine of other speeds. plan: as of `played_templates`."""
+    sizes = Sizes(templates[0].layout, [one.template for one in templates])
+    seconds = np.split(compute_seconds(sizes, plan, cost), sizes.begin[1:-1])
+    return [replace(one, seconds=each) for one, each in zip(templates, seconds, strict=True)]
+
+
+def _played(
+    step: Step, template: Template, plan: Plan | None, sizes: Sizes, amounts: tuple[Ints, Floats]
+) -> PlayedTemplate:
+    """Prepares a template. amounts: bytes and seconds of its operations."""
+    layout, ops, (moved, seconds) = sizes.layout, template.operations.table, amounts
+    flow = template_flow(layout, template, step.num_places, sizes.arrays)
+    lead = _of_one_kind(layout, ops, leaders(ops, flow.producer, flow.consumer))
+    size = _message_bytes(lead, moved)
+    producer, consumer = lead[flow.producer], lead[flow.consumer]
+    if plan is not None and any(getattr(plan, name) for name in WAITS):
+        more = _planned_waits(plan, layout, ops, size, Edges(producer, consumer))
+        producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
+    edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
+    edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
+    rows = flow.rows.copy()
+    rows[:, 1] = lead[rows[:, 1]]
+    flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
+    return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
 
 
 def _message_bytes(lead: Ints, moved: Ints) -> Ints:

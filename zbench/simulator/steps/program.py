@@ -19,14 +19,17 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
-from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
-from zbench.simulator.steps.played_template import PlayedTemplate
+from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
-from zbench.simulator.steps.variant import PlayedInstance, Variant
+from zbench.simulator.steps.variant import AskedVariant, PlayedInstance, Variant, variants_of
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
 from zbench.step.template import ACROSS, ITEM_COLUMNS, Step
+
+_Likeness = tuple[
+    int, int, int, int, int
+]  # of instances: template, layers before and after, and of the first kind, place
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,12 @@ class StepParts:
     cost: Cost
     lasting: dict[str, Any] = field(default_factory=dict)
     _before: "StepParts | None" = None  # the same on a machine of other speeds
-    _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
-    _same: dict[tuple[int, ...], PlayedTemplate] = field(default_factory=dict)  # of micro-batches that are alike
     _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
-    _alike: dict[tuple[int, int, int, int, int], Variant] = field(default_factory=dict)
+    _alike: dict[_Likeness, Variant] = field(default_factory=dict)
     _reaches: dict[int, int] = field(default_factory=dict)  # PlayedTemplate.reach
-    _variants: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
-    _lowered: dict[tuple[int, tuple[tuple[int, int], ...], int], Variant] = field(default_factory=dict)
+    _variants: dict[tuple[Any, ...], Variant] = field(default_factory=dict)  # by template, and as `_lowered`
+    _lowered: dict[tuple[Any, ...], Variant] = field(default_factory=dict)  # by data flow, what is missing, and place
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
 
     def on(self, cost: Cost) -> "StepParts":
@@ -121,23 +122,59 @@ class StepParts:
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
         if number not in self._templates:
-            template = self.step.templates[number]
-            first = self.step.same_layouts[template.layout]
-            named = (getattr(one, name) for one in (template.needs, template.leaves) for name in ITEM_COLUMNS[:5])
-            key = first, id(template.operations), *map(id, named)  # counts of sums take no time
-            plan, before = self.plans[first] if first < len(self.plans) else None, self._before
-            if key not in self._same and before is not None:
-                known = before.template(number)
-                self._same[key] = known if before.cost == self.cost else known.timed(plan, self.cost)
-            elif key not in self._same:
-                if first not in self._arrays:
-                    self._arrays[first] = LayoutArrays.of(self.step.layouts[first])
-                self._same[key] = PlayedTemplate.of(self.step, template, plan, self.cost, self._arrays[first])
-            self._templates[number] = replace(self._same[key], template=template)
+            self._prepare(self.step.same_layouts[self.step.templates[number].layout])
         return self._templates[number]
 
-    def variant(self, number: int, layer: int, place: int, step: Step) -> Variant:
-        """Returns a template as it is for a layer, from a place on, of a step that may have fewer layers."""
+    @cached_property
+    def _numbers(self) -> dict[int, list[int]]:
+        """The templates of each layout, of layouts that are the same by the first of them."""
+        found: dict[int, list[int]] = {}
+        for number, one in enumerate(self.step.templates):
+            found.setdefault(self.step.same_layouts[one.layout], []).append(number)
+        return found
+
+    def _prepare(self, layout: int) -> None:
+        """Prepares all templates of a layout, those of micro-batches that are alike once."""
+        plan = self.plans[layout] if layout < len(self.plans) else None
+        templates, alike = self.step.templates, dict[tuple[int, ...], list[int]]()
+        for number in self._numbers[layout]:
+            one = templates[number]
+            named = (getattr(items, name) for items in (one.needs, one.leaves) for name in ITEM_COLUMNS[:5])
+            key = id(one.operations), *map(id, named)  # counts of sums take no time
+            alike.setdefault(key, []).append(number)
+        firsts = [numbers[0] for numbers in alike.values()]
+        if self._before is None:
+            found = played_templates(self.step, [templates[number] for number in firsts], plan, self.cost)
+        else:
+            found = [self._before.template(number) for number in firsts]
+            if self._before.cost != self.cost:
+                found = timed_templates(found, plan, self.cost)
+        for numbers, played in zip(alike.values(), found, strict=True):
+            self._templates[numbers[0]] = played
+            for number in numbers[1:]:
+                self._templates[number] = replace(played, template=templates[number])
+
+    def variants(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[Variant]:
+        """Returns templates, each (number, layer, place), as they are for a layer, from a place on, of a step that may
+        have fewer layers. Those that are new are lowered together."""
+        keys = [self._likeness(*one, step) for one in instances]
+        new = {key: layer for key, (_, layer, _) in zip(keys, instances, strict=True) if key not in self._alike}
+        exact, asked = dict[_Likeness, tuple[Any, ...]](), dict[tuple[Any, ...], AskedVariant]()
+        for key, layer in new.items():
+            of, place = self.template(key[0]), key[4]
+            missing = of.missing(*key[1:4])
+            same = exact[key] = id(of.flow), missing, place
+            if same not in self._lowered and same not in asked:
+                asked[same] = AskedVariant(of, missing, place, step.where(max(place, ACROSS), layer))
+        self._lowered.update(zip(asked, variants_of(list(asked.values()), self._ports), strict=True))
+        for key, same in exact.items():
+            of, known = self.template(key[0]), self._lowered[same]
+            one = known if known.of is of else replace(known, of=of)
+            self._alike[key] = self._variants.setdefault((key[0], *same), one)
+        return [self._alike[key] for key in keys]
+
+    def _likeness(self, number: int, layer: int, place: int, step: Step) -> _Likeness:
+        """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
         low, high = step.span(layer, place)
         if place == ACROSS:
             shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
@@ -145,34 +182,14 @@ class StepParts:
         reach = self._reaches.get(number)
         if reach is None:
             reach = self._reaches[number] = self.template(number).reach
-        # What is farther away is not touched.
         leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
-        key = (number, min(layer - low, reach), min(high - layer, reach), leading, place)
-        if key not in self._alike:
-            missing = self.template(number).missing(*key[1:4])
-            if (number, missing, place) not in self._variants:
-                of = self.template(number)
-                same = id(of.flow), missing, place
-                if same not in self._lowered:
-                    where = step.where(max(place, ACROSS), layer)
-                    self._lowered[same] = Variant.of_layers(of, missing, (place, where), self._ports)
-                self._variants[number, missing, place] = replace(self._lowered[same], of=of)
-            self._alike[key] = self._variants[number, missing, place]
-        return self._alike[key]
+        return number, min(layer - low, reach), min(high - layer, reach), leading, place
 
     @cached_property
     def of_step(self) -> tuple[list[Variant], Ints]:
         """The variants of the step, all layers, and the number of each instance's, int64 [instances]."""
-        number, which = dict[int, int](), []
-        variants: list[Variant] = []
-        for one in self.step.order:
-            for layer in one.layers:
-                variant = self.variant(one.template, layer, one.place, self.step)
-                if id(variant) not in number:
-                    number[id(variant)] = len(variants)
-                    variants.append(variant)
-                which.append(number[id(variant)])
-        return variants, np.array(which, np.int64)
+        every = [(one.template, layer, one.place) for one in self.step.order for layer in one.layers]
+        return numbered(self.variants(every, self.step))
 
     def tables(self, variants: Sequence[Variant]) -> VariantTables:
         """Returns what programs take from some of its variants."""
@@ -188,14 +205,13 @@ class StepParts:
 def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
     """Puts instances, each (entry of the step's order, layer), into a program. step: with the layers that are there,
     maybe fewer than that of the parts."""
-    instances, runs = [], parts.step.runs
-    for entry, layer in order:
-        of = step.order[entry]
-        variant = parts.variant(of.template, layer, of.place, step)
-        instances.append(PlayedInstance(entry, runs[entry], of.template, layer, variant))
-    variants = list({id(one.variant): one.variant for one in instances}.values())
-    number = {id(one): at for at, one in enumerate(variants)}
-    which = np.array([number[id(one.variant)] for one in instances], np.int64)
+    runs, entries = parts.step.runs, [(step.order[entry], layer) for entry, layer in order]
+    of_instances = parts.variants([(one.template, layer, one.place) for one, layer in entries], step)
+    instances = [
+        PlayedInstance(entry, runs[entry], step.order[entry].template, layer, variant)
+        for (entry, layer), variant in zip(order, of_instances, strict=True)
+    ]
+    variants, which = numbered(of_instances)
     tables = parts.tables(variants)
     begin = np.concatenate([[0], np.cumsum(np.diff(tables.stacked.begin)[which])])
     stage = {place: at for at, place in enumerate(dict.fromkeys(one.variant.place for one in instances))}
@@ -205,6 +221,13 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     found = assembled_hops(tables.stacked, rows[:, [0, 3]], between, tables.queues)
     queues = gpu_queues(parts.cost.cluster)
     return StepProgram(tuple(instances), begin, found, variants, tables.stacked, which, tables.queues, queues)
+
+
+def numbered(of_instances: Sequence[Variant]) -> tuple[list[Variant], Ints]:
+    """Returns the variants of instances, each once, and the number of each instance's, int64 [instances]."""
+    number = dict[int, int]()
+    which = [number.setdefault(id(one), len(number)) for one in of_instances]
+    return list({id(one): one for one in of_instances}.values()), np.array(which, np.int64)
 
 
 def _meeting_queues(variants: Sequence[Variant], every: int) -> tuple[list[int], int]:

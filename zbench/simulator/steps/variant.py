@@ -1,7 +1,9 @@
 """A template for the layers, and from the place, that it is played for: its hops, what it waits for and leaves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -16,9 +18,18 @@ from zbench.simulator.steps.dataflow.touched import (
     touched_items,
 )
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
-from zbench.simulator.steps.lower import ClusterPorts, Lowered, lower
+from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
 from zbench.simulator.steps.played_template import PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, GATHER, MOVE, REDUCE, SEND
+
+
+class AskedVariant(NamedTuple):
+    """A variant before it is made; fields as of Variant."""
+
+    of: PlayedTemplate
+    missing: tuple[tuple[int, int], ...]
+    place: int
+    where: Ints
 
 
 @dataclass(frozen=True)
@@ -37,28 +48,6 @@ class Variant:
     missing: tuple[tuple[int, int], ...]
     place: int
     where: Ints
-
-    @staticmethod
-    def of_layers(
-        template: PlayedTemplate, missing: tuple[tuple[int, int], ...], start: tuple[int, Ints], wires: ClusterPorts
-    ) -> "Variant":
-        """Returns a template without the transfers of what is not there. start: its place, and where its places are."""
-        place, where = start
-        gone, of = np.array(missing, np.int64).reshape(-1, 2), template.flow
-        bytes_there, rows_there = template.without(missing)
-        ops, size, seconds, producer, consumer, rows = _of_layers(
-            template.ops, (bytes_there, template.seconds), (of.producer, of.consumer), rows_there, gone, where
-        )
-        lowered = lower(
-            template.step,
-            (template.layout, where),
-            ops,
-            (producer, consumer),
-            size,
-            seconds,
-            wires,
-        )
-        return Variant(template, ops, lowered, rows, missing, place, where)
 
     @cached_property
     def kinds(self) -> Ints:
@@ -117,6 +106,30 @@ class PlayedInstance:
     template: int
     layer: int
     variant: Variant
+
+
+def variants_of(asked: Sequence[AskedVariant], wires: ClusterPorts) -> list[Variant]:
+    """Returns templates of one step without the transfers of what is not there, those of a layout lowered together."""
+    found, layouts = dict[int, Variant](), dict[int, list[int]]()
+    for number, one in enumerate(asked):
+        layouts.setdefault(id(one.of.layout), []).append(number)
+    for numbers in layouts.values():
+        placed, rows = [], []
+        for number in numbers:
+            of, missing, _, where = asked[number]
+            gone = np.array(missing, np.int64).reshape(-1, 2)
+            size, mine = of.without(missing)
+            edges = of.flow.producer, of.flow.consumer
+            *columns, there = _of_layers(of.ops, (size, of.seconds), edges, mine, gone, where)
+            placed.append(PlacedOps(*columns, where))
+            rows.append(there)
+        first = asked[numbers[0]].of
+        for number, one, mine, lowered in zip(
+            numbers, placed, rows, lower(first.step, first.layout, placed, wires), strict=True
+        ):
+            of, missing, place, where = asked[number]
+            found[number] = Variant(of, one.ops, lowered, mine, missing, place, where)
+    return [found[number] for number in range(len(asked))]
 
 
 @nb.njit(cache=True)

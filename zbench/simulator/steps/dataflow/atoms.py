@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
-from zbench.describe.arrays import Flags, Ints
+from zbench.describe.arrays import Ints
+from zbench.describe.compiled import INNER
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.layout import StepLayout
 from zbench.step.operations import GATHER, REDUCE
@@ -50,35 +50,21 @@ class AtomTables(NamedTuple):
 
 def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) -> AtomTables:
     """Cuts a template's indices into atoms, and says its lists, maps and homes in them. arrays: of its layout."""
-    lists, first = layout.lists, arrays.first
     contract = template.needs.table, template.leaves.table
-    used, moved = _named(template.operations.table, *contract, len(lists), len(layout.tensors))
-    atom, counts = _cut(used, arrays.lists, first, arrays.maps)
-    shape = np.append(counts, 1)[arrays.axes]  # an axis that is not there, -1, is one atom
-    cells = shape[:, 0] * shape[:, 1]
-    first_cell = np.cumsum(cells) - cells
-    cut = (atom, first, arrays.sizes, arrays.axes, shape)
-    list_offsets, atoms = _lists_of_atoms(used, arrays.lists, atom, first)
-    of_finer, maps = _maps_of_atoms(atom, counts, first, arrays.maps)
-    home_offsets, places, home_bytes = _homes_of_atoms(cut, arrays.unit, moved, arrays.homes, arrays.amounts)
+    (list_offsets, atoms), maps, shape, homes, cell_bytes = _tables(template.operations.table, *contract, arrays)
     return AtomTables(
         list_offsets,
         atoms,
         layout.bound.offsets,
         layout.bound.rows,
-        of_finer,
-        maps,
-        shape[:, 0].copy(),
-        shape[:, 1].copy(),
-        first_cell,
-        home_offsets,
-        places,
-        home_bytes,
-        lists.offsets,
-        lists.parts,
+        *maps,
+        *shape,
+        *homes,
+        layout.lists.offsets,
+        layout.lists.parts,
         arrays.nature,
         layout.layered,
-        _cell_bytes(cut, arrays.unit, arrays.amounts),
+        cell_bytes,
         layout.counts,
     )
 
@@ -90,7 +76,7 @@ def row_positions(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
     return first + np.arange(len(first)), sizes
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _named(ops, needs, leaves, lists, tensors):  # type: ignore[no-untyped-def]
     """Returns which lists of a layout operations or contracts name as parts, and which tensors collectives move or
     contracts have at home. lists, tensors: how many there are."""
@@ -111,24 +97,40 @@ def _named(ops, needs, leaves, lists, tensors):  # type: ignore[no-untyped-def]
     return used, moved
 
 
-def _mixed(numbers: Ints) -> NDArray[np.uint64]:
-    """Returns 64 bits for every number that look random and are always the same (the last steps of splitmix64, Steele,
-    Lea, Flood 2014)."""
-    x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+@nb.njit(cache=True)
+def _tables(ops, needs, leaves, arrays):  # type: ignore[no-untyped-def]
+    """Returns lists in atoms, maps in atoms, (shape0, shape1, first_cell), (home_offsets, homes, home_bytes) and
+    cell_bytes, as of `AtomTables`."""
+    axes, first = arrays.axes, arrays.first
+    used, moved = _named(ops, needs, leaves, len(arrays.lists[0]), len(axes))
+    atom, counts = _cut(used, arrays.lists, first, arrays.maps)
+    shape = np.ones((len(axes), 2), np.int64)  # an axis that is not there, -1, is one atom
+    for tensor in range(len(axes)):
+        for axis in range(2):
+            if axes[tensor, axis] >= 0:
+                shape[tensor, axis] = counts[axes[tensor, axis]]
+    cells = shape[:, 0] * shape[:, 1]
+    cut = (atom, first, arrays.sizes, axes, shape)
+    return (
+        _lists_of_atoms(used, arrays.lists, atom, first),
+        _maps_of_atoms(atom, counts, first, arrays.maps),
+        (shape[:, 0].copy(), shape[:, 1].copy(), np.cumsum(cells) - cells),
+        _homes_of_atoms(cut, arrays.unit, moved, arrays.homes, arrays.amounts),
+        _cell_bytes(cut, arrays.unit, arrays.amounts),
+    )
+
+
+@nb.njit(**INNER)
+def _mixed(number):  # type: ignore[no-untyped-def]
+    """Returns 64 bits for a number that look random and are always the same (the last steps of splitmix64, Steele, Lea,
+    Flood 2014)."""
+    x = (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
+    return x ^ (x >> np.uint64(31))
 
 
-def _cut(used: Flags, lists: tuple[Ints, Ints, Ints], first: Ints, maps: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints]:
-    """Returns (the atom of every part, of all indices one after another; the number of atoms of each). Parts with the
-    same sum of their lists' random numbers are in the same lists; a map's finer index is cut so that each of its atoms
-    lies in one of the coarser."""
-    found: tuple[Ints, Ints] = _summed(used, _mixed(np.arange(len(used))), lists, first, maps)
-    return found
-
-
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _numbered(values, found):  # type: ignore[no-untyped-def]
     """Numbers values, equal ones alike; returns how many there are."""
     order, count = np.argsort(values), 0
@@ -139,15 +141,19 @@ def _numbered(values, found):  # type: ignore[no-untyped-def]
     return count + 1 if len(order) else 0
 
 
-@nb.njit(cache=True)
-def _summed(used, mixed, lists, first, maps):  # type: ignore[no-untyped-def]
+@nb.njit(**INNER)
+def _cut(used, lists, first, maps):  # type: ignore[no-untyped-def]
+    """Returns (the atom of every part, of all indices one after another; the number of atoms of each). Parts with the
+    same sum of their lists' random numbers are in the same lists; a map's finer index is cut so that each of its atoms
+    lies in one of the coarser."""
     of, offsets, parts = lists
     ends, map_offsets, map_parts = maps
     sums = np.zeros(first[-1], np.uint64)
     for which in range(len(used)):
         if used[which] and of[which] >= 0:
+            mixed = _mixed(which)
             for at in range(offsets[which], offsets[which + 1]):
-                sums[first[of[which]] + parts[at]] += mixed[which]
+                sums[first[of[which]] + parts[at]] += mixed
     atom, counts = np.zeros(first[-1], np.int64), np.ones(len(first) - 1, np.int64)
     for index in range(len(counts)):
         a, b = first[index], first[index + 1]
@@ -163,7 +169,7 @@ def _summed(used, mixed, lists, first, maps):  # type: ignore[no-untyped-def]
     return atom, counts
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _lists_of_atoms(used, lists, atom, first):  # type: ignore[no-untyped-def]
     """Returns the atoms of every list, compressed rows by list number, ascending in each."""
     of, offsets, parts = lists
@@ -182,7 +188,7 @@ def _lists_of_atoms(used, lists, atom, first):  # type: ignore[no-untyped-def]
     return starts, found[:count].copy()
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _maps_of_atoms(atom, counts, first, maps):  # type: ignore[no-untyped-def]
     """Returns the coarser atom of every finer one, compressed rows by map."""
     ends, map_offsets, map_parts = maps
@@ -197,7 +203,7 @@ def _maps_of_atoms(atom, counts, first, maps):  # type: ignore[no-untyped-def]
     return offsets, found
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
     """Returns (the cell of atoms that a cell of parts lies in, the product of its parts' sizes)."""
     atom, first, sizes, axes, shape = cut
@@ -211,7 +217,7 @@ def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
     return atom[a] * shape[tensor, 1] + atom[b], sizes[a] * sizes[b]
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untyped-def]
     """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors that are `moved`;
     the rest have none."""
@@ -245,7 +251,7 @@ def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untype
     return offsets, places[:count].copy(), held[:count].copy()
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _cell_bytes(cut, unit, amounts):  # type: ignore[no-untyped-def]
     """Returns the bytes of every cell of atoms, of all tensors one after another."""
     atom, first, sizes, axes, shape = cut

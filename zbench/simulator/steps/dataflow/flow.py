@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
 from zbench.simulator.steps.dataflow.chains import (
     FlowState,
@@ -49,19 +49,30 @@ class Flow:
 
 def template_flow(layout: StepLayout, template: Template, num_places: int, arrays: LayoutArrays) -> Flow:
     """Follows the items of a template that was proven. arrays: of its layout."""
-    tables, ops = atom_tables(layout, template, arrays), template.operations.table
-    low = int(min(ops[:, 7].min(initial=0), template.needs.layer.min(initial=0)))
-    high = int(max(ops[:, 7].max(initial=0), template.needs.layer.max(initial=0))) + 1
-    count = high - low + 1
-    cells = tables.shape0 * tables.shape1
-    room = cells * num_places * count
-    needed = np.zeros((len(cells), count), bool)
-    needed[template.needs.tensor, template.needs.layer - low] = True
-    where = ItemSpace(np.cumsum(room) - room, low, count, num_places, needed)
-    items, nodes, drops = _sizes(tables, ops).tolist()
+    tables = atom_tables(layout, template, arrays)
+    return Flow(*_walked(tables, template.operations.table, template.needs.table, num_places), tables)
+
+
+@nb.njit(cache=True)
+def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
+    """Returns the fields of `Flow` but for the last. needs: of the contract. places: how many there are."""
+    low, high = 0, 0
+    for op in ops:
+        low, high = min(low, op[7]), max(high, op[7])
+    for item in needs:
+        low, high = min(low, item[1]), max(high, item[1])
+    count, cells = high - low + 2, t.shape0 * t.shape1
+    room = cells * places * count
+    needed = np.zeros((len(cells), count), np.bool_)
+    for item in needs:
+        needed[item[0], item[1] - low] = True
+    where = ItemSpace(np.cumsum(room) - room, low, count, places, needed)
+    items, nodes, drops = _sizes(t, ops)
     edges, rows = 4 * len(ops) + nodes, 4 * len(ops) + nodes  # more is rare, and then it is done again
+    slots = 16
+    while slots <= items + items // 2 + 2:
+        slots *= 2
     while True:
-        slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
         state = FlowState(
             np.full(slots, EMPTY, np.int64),
             np.empty(slots, np.int32),
@@ -69,20 +80,20 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
             np.empty(items, np.int64),
             np.empty((items, 6), np.int64),
             np.zeros((drops, 6), np.int64),
-            np.zeros(nodes + 1, np.int64),
-            np.zeros(nodes + 1, np.int64),
+            np.empty(nodes + 1, np.int64),
+            np.empty(nodes + 1, np.int64),
             np.full(len(ops) + 1, -1, np.int64),
-            np.full(4 * len(cells) * count * num_places, -1, np.int64),
+            np.full(4 * len(cells) * count * places, -1, np.int64),
             np.zeros(5, np.int64),
-            np.zeros((edges, 2), np.int64),
-            np.zeros((rows, 5), np.int64),
+            np.empty((edges, 2), np.int64),
+            np.empty((rows, 5), np.int64),
         )
-        _follow(tables, where, ops, state)
-        _, used_edges, used_rows, _, used_items = state.used.tolist()
+        _follow(t, where, ops, state)
+        used_edges, used_rows, used_items = state.used[1], state.used[2], state.used[4]
         if used_edges <= edges and used_rows <= rows:
-            found = state.edges[:used_edges]
-            ends = found[:, 0].copy(), found[:, 1].copy()
-            return Flow(*ends, state.rows[:used_rows], state.life[:used_items], state.ended, tables)
+            ends = state.edges[:used_edges]
+            left = state.rows[:used_rows].copy(), state.life[:used_items].copy()
+            return ends[:, 0].copy(), ends[:, 1].copy(), left[0], left[1], state.ended
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
@@ -91,7 +102,7 @@ def _length(t, which):  # type: ignore[no-untyped-def]
     return 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
 
 
-@nb.njit(cache=True)
+@nb.njit(**IN_PLACE)
 def _sizes(t, ops):  # type: ignore[no-untyped-def]
     """Returns (items that are touched, nodes of chains, copies that are forgotten) at most."""
     items, nodes, drops = 0, 0, 0
@@ -117,7 +128,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
                 ends += 2 * homes
             items += product * ends
             nodes += product * ends
-    return np.array([items, nodes, drops])
+    return items, nodes, drops
 
 
 @nb.njit(**IN_PLACE)
@@ -190,7 +201,7 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     adds_item(t, where, state, number, (tensor, layer, home, cell))
 
 
-@nb.njit(**ENTERED_IN_PLACE)
+@nb.njit(**IN_PLACE)
 def _follow(t, where, ops, state):  # type: ignore[no-untyped-def]
     for number in range(len(ops)):
         if ops[number, 0] == COMPUTE:

@@ -28,6 +28,12 @@ class LayoutArrays(NamedTuple):
     amounts: tuple[Ints, Ints]
     nature: Ints
 
+    @property
+    def index_sizes(self) -> Ints:
+        """The tokens, heads or columns of all parts of every index, int64 [indices]."""
+        total = np.append(0, np.cumsum(self.sizes))
+        return np.diff(total[self.first])
+
     @staticmethod
     def of(layout: StepLayout) -> "LayoutArrays":
         """Reads a layout."""

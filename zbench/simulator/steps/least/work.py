@@ -23,8 +23,8 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.seconds import compute_seconds
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.trains.collectives import legs_of
 from zbench.step.formula import Formula
 from zbench.step.layers import is_sliced
@@ -138,7 +138,7 @@ class _Reading:
         device, template = self.cost.cluster.device, next(one for one in self.step.templates if one.name == name)
         slower = replace(device, kernel_seconds=2 * device.kernel_seconds)
         twice = replace(self.cost, cluster=replace(self.cost.cluster, device=slower))
-        sizes = Sizes(self.step.layouts[0], template)
+        sizes = Sizes(self.step.layouts[0], (template,))
         once, more = (compute_seconds(sizes, self.plan, cost) for cost in (self.cost, twice))
         for number in template.formulas:
             formula = sizes.layout.formulas[number]

@@ -1,5 +1,6 @@
 """Seconds of a step's attends, counted as a plan's are: by what queries see of the keys that they are given."""
 
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numba as nb
@@ -8,44 +9,62 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.area import Work, work
-from zbench.plans.columns import ATTEND, Blocks, Column, Lists, Ops
+from zbench.plans.columns import ATTEND, Blocks, Lists, Ops
 from zbench.plans.cut_blocks import cut_blocks
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.sizes import Sizes
+from zbench.simulator.steps.computes.sizes import Sizes
 
 
-def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: Cost) -> Floats:
-    """Returns the seconds of operations `mine`, computes of attention's formula, float64 [len(mine)].
+@dataclass(frozen=True)
+class AttendSeconds:
+    """The seconds of computes of attention's formulas. plan: the micro-batch's, for its blocks; groups of the relation
+    that attention has are its blocks."""
 
-    plan: the micro-batch's, for its blocks; groups of the relation that attention has are its blocks. What is attended
-    is read off the operations' own lists.
-    """
-    layout, ops = sizes.layout, sizes.template.operations
-    formula = layout.formulas[int(ops.what[mine[0]])]
-    number, first, second = layout.bound.relation[int(ops.what[mine[0]])].tolist()
-    relation = layout.relations[number]
-    block = relation.second_group  # of every part of t: keys are named by whole blocks
-    columns = (ops.list0, ops.list1, ops.list2)
-    heads = next(column for slot, column in zip(formula.slots, columns, strict=True) if slot == "h")
-    lists, numbers = list[int](), []
-    for column in (columns[first][mine], columns[second][mine]):
-        distinct, at = np.unique(column, return_inverse=True)
-        numbers.append(len(lists) + at.reshape(-1))
-        lists += distinct.tolist()
-    low, high = _heads(sizes, heads[mine], plan.num_heads)
-    rank = ops.src[mine]
-    listed = Ops.attends(rank, (low, high), numbers[0], numbers[1])
-    # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
-    own = plan.with_(forward=listed, backward=listed, num_ranks=int(rank.max()) + 1)
-    rows = Lists(*_lists_of_blocks(layout.lists.offsets, layout.lists.parts, np.array(lists, np.int64), block))
-    if relation.first_group.max() == block.max():
-        own = own.with_(lists=rows)
-        amount = _counted(plan, own.lists, (numbers[0], numbers[1])) or work(own, listed)[1]
-    else:
+    sizes: Sizes
+    plan: Plan
+    cost: Cost
+    _known: dict[tuple[int, bytes], tuple[Plan, Ops, Work]] = field(default_factory=dict, init=False, repr=False)
+
+    def of(self, mine: Ints, backward: bool) -> Floats:
+        """Returns the seconds of operations `mine`, computes of one formula, float64 [len(mine)]. What is attended is
+        read off the operations' own lists; a backward mostly attends what its forward does."""
+        layout, ops = self.sizes.layout, self.sizes.ops[mine]
+        formula = layout.formulas[int(ops[0, 1])]
+        number, first, second = layout.bound.relation[int(ops[0, 1])].tolist()
+        given = ops[:, [2, 4 + first, 4 + second, 4 + formula.slots.index("h")]]
+        key = number, given.tobytes()
+        if key not in self._known:
+            self._known[key] = self._attended(number, given)
+        own, listed, amount = self._known[key]
+        return self.cost.attend_seconds(own, listed, np.arange(len(listed)), amount, backward)
+
+    def _attended(self, relation: int, given: Ints) -> tuple[Plan, Ops, Work]:
+        """Returns attends as operations of a plan, with it and their work. relation: that they are for. given: by
+        operation, its place and its lists of queries, keys and heads."""
+        layout, plan, of = self.sizes.layout, self.plan, self.sizes.layout.relations[relation]
+        block = of.second_group  # of every part of t: keys are named by whole blocks
+        lists, numbers = list[int](), []
+        for column in (given[:, 1], given[:, 2]):
+            distinct, at = np.unique(column, return_inverse=True)
+            numbers.append(len(lists) + at.reshape(-1))
+            lists += distinct.tolist()
+        heads = self._first_heads(given[:, 3])
+        listed = Ops.attends(given[:, 0], (heads, heads + self.sizes.of_lists[given[:, 3]]), numbers[0], numbers[1])
+        # A plan of as many ranks as there are places: a GPU of a tensor-parallel group is one of its own here.
+        own = plan.with_(forward=listed, backward=listed, num_ranks=int(given[:, 0].max()) + 1)
+        rows = Lists(*_lists_of_blocks(layout.lists.offsets, layout.lists.parts, np.array(lists, np.int64), block))
+        if of.first_group.max() == block.max():
+            own = own.with_(lists=rows)
+            return own, listed, _counted(plan, own.lists, (numbers[0], numbers[1])) or work(own, listed)[1]
         parts, items = cut_blocks(plan.blocks, block, layout.index["t"].sizes), [layout.lists[which] for which in lists]
         amount = work(own.with_(blocks=parts, lists=Lists.of(items)), listed)[1]
-        own = _named(own, items, rows, parts.tokens)
-    return cost.attend_seconds(own, listed, np.arange(len(listed)), amount, backward)
+        return _named(own, items, rows, parts.tokens), listed, amount
+
+    def _first_heads(self, lists: Ints) -> Ints:
+        """Returns the first query head of lists of parts, counted in the slice of a tensor-parallel group."""
+        layout = self.sizes.layout
+        ends = np.append(0, np.cumsum(layout.index["h"].sizes))
+        return np.asarray(ends[layout.lists.parts[layout.lists.offsets[lists]]] % self.plan.num_heads, np.int64)
 
 
 @nb.njit(cache=True)
@@ -117,12 +136,3 @@ def _in_order(offsets, items, which):  # type: ignore[no-untyped-def]
         row = items[offsets[which[at]] : offsets[which[at] + 1]]
         found[begin[at] : begin[at + 1]] = row if (row[1:] >= row[:-1]).all() else np.sort(row)
     return begin, found
-
-
-def _heads(sizes: Sizes, lists: Column, num_heads: int) -> tuple[Ints, Ints]:
-    """Returns the first and the last query head of lists of parts, counted in the slice of a tensor-parallel group."""
-    layout = sizes.layout
-    ends = np.concatenate([[0], np.cumsum(layout.index["h"].sizes)])
-    first = {which: int(ends[layout.lists[which][0]]) % num_heads for which in np.unique(lists).tolist()}
-    low = np.array([first[which] for which in lists.tolist()], np.int64)
-    return low, low + sizes.of_lists[lists]

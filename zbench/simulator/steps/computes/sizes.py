@@ -1,25 +1,50 @@
 """Sizes of what operations of a template read, make and move."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
+from zbench.simulator.steps.computes.works import Counted, Named
 from zbench.simulator.steps.dataflow.atoms import row_positions
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.template import Encoding, Template
 
+_ATTENDS = ("attend", "attend_d")
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a template's operations in a layout."""
+    """The sizes of the operations of templates of one layout, those of one template after another."""
 
     layout: StepLayout
-    template: Template
+    templates: Sequence[Template]
+
+    @cached_property
+    def ops(self) -> Ints:
+        """The operations, int64 [operations, columns]."""
+        tables = [one.operations.table for one in self.templates]
+        return np.concatenate(tables) if len(tables) > 1 else tables[0]
+
+    @cached_property
+    def begin(self) -> Ints:
+        """Where the operations of each template begin, and one more for the end, int64 [templates + 1]."""
+        return np.cumsum([0, *(len(one.operations) for one in self.templates)])
+
+    @cached_property
+    def arrays(self) -> LayoutArrays:
+        """The layout as arrays."""
+        return LayoutArrays.of(self.layout)
+
+    def is_of(self, number: int) -> Flags:
+        """Returns whether each operation computes a formula."""
+        return np.asarray((self.ops[:, 0] == COMPUTE) & (self.ops[:, 1] == number))
 
     def of(self, formula: Formula, mine: Ints) -> "ComputeSizes":
         """Returns the sizes of operations `mine`, which compute a formula."""
@@ -30,27 +55,85 @@ class Sizes:
         """Tokens, heads or columns of every list, int64 [lists]; 0 of lists of places and lanes."""
         return self.layout.sizes_of_lists
 
+    @cached_property
+    def named(self) -> Named:
+        """What operations may name, as compiled loops read it."""
+        layout, arrays = self.layout, self.arrays
+        bound, number = layout.bound, layout.number
+        index_sizes = arrays.index_sizes.astype(np.float64)
+        of_batch = np.array([*(one.of_batch for one in layout.indices), False], np.bool_)
+        names = [one.name for one in layout.tensors]
+        return Named(
+            bound.offsets,
+            bound.rows,
+            bound.slots,
+            layout.lists.offsets,
+            self.of_lists,
+            index_sizes,
+            of_batch[:-1],
+            arrays.unit * np.append(index_sizes, 1.0)[arrays.axes].prod(axis=1),
+            np.array([number.get(name.removeprefix("d"), at) for at, name in enumerate(names)], np.int64),
+            of_batch[arrays.axes].any(axis=1),
+        )
+
+    @cached_property
+    def attends(self) -> list[tuple[Template, Ints, bool]]:
+        """The computes of attention, those of each template and formula together: whose they are, which, and whether
+        they are of a backward."""
+        found = []
+        functions = [one.terms[0].function for one in self.layout.formulas]
+        for template, begin, end in zip(self.templates, self.begin[:-1], self.begin[1:], strict=True):
+            for number in template.formulas:
+                if functions[number] in _ATTENDS:
+                    mine = begin + np.flatnonzero(self.is_of(number)[begin:end])
+                    found.append((template, mine, functions[number] == "attend_d"))
+        return found
+
+    @cached_property
+    def counted(self) -> Counted:
+        """What is counted formula by formula: cells of which some tokens go somewhere, and pairs of which some meet."""
+        layout = self.layout
+        bytes_at, meeting_at = (
+            np.full(len(layout.bound.rows), -1, np.int64),
+            np.full(len(layout.formulas), -1, np.int64),
+        )
+        routed, sizes, shares = np.zeros(len(layout.formulas), np.bool_), [np.zeros(0)], [np.zeros(0)]
+        amounts = np.array([one.amounts is not None for one in layout.tensors], np.bool_)
+        for number in {number for one in self.templates for number in one.formulas}:
+            formula, begin = layout.formulas[number], int(layout.bound.offsets[number])
+            refs = [*formula.operands, *formula.results]
+            given = [at for at in range(len(refs)) if amounts[layout.bound.rows[begin + at, 1]]]
+            attends = formula.terms[0].function in _ATTENDS
+            if attends or not (given or formula.relation):
+                continue
+            one = self.of(formula, np.flatnonzero(self.is_of(number)))
+            for at in given:
+                bytes_at[begin + at] = sum(map(len, sizes))
+                sizes.append(one.bytes_of(refs[at]))
+            routed[number] = one.routed is not None
+            if formula.relation and not routed[number]:
+                meeting_at[number] = sum(map(len, shares))
+                shares.append(one.meeting)
+        return Counted(bytes_at, np.concatenate(sizes), meeting_at, np.concatenate(shares), routed)
+
     def moved(self, encodings: tuple[Encoding, ...]) -> Ints:
         """Returns the bytes of the cells that every operation names, int64 [operations]; 0 of computes."""
-        ops, layout = self.template.operations, self.layout
-        unit = np.array([one.unit for one in layout.tensors], np.int64)
-        found = unit[np.where(ops.kind == COMPUTE, 0, ops.what)]
-        for column in (ops.list0, ops.list1):
-            found = found * np.where(column >= 0, self.of_lists[column], 1)
+        ops, layout = self.ops, self.layout
+        compute, what, lists = ops[:, 0] == COMPUTE, ops[:, 1], ops[:, 4:6]
+        sizes = np.where(lists >= 0, self.of_lists[lists], 1) if len(self.of_lists) else np.ones_like(lists)
+        found = np.where(compute, 0, self.arrays.unit[np.where(compute, 0, what)] * sizes[:, 0] * sizes[:, 1])
         routed = [tensor for tensor, one in enumerate(layout.tensors) if one.amounts is not None]
         for tensor in routed:
-            mine = np.flatnonzero((ops.kind != COMPUTE) & (ops.what == tensor))
+            mine = np.flatnonzero(~compute & (what == tensor))
             if len(mine):
-                one = layout.tensors[tensor]
-                first, second = ops.list0[mine].astype(np.int64), ops.list1[mine].astype(np.int64)
-                found[mine] = one.unit * self.amounts(tensor, first, second).sum(axis=1)
+                found[mine] = layout.tensors[tensor].unit * self.amounts(tensor, *ops[mine, 4:6].T).sum(axis=1)
         known: dict[tuple[int, ...], int] = {}
-        for op in np.flatnonzero(ops.encoding >= 0).tolist():
-            key = tuple(int(column[op]) for column in (ops.what, ops.list0, ops.list1, ops.encoding))
+        for op in np.flatnonzero(ops[:, 10] >= 0).tolist():
+            key = tuple(ops[op, [1, 4, 5, 10]].tolist())
             if key not in known:
                 known[key] = self._encoded(key, encodings)
             found[op] = known[key]
-        return np.asarray(np.where(ops.kind == COMPUTE, 0, found), np.int64)
+        return np.asarray(found, np.int64)
 
     def _encoded(self, what: tuple[int, ...], encodings: tuple[Encoding, ...]) -> int:
         """Returns the bytes of encoded cells, each of which has scales of its own. what: tensor, lists, encoding."""
@@ -184,10 +267,6 @@ class ComputeSizes:
         first, second = (self._named(axis.slot) for axis in one.axes)
         return self.of.amounts(self.of.layout.number[one.tensor], first, second, one).astype(np.float64)
 
-    def parts(self, ref: Reference) -> Ints:
-        """Returns the number of parts that each operation names by the first axis of a reference, [len(mine)]."""
-        return np.diff(self.of.layout.lists.offsets)[self._named(ref.axes[0].slot)]
-
     def _named(self, slot: str) -> Ints:
         """Returns the list that each operation has of a slot."""
         return self._looked_at(slot)[0]
@@ -198,8 +277,6 @@ class ComputeSizes:
 
     def _looked_at(self, slot: str) -> tuple[Ints, Ints]:
         if slot not in self._lists:
-            ops = self.of.template.operations
-            column = (ops.list0, ops.list1, ops.list2)[self.formula.slots.index(slot)]
-            named = column[self.mine].astype(np.int64)
+            named = self.of.ops[self.mine, 4 + self.formula.slots.index(slot)]
             self._lists[slot] = named, self.of.of_lists[named]
         return self._lists[slot]
