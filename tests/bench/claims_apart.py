@@ -42,7 +42,7 @@ from zbench.rollouts.generation_engines import EngineLimits, every_layout, playe
 from zbench.rollouts.reshard import played_resharding
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.overlap.overlapped import with_exchanges
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 
 def feed_forward_ratios(worlds: Sequence[str]) -> list[Ratio]:

@@ -15,7 +15,7 @@ from zbench.describe.cluster import LONGEST_WAITING
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.play import play_layers
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 
 def explained(program: HopByHop, timeline: Timeline, hop: int, before: int, waited: str) -> bool:

@@ -19,7 +19,7 @@ from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

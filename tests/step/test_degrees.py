@@ -20,7 +20,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, STAGES, outer_weights, weight_elements
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

@@ -16,7 +16,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel, Routing
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

@@ -16,7 +16,7 @@ from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room
 from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.text import step_text
 
 FIVE = replace(MODEL, num_layers=5, num_kv_heads=4, offload="inputs")

@@ -16,7 +16,7 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Instance, Step
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 from zbench.step.text import step_text

@@ -14,7 +14,7 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.pipeline import BACKWARD, FORWARD, one_forward_one_backward
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import StageStart, Step
 from zbench.step.text import step_text
 

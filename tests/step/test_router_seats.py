@@ -18,7 +18,7 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

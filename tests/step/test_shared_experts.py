@@ -14,7 +14,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import weights_of_layers
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

@@ -14,7 +14,7 @@ from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, StageStart, Step
 from zbench.step.text import step_text
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.offload_step import offload_text
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 
 def rounds(order: str, seen: tuple[int, ...], stated: tuple[int, ...]) -> str:

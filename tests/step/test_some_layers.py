@@ -16,7 +16,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 
@@ -100,13 +100,13 @@ def test_formulas_of_one_template_that_are_alternatives_count_twice() -> None:
     """A backward that adds to a gradient by both of two alternatives has a contribution too many."""
     step = whole_step(DEEP, plans_of(2, 4), recompute=SomeLayers("full", (2,)))
     layout = step.layouts[0]
-    alike = np.flatnonzero(layout.alternatives != np.arange(len(layout.formulas)))
+    alike = np.flatnonzero(layout.form.alternatives != np.arange(len(layout.formulas)))
     assert len(alike) > 4
     for at in alike.tolist():
-        one, other = layout.formulas[at], layout.formulas[int(layout.alternatives[at])]
+        one, other = layout.formulas[at], layout.formulas[int(layout.form.alternatives[at])]
         assert one != other
         assert one.results == other.results
-    assert not whole_step(DEEP, plans_of(2, 4), recompute="full").layouts[0].is_optional.any()
+    assert not whole_step(DEEP, plans_of(2, 4), recompute="full").layouts[0].form.is_optional.any()
 
 
 @pytest.mark.parametrize(("layers", "stages"), [((6,), 1), ((-1,), 1), ((1,), 2), ((1, 4), 2)])

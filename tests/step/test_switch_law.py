@@ -10,7 +10,7 @@ from zbench.step.elements import ElementHolders, elements_held
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
 from zbench.step.text import step_text

@@ -9,8 +9,8 @@ from tests.helpers.steps import MODEL, plan_of
 from zbench.step.lists import PartLists, read_spans, span_text
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
-from zbench.step.scanner import TextFault
+from zbench.step.reading.read import read_step
+from zbench.step.reading.scanner import TextFault
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

@@ -15,7 +15,7 @@ from zbench.step.operations import COMPUTE, QUEUES, SEND
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

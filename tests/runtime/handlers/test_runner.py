@@ -33,7 +33,7 @@ from zbench.step.operations import REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

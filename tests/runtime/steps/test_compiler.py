@@ -13,7 +13,7 @@ from zbench.runtime.steps.instructions import Compute, Exchange, Forget, Program
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, Step
 
 # Tensor parallelism, ranks, ZeRO's stage, recomputation, stages of a pipeline.

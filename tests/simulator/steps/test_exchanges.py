@@ -16,7 +16,7 @@ from zbench.describe.model import Model
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 RING, DIRECT = ExchangeOverlap("commfuse"), ExchangeOverlap("commfuse", 1, "direct")
 ASYNC_TP = ExchangeOverlap("async_tp", 1, "direct")

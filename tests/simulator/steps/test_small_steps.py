@@ -13,7 +13,7 @@ from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 US = 1e-6
 # Nothing but matmuls, at 650 TFLOP/s, and links takes time.

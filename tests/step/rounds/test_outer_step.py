@@ -25,7 +25,7 @@ from zbench.step.passes.rounds.outer_step import (
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
 

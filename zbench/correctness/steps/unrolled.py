@@ -27,7 +27,8 @@ from zbench.step.proof.item_rules import (
 )
 from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, find_item
 from zbench.step.proof.ranges import Owners, numbers_fault
-from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts, with_layers
+from zbench.step.proof.tables import walk_tables, whole_counts, with_layers
+from zbench.step.proof.template_rows import ItemRows, TemplateRows, item_rows
 from zbench.step.proof.template_rules import enter_items, new_state
 from zbench.step.proof.walk import walk_items
 from zbench.step.template import ACROSS, COMPLETE, Instance, Items, Step, Template
@@ -41,14 +42,16 @@ def unrolled_fault(step: Step) -> str:
     counts = whole_counts(step)
     tables, keys = _all_tables(step, counts)
     for template in step.templates:
-        layout = step.layouts[template.layout]
-        if fault := numbers_fault(step, template, Owners.in_layout(layout)):
+        layout, rows = step.layouts[template.layout], TemplateRows.of([template])
+        _, fault = numbers_fault(step, [template], rows, Owners.in_layout(layout))
+        if fault:
             return fault
-        _, word = formulas_fault(layout, tables[template.layout], template)
+        _, _, word = formulas_fault(layout, tables[template.layout], rows)
         if word:
             return word
     state = new_state(min(keys, MOST_ITEMS), MOST_TENSORS)
-    enter_items(tables[0], _every_layer(step, tables[0], step.begins), state.items)
+    begins = _every_layer(step, tables[0], step.begins)
+    enter_items(tables[0], begins, 0, len(begins.key), state.items)
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
         for layer in one.layers:

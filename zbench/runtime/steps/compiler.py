@@ -34,7 +34,8 @@ from zbench.runtime.steps.instructions import (
 )
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
-from zbench.step.layout import READ, WHOLE, StepLayout
+from zbench.step.form import READ, WHOLE
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND, homes_among
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
 

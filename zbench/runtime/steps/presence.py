@@ -7,7 +7,8 @@ import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.runtime.steps.instructions import Cells
-from zbench.step.layout import ADD, StepLayout
+from zbench.step.form import ADD
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND, homes_among
 from zbench.step.template import AT_HOME, Step, Template
 from zbench.step.tensor import NATURES, SUM

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import ADD, StepLayout
+from zbench.step.form import ADD
+from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, MOVE, QUEUES, REDUCE, SEND, Operations
 from zbench.step.template import AT_HOME, Step, Template

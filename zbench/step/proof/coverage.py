@@ -13,57 +13,62 @@ from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.items import EMPTY, find_key
+from zbench.step.proof.template_rows import TemplateRows
 from zbench.step.proof.walk import rows_meet
-from zbench.step.template import Template
 
 _OK, _TWICE, _MISSING, _SPLIT = range(4)
 
 
-def formulas_fault(layout: StepLayout, tables: WalkTables, template: Template) -> tuple[int, str]:
-    """Returns (operation, what is wrong), (-1, "") if a template's operations compute every part of its formulas once.
+def formulas_fault(layout: StepLayout, tables: WalkTables, rows: TemplateRows) -> tuple[int, int, str]:
+    """Returns (the first of a layout's templates whose operations do not compute every part of its formulas once, an
+    operation, what is wrong), (how many there are, -1, "") if all do.
 
     An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may
     be held in several places, each of which updates its own, and versions say how often.
     """
-    formulas = np.array([one for one in template.formulas if not layout.updates[one]], np.int64)
     lists, groups = (tables.list_offsets, tables.parts), (tables.group_offsets, tables.groups)
     pairs = (tables.row_begin, tables.partner_offsets, tables.partners)
-    about = layout.parts_of_slots, tables.relation
-    formula, code, op, other, first = _first_fault(template.operations.table, formulas, about, lists, groups, pairs)
+    about = layout.parts_of_slots, tables.relation, layout.form.updates
+    which, formula, code, op, other, first = _first_fault(rows, about, lists, groups, pairs)
     if code == _OK:
-        return -1, ""
+        return len(rows.op_ends) - 1, -1, ""
     label, slots = layout.labels[formula], layout.formulas[formula].slots
     if code == _SPLIT:
-        return op, f"names a part of a group of {layout.index_of(slots[other])}, which its relation takes as one"
+        return which, op, f"names a part of a group of {layout.index_of(slots[other])}, which its relation takes as one"
     where = ", ".join(f"part {part} of {slot}" for part, slot in zip(first.tolist(), slots, strict=False) if part >= 0)
     if code == _TWICE:
         where = where or "its only part"
-        return op, f"computes {label} for {where} a second time, after operation {other}"
-    return -1, f"{where or 'its only part'} of {label} is computed by no operation"
+        return which, op, f"computes {label} for {where} a second time, after operation {other}"
+    return which, -1, f"{where or 'its only part'} of {label} is computed by no operation"
 
 
 @nb.njit(cache=True)
-def _first_fault(ops, formulas, about, lists, groups, pairs):  # type: ignore[no-untyped-def]
-    """Returns (the first formula that is not computed as it has to be, the fault, the operation, the one before it or
-    the slot that it splits, a part of each slot). about: the parts of formulas' slots, and their relations."""
-    sizes, relations = about
-    begin, mine = np.zeros(len(sizes) + 1, np.int64), np.empty(len(ops), np.int64)
-    for op in ops:
-        begin[op[1] + 1] += op[0] == COMPUTE
-    for formula in range(len(sizes)):
-        begin[formula + 1] += begin[formula]
-    fill = begin[:-1].copy()
-    for at in range(len(ops)):
-        if ops[at, 0] == COMPUTE:
-            mine[fill[ops[at, 1]]] = at
-            fill[ops[at, 1]] += 1
-    for formula in formulas:
-        makers = mine[begin[formula] : begin[formula + 1]]
-        code, op, other, told = _fault(ops, makers, sizes[formula], relations[formula], lists, groups, pairs)
-        if code != _OK:
-            before = makers[other] if code == _TWICE else other
-            return formula, code, makers[op] if op >= 0 else np.int64(-1), before, told
-    return np.int64(-1), _OK, np.int64(-1), np.int64(-1), np.full(3, -1, np.int64)
+def _first_fault(rows, about, lists, groups, pairs):  # type: ignore[no-untyped-def]
+    """Returns (the first template with a formula that is not computed as it has to be, the formula, the fault, the
+    operation, the one before it or the slot that it splits, a part of each slot). about: the parts of formulas' slots,
+    their relations, and whether they update state."""
+    sizes, relations, updates = about
+    for which in range(len(rows.op_ends) - 1):
+        ops = rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]
+        begin, mine = np.zeros(len(sizes) + 1, np.int64), np.empty(len(ops), np.int64)
+        for op in ops:
+            begin[op[1] + 1] += op[0] == COMPUTE
+        for formula in range(len(sizes)):
+            begin[formula + 1] += begin[formula]
+        fill = begin[:-1].copy()
+        for at in range(len(ops)):
+            if ops[at, 0] == COMPUTE:
+                mine[fill[ops[at, 1]]] = at
+                fill[ops[at, 1]] += 1
+        for formula in rows.formulas[rows.formula_ends[which] : rows.formula_ends[which + 1]]:
+            if updates[formula]:
+                continue
+            makers = mine[begin[formula] : begin[formula + 1]]
+            code, op, other, told = _fault(ops, makers, sizes[formula], relations[formula], lists, groups, pairs)
+            if code != _OK:
+                before = makers[other] if code == _TWICE else other
+                return which, formula, code, makers[op] if op >= 0 else np.int64(-1), before, told
+    return -1, np.int64(-1), _OK, np.int64(-1), np.int64(-1), np.full(3, -1, np.int64)
 
 
 @nb.njit(**INNER)
@@ -233,8 +238,7 @@ def _covered(pairs, relation, parts, atoms, spans, rows):  # type: ignore[no-unt
         if parts[slot] > 0 and slot != relation[1] and slot != relation[2]:
             wanted *= parts[slot]
     if relation[0] >= 0:
-        last = pairs[0][relation[0] + 1] if relation[0] + 1 < len(pairs[0]) else len(pairs[1]) - 1
-        wanted *= pairs[1][last] - pairs[1][pairs[0][relation[0]]]
+        wanted *= pairs[1][pairs[0][relation[0] + 1]] - pairs[1][pairs[0][relation[0]]]
     size0, first0 = _weights(atoms[0], relation[1] == 0 or relation[2] == 0)
     size1, first1 = _weights(atoms[1], relation[1] == 1 or relation[2] == 1)
     size2, first2 = _weights(atoms[2], relation[1] == 2 or relation[2] == 2)

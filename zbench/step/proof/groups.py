@@ -9,7 +9,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.proof.sentences import item_name
-from zbench.step.proof.tables import ItemRows
+from zbench.step.proof.template_rows import ItemRows
 from zbench.step.template import COMPLETE, Step
 
 _COLUMNS = 5  # of a group's items: place, cell, count, version, hops; place and version from the group's first on
@@ -33,17 +33,24 @@ class Groups:
     numbers: dict[bytes, int] = field(default_factory=dict)
     items: list[bytes] = field(default_factory=list)
 
-    def of(self, rows: ItemRows) -> Ints:
-        """Returns the groups of a contract's items, int64 [groups, 5]: tensor, layer offset, and an ItemGroup."""
-        starts, found, table = _heads(rows)
+    def of(self, items: ItemRows, contracts: Ints, pipeline_of: Ints) -> tuple[Ints, Ints]:
+        """Returns the groups of contracts, int64 [groups, 6]: pipeline, tensor, layer offset, and an ItemGroup; and
+        where those of each contract begin, with one more for the end.
+
+        contracts: int64 [contracts, 3], from which item up to which one each has, and whether its groups are told apart
+        by the pipelines of their places; else all are of the instance's, -1. pipeline_of: the pipeline of every place.
+        """
+        found, ends, starts, table = _heads(items, contracts, pipeline_of)
         whole, width, known = table.tobytes(), 4 * _COLUMNS, self.numbers
-        for at, (begin, end) in enumerate(pairwise(starts.tolist())):
+        numbers = list[int]()
+        for begin, end in pairwise(starts.tolist()):
             key = whole[begin * width : end * width]
             number = known.setdefault(key, len(self.items))
             if number == len(self.items):
                 self.items.append(key)
-            found[at, 2] = number
-        return np.asarray(found, np.int64)
+            numbers.append(number)
+        found[:, 3] = numbers
+        return found, ends
 
     def group(self, row: Ints) -> ItemGroup | None:
         """Returns the group of (number, version, place); a number of -1 is none."""
@@ -118,26 +125,33 @@ def _told(layout: StepLayout, tensor: int, item: list[int] | None) -> str:
 
 
 @nb.njit(cache=True)
-def _heads(rows):  # type: ignore[no-untyped-def]
-    """Returns, of items that are sorted, where those of each tensor and layer offset begin (and one more for the end),
-    (tensor, offset, 0, first version, first place) of these, and the columns of a group's items, int32."""
-    count, starts = 0, np.empty(len(rows.key) + 1, np.int64)
-    for row in range(len(rows.key)):
-        same = row > 0 and rows.tensor[row] == rows.tensor[row - 1] and rows.layer[row] == rows.layer[row - 1]
-        if not same:
-            starts[count] = row
-            count += 1
-    starts[count] = len(rows.key)
-    found, table = np.zeros((count, 5), np.int64), np.empty((len(rows.key), _COLUMNS), np.int32)
-    for at in range(count):
-        begin, end = starts[at], starts[at + 1]
-        version, place = rows.version[begin:end].min(), rows.place[begin:end].min()
-        found[at, 0], found[at, 1], found[at, 3], found[at, 4] = rows.tensor[begin], rows.layer[begin], version, place
-        for row in range(begin, end):
-            table[row, 0], table[row, 1], table[row, 2] = (
-                rows.place[row] - place,
-                rows.cell[row],
-                rows.contributions[row],
-            )
-            table[row, 3], table[row, 4] = rows.version[row] - version, rows.hops[row]
-    return starts[: count + 1], found, table
+def _heads(items, contracts, pipeline_of):  # type: ignore[no-untyped-def]
+    """Returns (pipeline, tensor, offset, 0, first version, first place) of the groups of contracts; where those of each
+    contract begin; where the items of each group begin in a table; and this, the columns of a group's items, int32."""
+    total, count, used = 0, 0, 0
+    for begin, end, _ in contracts:
+        total += end - begin
+    found, ends = np.zeros((total, 6), np.int64), np.zeros(len(contracts) + 1, np.int64)
+    starts, table = np.zeros(total + 1, np.int64), np.empty((total, _COLUMNS), np.int32)
+    for number in range(len(contracts)):
+        begin, stop, apart = contracts[number]
+        while begin < stop:
+            tensor, layer, end = items.tensor[begin], items.layer[begin], begin + 1
+            pipeline = pipeline_of[items.place[begin]] if apart else np.int64(-1)
+            version, place = items.version[begin], items.place[begin]
+            while end < stop and items.tensor[end] == tensor and items.layer[end] == layer:
+                if apart and pipeline_of[items.place[end]] != pipeline:
+                    break
+                version, place = min(version, items.version[end]), min(place, items.place[end])
+                end += 1
+            found[count, 0], found[count, 1], found[count, 2] = pipeline, tensor, layer
+            found[count, 4], found[count, 5] = version, place
+            for row in range(begin, end):
+                table[used, 0], table[used, 1] = items.place[row] - place, items.cell[row]
+                table[used, 2], table[used, 3] = items.contributions[row], items.version[row] - version
+                table[used, 4] = items.hops[row]
+                used += 1
+            count, begin = count + 1, end
+            starts[count] = used
+        ends[number + 1] = count
+    return found[:count], ends, starts[: count + 1], table

@@ -20,7 +20,7 @@ OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT, TOUCHES = range(1, 9)  # of a fault,
 class WalkTables(NamedTuple):
     """The tables that a walk reads, few and wide, as each array of a compiled function's arguments costs compiling.
 
-    rows, row_offsets, relation: zbench.step.layout.FormulaRows. tensors: a row each, columns SHAPE0 to COUNTS. cells:
+    rows, row_offsets, relation: zbench.step.form.FormulaRows. tensors: a row each, columns SHAPE0 to COUNTS. cells:
     of all tensors, the contributions that make a cell complete, and its home. groups: of parts, the group and whether
     the part is the first of it; group_offsets: where those of the first and the second index of each relation begin.
     row_begin: where a relation's rows begin in partner_offsets. lossy: of encodings.

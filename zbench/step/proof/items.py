@@ -34,7 +34,16 @@ ItemTable = NDArray[Any]  # of ROW; its length is a power of two
 
 def new_table(most: int) -> ItemTable:
     """Makes an empty table for at most `most` items."""
-    return np.zeros(1 << max(int(most + most // 2 + 2).bit_length(), 4), ROW)
+    return np.zeros(room_for(most), ROW)
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def room_for(most):  # type: ignore[no-untyped-def]
+    """Returns the length of a table for at most `most` items: a power of two above 1.5 times as many."""
+    room = 16
+    while room <= most + most // 2 + 2:
+        room *= 2
+    return room
 
 
 @nb.njit(**IN_PLACE)

@@ -3,47 +3,32 @@
 Compiled loops follow lists, maps, relations and homes without looking whether these lead out of an array.
 """
 
-from collections import Counter
-
+import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.index import Relation
+from zbench.step.index import Index, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE
 from zbench.step.template import Step
-from zbench.step.tensor import FOLLOWING, LAYERS, LEADING, NATURES
+
+_NOT_NUMBERED, _ROWS, _FALLING, _PARTNERS = range(1, 5)  # what is wrong with a relation
 
 
 def layout_fault(step: Step, layout: StepLayout) -> str:
     """Returns what is wrong with a layout, "" if nothing."""
-    for what, names in (
-        ("index", [one.name for one in layout.indices]),
-        ("tensor", [one.name for one in layout.tensors]),
-    ):
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            return f"there are two of {what} {twice[0]}"
+    if word := layout.form.names_fault:
+        return word
     for index in layout.indices:
         if not len(index) or index.sizes.min() < 1:
             return (
                 f"index {index.name} has no parts, or one of size {index.sizes.min(initial=0)}; parts have at least 1"
             )
-    if word := _maps_fault(layout) or _tensors_fault(step, layout) or _lists_fault(step, layout):
+    if word := _maps_fault(layout) or layout.form.tensors_fault or _homes_fault(step, layout):
         return word
-    try:
-        layout.bound, layout.contributions  # noqa: B018 - formulas are read here, and have to fit the tensors
-    except ValueError as error:
-        return str(error)
-    for formula in layout.formulas:
-        for one in (*formula.results, *formula.operands):
-            if one.after and layout.tensors[layout.number[one.tensor]].layers != "border":
-                return f"formula {formula} names {one}, and {one.tensor} is not of the borders between layers"
-        refs = (*formula.results, *formula.operands)
-        kinds = {layout.tensors[layout.number[one.tensor]].layers: one for one in refs}
-        if LEADING in kinds and FOLLOWING in kinds:
-            return f"formula {formula} names {kinds[LEADING]} of the first layers and {kinds[FOLLOWING]} of the others"
-    return _shared_fault(step.layouts[0], layout)
+    if word := _lists_fault(step, layout) or layout.form.formulas_fault:
+        return word
+    return "" if layout is step.layouts[0] else _shared_fault(step.layouts[0], layout)
 
 
 def _maps_fault(layout: StepLayout) -> str:
@@ -65,37 +50,55 @@ def _relation_fault(layout: StepLayout, one: Relation) -> str:
     for index, group in ((one.first, one.first_group), (one.second, one.second_group)):
         if index not in layout.index or len(group) != len(layout.index[index]):
             return f"takes a group for each part of {index}"
-        if not np.array_equal(np.unique(group), np.arange(int(group.max()) + 1)):
-            return f"has groups of {index} that are not numbered from 0 on"
-    rows = int(one.first_group.max()) + 1
-    if len(one.offsets) != rows + 1 or one.offsets[0] != 0 or one.offsets[-1] != len(one.partners):
-        return f"takes {rows} rows of partners"
-    if (np.diff(one.offsets) < 0).any():
+    code, side = _wrong_relation(one.first_group, one.second_group, one.offsets, one.partners)
+    if code == _NOT_NUMBERED:
+        return f"has groups of {one.second if side else one.first} that are not numbered from 0 on"
+    if code == _ROWS:
+        return f"takes {one.first_group.max() + 1} rows of partners"
+    if code == _FALLING:
         return "has rows of partners with offsets that fall"
-    row = np.repeat(np.arange(rows), np.diff(one.offsets))
-    falls = (np.diff(one.partners) <= 0) & (row[1:] == row[:-1])
-    if falls.any() or one.partners.min(initial=0) < 0 or one.partners.max(initial=0) > one.second_group.max():
-        return "has partners that are not ascending, or no groups"
-    return ""
+    return "has partners that are not ascending, or no groups" if code == _PARTNERS else ""
 
 
-def _tensors_fault(step: Step, layout: StepLayout) -> str:
-    """Tells what is wrong with a tensor."""
-    for tensor in layout.tensors:
-        if len(tensor.axes) > 2 or any(axis not in layout.index for axis in tensor.axes):
-            return f"tensor {tensor.name} is cut along {', '.join(tensor.axes)}; it takes two indices at most"
-        if (
-            tensor.nature not in NATURES
-            or tensor.layers not in LAYERS
-            or bool(tensor.merge) != (tensor.nature == "sum")
-        ):
-            return f"tensor {tensor.name} is a {tensor.nature} with merge {tensor.merge!r}; sums alone have one"
-        if tensor.counted_by and (tensor.amounts is None or tensor.counted_by not in layout.number):
-            return f"tensor {tensor.name} is counted by {tensor.counted_by}; it takes amounts, and a tensor there is"
-        cells = int(np.prod(layout.shape(layout.number[tensor.name])))
-        if len(tensor.home) != cells or tensor.home.min() < -1 or tensor.home.max() >= step.num_places:
-            return f"tensor {tensor.name} has {len(tensor.home)} homes; it takes {cells} places below {step.num_places}"
-    return ""
+@nb.njit(cache=True)
+def _wrong_relation(first, second, offsets, partners):  # type: ignore[no-untyped-def]
+    """Returns (what is wrong with a relation's groups and rows of partners, 0 if nothing; of which side)."""
+    for side in range(2):
+        groups = second if side else first
+        met = np.zeros(len(groups), np.bool_)
+        for group in groups:
+            if group < 0 or group >= len(groups):
+                return _NOT_NUMBERED, side
+            met[group] = True
+        if not met[: groups.max() + 1].all():
+            return _NOT_NUMBERED, side
+    rows, most = first.max() + 1, second.max()
+    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(partners):
+        return _ROWS, 0
+    for row in range(rows):
+        if offsets[row + 1] < offsets[row]:
+            return _FALLING, 0
+    for row in range(rows):
+        for at in range(offsets[row], offsets[row + 1]):
+            falls = at > offsets[row] and partners[at] <= partners[at - 1]
+            if falls or partners[at] < 0 or partners[at] > most:
+                return _PARTNERS, 0
+    return 0, 0
+
+
+def _homes_fault(step: Step, layout: StepLayout) -> str:
+    """Tells what is wrong with the homes of a tensor's cells."""
+    cells = np.diff(layout.first_cells)
+    wrong = np.array([len(one.home) for one in layout.tensors], np.int64) != cells
+    if not wrong.any():
+        outside = (layout.homes < -1) | (layout.homes >= step.num_places)
+        if outside.any():
+            wrong[np.searchsorted(layout.first_cells, np.argmax(outside), side="right") - 1] = True
+    if not wrong.any():
+        return ""
+    at = int(np.argmax(wrong))
+    name, homes = layout.tensors[at].name, len(layout.tensors[at].home)
+    return f"tensor {name} has {homes} homes; it takes {cells[at]} places below {step.num_places}"
 
 
 def _lists_fault(step: Step, layout: StepLayout) -> str:
@@ -131,6 +134,9 @@ def _parts(step: Step, layout: StepLayout, index: str) -> int:
 def _shared_fault(first: StepLayout, layout: StepLayout) -> str:
     """Tells of a tensor of the step that two layouts have differently; where collectives find its cells is each one's
     own matter."""
+    cut_alike = {
+        one.name for one in layout.indices if one.name in first.index and _same_sizes(one, first.index[one.name])
+    }
     for number, tensor in enumerate(layout.tensors):
         if layout.of_batch(number):
             continue
@@ -145,7 +151,10 @@ def _shared_fault(first: StepLayout, layout: StepLayout) -> str:
             other.unit,
             other.hops,
         )
-        sizes = all(np.array_equal(layout.index[axis].sizes, first.index[axis].sizes) for axis in tensor.axes)
-        if not same or not sizes:
+        if not same or not cut_alike.issuperset(tensor.axes):
             return f"tensor {tensor.name} is of the step, and another one in the first micro-batch"
     return ""
+
+
+def _same_sizes(one: Index, other: Index) -> bool:
+    return one is other or np.array_equal(one.sizes, other.sizes)

@@ -5,21 +5,23 @@ many layers costs its contracts once, and a few comparisons an instance. What is
 pipeline: an instance in one pipeline says all there is there, and one that is of all pipelines says it of each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import StepLayout
+from zbench.describe.compiled import INNER
 from zbench.step.operations import COMPUTE
+from zbench.step.proof.computed import computed_fault
 from zbench.step.proof.groups import Groups, difference_word, named
 from zbench.step.proof.item_rules import WalkTables
-from zbench.step.proof.pipelines import Slots, groups_of_pipelines, places_fault
-from zbench.step.proof.tables import item_rows, with_layers
+from zbench.step.proof.pipelines import Slots, places_fault
+from zbench.step.proof.template_rows import items_of_contracts, joined
 from zbench.step.proof.template_rules import Looked
-from zbench.step.template import ACROSS, Items, Step
-from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE
+from zbench.step.template import ACROSS, Step
+from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE, STATE
 
 _OK, _NO_LAYER, _DIFFERS = range(3)
 _OF_BORDER, _OF_STEP, _OF_LEADING, _OF_FOLLOWING = map(LAYERS.index, (BORDER, NONE, LEADING, FOLLOWING))
@@ -29,43 +31,31 @@ _OF_BORDER, _OF_STEP, _OF_LEADING, _OF_FOLLOWING = map(LAYERS.index, (BORDER, NO
 _SLOT, _KIND, _OFFSET, _COMPUTED, _STATE, _NEEDS, _LEAVES, _PIPELINE, _EACH = 0, 1, 2, 3, 4, 5, 8, 11, 12
 
 
-def order_fault(step: Step, tables: list[WalkTables], looked: list[Looked]) -> str:
-    """Returns the first rule that the order of instances breaks, "" if none. tables: of layouts; looked: of
-    templates."""
+def order_fault(step: Step, tables: WalkTables, looked: Sequence[tuple[Looked, int]]) -> str:
+    """Returns the first rule that the order of instances breaks, "" if none. tables: of the first layout; looked: of
+    templates, what was found of those of their layout, and which of these each is."""
     for number, one in enumerate(step.order):
         if not 0 <= one.template < len(step.templates):
             return f"instance {number} is of template {one.template}; there are {len(step.templates)}"
-    if fault := _computed_fault(step) or places_fault(step, looked):
-        return fault
-    groups, slots = Groups(), Slots.of(step)
-    used = sorted({(one.template, one.place == ACROSS) for one in step.order})
-    tensors = [_about(layout, row, slots.each) for layout, row in zip(step.layouts, slots.numbers, strict=True)]
-    contracts = [_contract(step, template, across, looked[template], (tensors, groups)) for template, across in used]
-    there = np.full((slots.count, step.num_layers + 1, 3), -1, np.int64)
-    wanted = there.copy()
-    for items, into in ((step.begins, there), (step.ends, wanted)):
-        _enter(step, items, tables[0], (slots, groups), into)
-    row_of = {key: at for at, key in enumerate(used)}
-    instances = np.array(
-        [
-            [row_of[one.template, one.place == ACROSS], one.layer, one.repeats, one.stride, one.version, one.place]
-            for one in step.order
-        ],
-        np.int64,
+    order = np.array(
+        [(one.template, one.layer, one.repeats, one.stride, one.version, one.place) for one in step.order], np.int64
     ).reshape(-1, 6)
-    ends = np.cumsum([0, *map(len, contracts)])
-    rows = np.concatenate([*contracts, np.zeros((0, 13), np.int64)])
+    if fault := computed_fault(step, order) or places_fault(step, looked):
+        return fault
+    known = Groups(), Slots.of(step)
+    there, wanted = _resting(step, tables, known)
+    rows, ends, played = _contracts(step, order, looked, known)
     pipelines = step.layers_of_stages, step.shifts, step.pipeline_of
-    code, at, layer, row = _played(rows, ends, instances, pipelines, step.leading, there)
+    code, at, layer, row = _played(rows, ends, played, pipelines, step.leading, there)
     if code != _OK:
-        return _told(step, (int(code), int(at), int(layer)), rows[row], (slots, groups), there)
-    return _end_fault(step, (slots, groups), there, wanted)
+        return _told(step, (int(code), int(at), int(layer)), rows[row], known, there)
+    return _end_fault(step, known, there, wanted)
 
 
-def _told(step: Step, where: tuple[int, int, int], row: Ints, known: tuple[Slots, Groups], there: Ints) -> str:
+def _told(step: Step, where: tuple[int, int, int], row: Ints, known: tuple[Groups, Slots], there: Ints) -> str:
     """Says what an instance does not find as it has to be. where: the fault, the instance and the layer."""
     code, number, layer = where
-    one, (slots, groups) = step.order[number], known
+    one, (groups, slots) = step.order[number], known
     template = step.templates[one.template]
     layout = step.layouts[template.layout]
     pipeline = int(row[_PIPELINE]) if one.place == ACROSS else int(step.pipeline_of[one.place])
@@ -82,12 +72,12 @@ def _told(step: Step, where: tuple[int, int, int], row: Ints, known: tuple[Slots
     return f"instance {number} (template {template.name}, layer {layer}) {word}"
 
 
-def _end_fault(step: Step, known: tuple[Slots, Groups], there: Ints, wanted: Ints) -> str:
+def _end_fault(step: Step, known: tuple[Groups, Slots], there: Ints, wanted: Ints) -> str:
     """Tells of what is not there at the end as the step says."""
-    wrong = np.argwhere((there != wanted).any(axis=2))
-    if not len(wrong):
+    if np.array_equal(there, wanted):
         return ""
-    (slot, layer), (slots, groups) = wrong[0].tolist(), known
+    wrong, (groups, slots) = np.argwhere((there != wanted).any(axis=2)), known
+    slot, layer = wrong[0].tolist()
     number, tensor = slots.owner(slot)
     have, want = groups.group(there[slot, layer]), groups.group(wanted[slot, layer])
     where = (tensor, layer, number)
@@ -96,48 +86,92 @@ def _end_fault(step: Step, known: tuple[Slots, Groups], there: Ints, wanted: Int
     return f"at the end of the step {difference_word(step, groups, where, have, want)}"
 
 
-def _enter(step: Step, items: Items, tables: WalkTables, known: tuple[Slots, Groups], into: Ints) -> None:
-    """Enters the step's own items for every layer that has them, in the places of the stages of their pipelines."""
-    layout, (slots, groups) = step.layouts[0], known
-    zeros = np.zeros(len(layout.tensors), np.int64)
-    rows = item_rows(items, with_layers(tables, zeros, zeros))
-    for pipeline, tensor, _, *group in groups_of_pipelines(step, groups, rows, True).tolist():
-        kind, slot = layout.tensors[tensor].layers, slots.numbers[0][tensor]
-        slot += pipeline * slots.each[slot]
-        first, last = layout.tensors[tensor].layers_of(0, step.num_layers - 1, step.leading)
-        into[slot, first : last + 1] = group
-        if kind != NONE:
-            into[slot, first : last + 1, 2] += step.shifts[pipeline, first : last + 1]
+def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots]) -> tuple[Ints, Ints]:
+    """Returns the groups that the step begins and ends with, each int64 [slots, layers + 1, 3] (-1: none): of every
+    layer that has them, in the places of the stages of their pipelines."""
+    layout, (groups, slots) = step.layouts[0], known
+    items, ends = items_of_contracts(*joined([step.begins.table, step.ends.table]), tables)
+    contracts = np.array([[begin, end, 1] for begin, end in pairwise(ends.tolist())], np.int64)
+    found, ends = groups.of(items, contracts, step.pipeline_of)
+    both = np.full((2, slots.count, step.num_layers + 1, 3), -1, np.int64)
+    for into, (begin, end) in zip(both, pairwise(ends.tolist()), strict=True):
+        for pipeline, tensor, _, *group in found[begin:end].tolist():
+            slot = slots.numbers[0][tensor]
+            slot += pipeline * slots.each[slot]
+            first, last = layout.tensors[tensor].layers_of(0, step.num_layers - 1, step.leading)
+            into[slot, first : last + 1] = group
+            if layout.tensors[tensor].layers != NONE:
+                into[slot, first : last + 1, 2] += step.shifts[pipeline, first : last + 1]
+    return both[0], both[1]
 
 
-def _contract(step: Step, number: int, across: bool, looked: Looked, known: tuple[list[Ints], Groups]) -> Ints:
-    """Returns a template's contract as rows, one for each (tensor, layer offset) that it needs, touches or leaves; of
-    one that is played across pipelines, one in each. known: what is known of the tensors of every layout."""
-    template, (tensors, groups) = step.templates[number], known
-    bound = step.layouts[template.layout].bound
-    sides = [groups_of_pipelines(step, groups, items, across) for items in (looked.needs, looked.leaves)]
-    formulas, count = np.array(template.formulas, np.int64), len(step.pipelines) if across else 0
-    rows = (bound.offsets, bound.rows)
-    found: Ints = _rows(
-        template.operations.table, (formulas, *rows), tensors[template.layout], sides[0], sides[1], count
-    )
-    return found
+def _contracts(
+    step: Step, order: Ints, looked: Sequence[tuple[Looked, int]], known: tuple[Groups, Slots]
+) -> tuple[Ints, Ints, Ints]:
+    """Returns the contracts of the templates that are played as rows, one for each (tensor, layer offset) that one
+    needs, touches or leaves, of one that is played across pipelines in each of them; where those of each begin; and the
+    order, with the numbers of contracts in place of templates'."""
+    groups, slots = known
+    about, first = _about(step, slots), np.cumsum([0, *(len(layout.tensors) for layout in step.layouts)])
+    of_layouts: dict[int, list[tuple[int, bool]]] = {}
+    for template, across in sorted({(one.template, one.place == ACROSS) for one in step.order}):
+        of_layouts.setdefault(id(looked[template][0]), []).append((template, across))
+    tables, ends, number = list[Ints](), [np.zeros(1, np.int64)], dict[tuple[int, bool], int]()
+    for played in of_layouts.values():
+        found, layout = looked[played[0][0]][0], step.layouts[step.templates[played[0][0]].layout]
+        contracts, mine = list[tuple[int, int, bool]](), list[tuple[int, int, int]]()
+        for template, across in played:
+            at = looked[template][1]
+            begin, middle, end = found.ends[2 * at : 2 * at + 3].tolist()
+            contracts += [(begin, middle, across), (middle, end, across)]
+            mine.append((at, len(step.pipelines) if across else 0, int(first[step.templates[template].layout])))
+            number[template, across] = len(number)
+        sides, rows = groups.of(found.items, np.array(contracts, np.int64), step.pipeline_of), layout.bound
+        table, sizes = _rows(found.rows, (rows.offsets, rows.rows), about, np.array(mine, np.int64), *sides)
+        tables.append(table)
+        ends.append(ends[-1][-1] + sizes)
+    plays = order.copy()
+    plays[:, 0] = [number[one.template, one.place == ACROSS] for one in step.order]
+    return np.concatenate([*tables, np.zeros((0, 13), np.int64)]), np.concatenate(ends), plays
 
 
-def _about(layout: StepLayout, row: tuple[int, ...], each: Mapping[int, int]) -> Ints:
-    """Returns what rows of contracts say of a layout's tensors, int64 [tensors, 4]: slot, kind, whether state, and
-    whether each pipeline has a slot. row, each: of Slots."""
-    told = [
-        (slot, LAYERS.index(one.layers), int(one.nature == "state"), each[slot])
-        for one, slot in zip(layout.tensors, row, strict=True)
-    ]
-    return np.array(told, np.int64).reshape(-1, 4)
+def _about(step: Step, slots: Slots) -> Ints:
+    """Returns what rows of contracts say of all layouts' tensors, int64 [tensors, 4]: slot, kind, whether state, and
+    whether each pipeline has a slot."""
+    numbers = [slot for row in slots.numbers for slot in row]
+    forms = [layout.form for layout in step.layouts]
+    columns = numbers, [slots.each[slot] for slot in numbers]
+    kinds, natures = (np.concatenate(each) for each in zip(*((one.layers, one.natures) for one in forms), strict=True))
+    return np.stack([columns[0], kinds, natures == STATE, columns[1]], axis=1).astype(np.int64)
 
 
 @nb.njit(cache=True)
-def _rows(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-untyped-def]
-    """Returns a contract as rows. formulas: their numbers, and FormulaRows.offsets and rows. about: of `_about`. needs,
-    leaves: of `groups_of_pipelines`. pipelines: how many have rows of their own, 0 of an instance in one."""
+def _rows(templates, formulas, about, played, groups, group_ends):  # type: ignore[no-untyped-def]
+    """Returns contracts as rows, and where those of each end. templates: TemplateRows; formulas: FormulaRows.offsets
+    and rows. about: of `_about`. played: of each contract, the template, how many pipelines have rows of their own (0
+    of an instance in one), and the first row of its layout in `about`. groups, group_ends: of `Groups.of`."""
+    found, total, ends = [np.zeros((0, 13), np.int64)], 0, np.zeros(len(played), np.int64)
+    for at in range(len(played)):
+        which, pipelines, first = played[at]
+        ops = templates.ops[templates.op_ends[which] : templates.op_ends[which + 1]]
+        made = templates.formulas[templates.formula_ends[which] : templates.formula_ends[which + 1]]
+        needs = groups[group_ends[2 * at] : group_ends[2 * at + 1]]
+        leaves = groups[group_ends[2 * at + 1] : group_ends[2 * at + 2]]
+        rows = _contract(ops, (made, *formulas), about[first:], needs, leaves, pipelines)
+        found.append(rows)
+        total += len(rows)
+        ends[at] = total
+    table, begin = np.empty((total, 13), np.int64), 0
+    for rows in found:
+        table[begin : begin + len(rows)] = rows
+        begin += len(rows)
+    return table, ends
+
+
+@nb.njit(**INNER)
+def _contract(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[no-untyped-def]
+    """Returns a contract as rows. formulas: their numbers, and FormulaRows.offsets and rows. about: of the layout's
+    tensors. needs, leaves: groups. pipelines: how many have rows of their own, 0 of an instance in one."""
     made, offsets, rows = formulas
     farthest = 0  # layers that a row is away
     for op in ops:
@@ -223,53 +257,3 @@ def _played(rows, ends, instances, pipelines, leading, there):  # type: ignore[n
                     elif group[0] >= 0:
                         now[0], now[1], now[2] = group[0], group[1] + version * row[_STATE], group[2] + place
     return _OK, -1, -1, -1
-
-
-def _computed_fault(step: Step) -> str:
-    """Returns a formula that is not computed once for every layer of every micro-batch, "" if there is none.
-
-    What updates state is left to versions: a step may have several rounds. A formula of one kind of layers is computed
-    for these. Of formulas that are alternatives each layer has one, and of what is made again a layer that is not
-    recomputed has nothing. A sum that is there before the step may have no further contribution in it; the step's end
-    says what there is of it.
-    """
-    begun = {step.layouts[0].tensors[at].name for at in step.begins.tensor[step.begins.count != 0].tolist()}
-    done = [np.zeros((len(layout.formulas), max(step.num_layers, 1)), np.int64) for layout in step.layouts]
-    totals = [np.zeros(len(layout.formulas), np.int64) for layout in step.layouts]
-    for one in step.order:
-        template = step.templates[one.template]
-        made = step.layouts[template.layout].alternatives[np.array(template.formulas, np.int64)]
-        totals[template.layout][made] += one.repeats
-        layers = np.array([layer for layer in one.layers if 0 <= layer < step.num_layers], np.int64)
-        done[template.layout][made[:, None], layers] += 1
-    for number, layout in enumerate(step.layouts):
-        optional, first = layout.is_optional.copy(), layout.alternatives == np.arange(len(layout.formulas))
-        optional |= np.array([one.results[0].tensor in begun for one in layout.formulas], np.bool_)
-        due = _layers_due(step, layout)
-        wrong = layout.each_layer & (done[number] != due).any(axis=1)
-        once = np.where(layout.each_layer, due.sum(axis=1), 1)
-        wrong |= totals[number] != once
-        wrong[optional] = ((done[number] > due).any(axis=1) | (totals[number] > once))[optional]
-        wrong &= ~layout.updates & first
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            layers = np.flatnonzero(done[number][at] != due[at]) if layout.each_layer[at] else np.zeros(0, np.int64)
-            where = f"layer {layers[0]}" if len(layers) else "the step"
-            count = done[number][at, layers[0]] if len(layers) else totals[number][at]
-            often = "once" if not len(layers) or due[at, layers[0]] else "at all, as it is of another kind"
-            return (
-                f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not {often}"
-            )
-    return ""
-
-
-def _layers_due(step: Step, layout: StepLayout) -> Ints:
-    """Returns how often each formula is computed for each layer, 1 or 0, int64 [formulas, layers]: for those of its
-    kind."""
-    due = np.ones((len(layout.formulas), max(step.num_layers, 1)), np.int64)
-    for at, kind in enumerate(layout.kinds):
-        if kind == LEADING:
-            due[at, step.leading :] = 0
-        elif kind == FOLLOWING:
-            due[at, : step.leading] = 0
-    return due

@@ -1,15 +1,15 @@
 """The rules of a step's order for pipelines side by side: which of them has which groups, and which places."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
-from zbench.step.proof.groups import Groups, slots_of
-from zbench.step.proof.tables import ItemRows
+from zbench.step.proof.groups import slots_of
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Step, Template
 
@@ -53,19 +53,6 @@ class Slots:
         return next((at, row.index(first)) for at, row in enumerate(self.numbers) if first in row)
 
 
-def groups_of_pipelines(step: Step, groups: Groups, items: ItemRows, across: bool) -> Ints:
-    """Returns the groups of a contract's items, int64 [groups, 6]: pipeline, tensor, layer offset, and an ItemGroup.
-    across: they are told apart by the pipelines of their places; else all are of the instance's, -1."""
-    if not across:
-        found = groups.of(items)
-        return np.concatenate([np.full((len(found), 1), -1), found], axis=1)
-    of, rows = step.pipeline_of[items.place], [np.zeros((0, 6), np.int64)]
-    for pipeline in np.unique(of).tolist():
-        found = groups.of(ItemRows(*(column[of == pipeline] for column in items)))
-        rows.append(np.concatenate([np.full((len(found), 1), pipeline), found], axis=1))
-    return np.concatenate(rows)
-
-
 def stages_fault(step: Step) -> str:
     """Returns what is wrong with the layers and places that stages begin with, and with how many layers are of the
     first kind, "" if nothing."""
@@ -89,17 +76,24 @@ def stages_fault(step: Step) -> str:
     return ""
 
 
-def places_fault(step: Step, looked: list[Looked]) -> str:
-    """Returns an instance that is played in places that there are not, or that are not its pipeline's; "" if none."""
+def places_fault(step: Step, looked: Sequence[tuple[Looked, int]]) -> str:
+    """Returns an instance that is played in places that there are not, or that are not its pipeline's; "" if none.
+    looked: of templates, what was found of those of their layout, and which of these each is."""
     ends = np.append([one[0].place for one in step.pipelines[1:]], step.num_places)
     most = step.shifts.max(axis=1)
+    of_layouts: dict[int, Flags] = {}
     named: dict[int, Ints] = {}
     for number, one in enumerate(step.order):
         if one.place < ACROSS or one.place >= step.num_places:
             return f"instance {number} is played from place {one.place} on; there are {step.num_places}"
         if one.template not in named:
-            template = step.templates[one.template]
-            named[one.template] = _named_places(step, template, looked[one.template])
+            (found, at), layout = looked[one.template], step.layouts[step.templates[one.template].layout]
+            if id(found) not in of_layouts:
+                lists, homes = (layout.lists.offsets, layout.lists.parts), (layout.first_cells, layout.homes)
+                of_layouts[id(found)] = _named_places(
+                    found.rows, found.items, found.ends, lists, homes, step.num_places
+                )
+            named[one.template] = np.flatnonzero(of_layouts[id(found)][at])
         places = named[one.template]
         if one.place != ACROSS:
             last = one.place + int(places.max(initial=0))
@@ -136,29 +130,28 @@ def _of_batches(step: Step, template: Template) -> str:
     return next((layout.tensors[one].name for one in sorted(tensors) if layout.of_batch(one)), "")
 
 
-def _named_places(step: Step, template: Template, looked: Looked) -> Ints:
-    """Returns the places that a template names, each once; of runs of places that have homes of their own the last."""
-    layout, ops = step.layouts[template.layout], template.operations
-    homes = [one.home for one in layout.tensors]
-    at_home = np.unique(ops.what[(ops.kind >= GATHER) & (ops.kind <= REDUCE) & (ops.src < 0)]).tolist()
-    named = np.zeros(2 * step.num_places, np.bool_)
-    for what in at_home:
-        named[homes[what][homes[what] >= 0]] = True
-    named[looked.needs.place] = named[looked.leaves.place] = True
-    _name(ops.table, layout.lists.offsets, layout.lists.parts, named)
-    return np.flatnonzero(named)
-
-
 @nb.njit(cache=True)
-def _name(ops, offsets, parts, named):  # type: ignore[no-untyped-def]
-    """Marks the places that operations name beside homes."""
-    for op in ops:
-        if op[0] == GATHER or op[0] == REDUCE:
-            for at in range(offsets[op[3]], offsets[op[3] + 1]):
-                named[parts[at]] = True
-                if op[2] > 0:
-                    named[parts[at] // op[2] * op[2] + op[2] - 1] = True
-        else:
-            named[op[2]] = True
-            if op[0] == SEND or op[0] == MOVE:
-                named[op[3]] = True
+def _named_places(rows, items, ends, lists, homes, num_places):  # type: ignore[no-untyped-def]
+    """Returns which places templates name, of runs of places that have homes of their own the last, bool [templates,
+    places]. rows: TemplateRows; items, ends: of Looked; lists: offsets and parts; homes: where each tensor's begin, and
+    the homes."""
+    (offsets, parts), (first, home) = lists, homes
+    found = np.zeros((len(rows.op_ends) - 1, 2 * num_places), np.bool_)
+    for which in range(len(found)):
+        named = found[which]
+        for at in range(ends[2 * which], ends[2 * which + 2]):
+            named[items.place[at]] = True
+        for op in rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]:
+            if op[0] == GATHER or op[0] == REDUCE:
+                for at in range(offsets[op[3]], offsets[op[3] + 1]):
+                    named[parts[at]] = True
+                    if op[2] > 0:
+                        named[parts[at] // op[2] * op[2] + op[2] - 1] = True
+                for cell in range(first[op[1]], first[op[1] + 1] if op[2] < 0 else 0):
+                    if home[cell] >= 0:
+                        named[home[cell]] = True
+            else:
+                named[op[2]] = True
+                if op[0] == SEND or op[0] == MOVE:
+                    named[op[3]] = True
+    return found

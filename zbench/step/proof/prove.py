@@ -18,7 +18,7 @@ from zbench.step.proof.order import order_fault
 from zbench.step.proof.pipelines import stages_fault
 from zbench.step.proof.ranges import Owners, items_fault
 from zbench.step.proof.tables import walk_tables, whole_counts
-from zbench.step.proof.template_rules import Looked, template_fault
+from zbench.step.proof.template_rules import templates_fault
 from zbench.step.template import Step
 
 
@@ -49,40 +49,58 @@ def prove_step(step: Step) -> Proven:
     names = [template.name for template in step.templates]
     if not step.layouts or len(set(names)) < len(names):
         raise StepError("a step has at least one layout, and templates with different names")
-    owned = {number: Owners.in_layout(step.layouts[number]) for number in set(first)}
-    owners = [owned[number] for number in first]
+    owned = {number: Owners.in_layout(step.layouts[number]) for number in dict.fromkeys(first)}
     for name, items in (("begins", step.begins), ("ends", step.ends)):
-        _hold(items_fault(step.layouts[0], items, owners[0], step.num_layers), f"{name} ")
+        _hold(items_fault(step.layouts[0], items, owned[0], 0), f"{name} ")
     counts = whole_counts(step)
-    walked = {number: walk_tables(step, step.layouts[number], counts[number]) for number in set(first)}
-    tables = [walked[number] for number in first]
+    tables = {number: walk_tables(step, step.layouts[number], counts[number]) for number in owned}
+    fitting, unfit = _fitting(step)
+    places, of_layouts = _places(step, fitting)
+    looked, broken = {}, []
+    for number, mine in of_layouts.items():
+        templates = [step.templates[one] for one in mine]
+        which, fault, looked[number] = templates_fault(step, templates, tables[number], owned[number])
+        if fault:
+            broken.append((mine[which], fault))
+    _hold(min(broken)[1] if broken else unfit)
     hops = {tensor.name: 0 for tensor in step.layouts[0].tensors}
-    looked: list[Looked] = []
-    alike: dict[tuple[int, ...], Looked] = {}  # of templates that say the same of a layout that is the same
-    for template in step.templates:
-        if not 0 <= template.layout < len(step.layouts):
-            raise StepError(f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}")
-        formulas = set(template.formulas)
-        known = range(len(step.layouts[template.layout].formulas))
-        if len(formulas) < len(template.formulas) or not formulas <= set(known):
-            raise StepError(f"template {template.name} makes a formula twice, or one that its layout has not")
-        said = (template.operations, template.formulas, template.needs, template.leaves)
-        key = (first[template.layout], *map(id, said))
-        if key not in alike:
-            broken, found = template_fault(step, template, tables[template.layout], owners[template.layout])
-            _hold(broken)
-            assert found is not None  # there is one where there is no fault
-            alike[key] = found
-        found = alike[key]
-        looked.append(found)
-        for tensor, most in zip(step.layouts[template.layout].tensors, found.hops.tolist(), strict=True):
+    for number, found in looked.items():
+        for tensor, most in zip(step.layouts[number].tensors, found.hops.tolist(), strict=True):
             hops[tensor.name] = max(hops.get(tensor.name, 0), most)
     for tensor in step.layouts[0].tensors:
         if tensor.hops != hops[tensor.name]:
             read = f"its values are encoded with loss {hops[tensor.name]} times where they are read"
             raise StepError(f"tensor {tensor.name} has hops {tensor.hops}; {read}")
-    _hold(order_fault(step, tables, looked))
-    return Proven(sum(one.touches for one in looked), hops)
+    _hold(order_fault(step, tables[0], [(looked[number], at) for number, at in places]))
+    return Proven(sum(int(looked[number].touches[at]) for number, at in places), hops)
+
+
+def _fitting(step: Step) -> tuple[int, str]:
+    """Returns how many templates, the first ones, are of a layout that there is and make formulas that it has, each
+    once; and what is wrong with the next one, "" if there is none."""
+    for number, template in enumerate(step.templates):
+        if not 0 <= template.layout < len(step.layouts):
+            return number, f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}"
+        formulas, known = set(template.formulas), range(len(step.layouts[template.layout].formulas))
+        if len(formulas) < len(template.formulas) or not formulas <= set(known):
+            return number, f"template {template.name} makes a formula twice, or one that its layout has not"
+    return len(step.templates), ""
+
+
+def _places(step: Step, count: int) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
+    """Returns, for each of the first templates, its layout and its place among those of it that are looked at; and
+    these, by layout. Of templates that say the same of a layout that is the same, the first one is looked at."""
+    places, mine = list[tuple[int, int]](), dict[int, list[int]]()
+    alike: dict[tuple[int, ...], tuple[int, int]] = {}
+    for number, template in enumerate(step.templates[:count]):
+        layout = step.same_layouts[template.layout]
+        said = (template.operations, template.formulas, template.needs, template.leaves)
+        key = (layout, *map(id, said))
+        if key not in alike:
+            alike[key] = layout, len(mine.setdefault(layout, []))
+            mine[layout].append(number)
+        places.append(alike[key])
+    return places, mine
 
 
 def _hold(fault: str, where: str = "") -> None:

@@ -3,21 +3,24 @@
 Compiled loops follow lists and numbers without looking whether these lead out of an array: hence these rules are first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.proof.sentences import Sentence
+from zbench.step.proof.template_rows import TemplateRows
 from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
-from zbench.step.tensor import NATURES, STATE, SUM
+from zbench.step.tensor import STATE, SUM
 
 MOST_HOPS = 1000  # lossy encodings, one after another
+_NOTHING, _NUMBERS, _LISTS, _NEEDS, _LEAVES = range(5)  # where a template names what is not there
 
 
 @dataclass(frozen=True)
@@ -44,55 +47,90 @@ class Owners:
         number = {name: at for at, name in enumerate(lists.indices)}
         own = np.where(np.diff(lists.offsets) > 0, lists.of, -2)
         known = np.array([*(number.get(one.name, -2) for one in layout.indices), -1], np.int64)
-        axes = [[*(number.get(axis, -2) for axis in one.axes), -1, -1][:2] for one in layout.tensors]
+        homeless = np.zeros(len(layout.tensors), bool)
+        homeless[np.searchsorted(layout.first_cells, np.flatnonzero(layout.homes < 0), side="right") - 1] = True
         return Owners(
             np.concatenate([own, [-2, -1]]),
             known[layout.bound.slots],
-            np.array(axes, np.int64).reshape(-1, 2),
-            np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
-            np.array([one.home.min(initial=0) < 0 for one in layout.tensors], bool),
+            known[layout.form.axes],
+            layout.form.natures,
+            homeless,
             number.get(PLACE, -3),
             number.get(LANE, -3),
         )
 
 
-def numbers_fault(step: Step, template: Template, owners: Owners) -> str:
-    """Returns the first operation of a template that names what is not there, as a sentence; "" if none."""
-    layout, ops, say = step.layouts[template.layout], template.operations.table, Sentence(step, template)
-    made = np.zeros(len(layout.formulas), bool)
-    made[list(template.formulas)] = True
+def numbers_fault(step: Step, templates: Sequence[Template], rows: TemplateRows, owners: Owners) -> tuple[int, str]:
+    """Returns (which of a layout's templates is the first whose operations or contract name what is not there, the
+    sentence), (how many there are, "") if none does. rows: of the templates."""
+    layout = step.layouts[templates[0].layout]
     sizes = len(step.encodings), step.num_gpus, step.num_layers
     counts = len(KINDS), len(layout.tensors), step.num_places, len(QUEUES), *sizes
-    first = _wrong_numbers(ops, made, counts, (owners.of, owners.place, owners.lane)).tolist()
-    tensors, places = len(layout.tensors), step.num_places
-    for op, (column, right) in zip(
-        first,
-        (
-            ("kind", f"0 to {len(KINDS) - 1}"),
-            ("what", "the number of a formula that its template computes"),
-            ("what", f"the number of a tensor, below {tensors}"),
-            ("src", f"a place, below {places}"),
-            ("src", "-1 of a collective, or what divides the GPUs"),
-            ("dst", f"another place, below {places}"),
-            ("dst", "-1 of a compute or a drop"),
-            ("dst", "a list of places"),
-            ("layer", "0 of a compute"),
-            ("layer", f"at most {step.num_layers} layers away, as there are no more"),
-            ("queue", f"a queue, below {len(QUEUES)}"),
-            ("encoding", "-1 or an encoding of the step"),
-            ("encoding", "-1 of a compute or a drop"),
-            ("via", "-1, or a list of lanes of a transfer"),
-        ),
-        strict=True,
-    ):
+    which, where, at, rule, index = _first_wrong(
+        rows,
+        counts,
+        (owners.of, owners.place, owners.lane),
+        owners.slots,
+        _about_items(owners, layout, step.num_layers),
+    )
+    if where == _NOTHING:
+        return len(templates), ""
+    template, tensors, places = templates[which], len(layout.tensors), step.num_places
+    say = Sentence(step, template)
+    if where in (_NEEDS, _LEAVES):
+        name, items = ("needs", template.needs) if where == _NEEDS else ("leaves", template.leaves)
+        return which, say.contract(f"{name} {_entry_word(layout, items, at, rule)}")
+    if where == _LISTS and rule < 0:
+        return which, say.number(
+            at, "layer", f"0, as {layout.tensors[template.operations.what[at]].name} is of no layer"
+        )
+    if where == _LISTS:
+        right = f"a list of index {layout.lists.indices[index]}" if index >= 0 else "-1"
+        return which, say.number(at, f"list{rule}", right)
+    column, right = (
+        ("kind", f"0 to {len(KINDS) - 1}"),
+        ("what", "the number of a formula that its template computes"),
+        ("what", f"the number of a tensor, below {tensors}"),
+        ("src", f"a place, below {places}"),
+        ("src", "-1 of a collective, or what divides the GPUs"),
+        ("dst", f"another place, below {places}"),
+        ("dst", "-1 of a compute or a drop"),
+        ("dst", "a list of places"),
+        ("layer", "0 of a compute"),
+        ("layer", f"at most {step.num_layers} layers away, as there are no more"),
+        ("queue", f"a queue, below {len(QUEUES)}"),
+        ("encoding", "-1 or an encoding of the step"),
+        ("encoding", "-1 of a compute or a drop"),
+        ("via", "-1, or a list of lanes of a transfer"),
+    )[rule]
+    return which, say.number(at, column, right)
+
+
+@nb.njit(cache=True)
+def _first_wrong(rows, counts, owners, slots, about):  # type: ignore[no-untyped-def]
+    """Returns (the first template that breaks a rule, where, the operation or entry, the rule or the slot of a list,
+    the index that the list has to be of). rows: TemplateRows; counts, owners: of `_wrong_numbers`; slots: of Owners;
+    about: of `_about_items`."""
+    (of, axes, _, _), _, _, layered = about
+    made = np.zeros(len(slots), np.int64)  # of formulas: the template that computes it, from 1 on
+    for which in range(len(rows.op_ends) - 1):
+        ops = rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]
+        for formula in rows.formulas[rows.formula_ends[which] : rows.formula_ends[which + 1]]:
+            made[formula] = which + 1
+        first = _wrong_numbers(ops, made == which + 1, counts, owners)
+        for rule in range(len(first)):
+            if first[rule] >= 0:
+                return which, _NUMBERS, first[rule], rule, np.int64(-1)
+        op, at, index = _wrong_lists(ops, of, slots, axes, layered)
         if op >= 0:
-            return say.number(op, column, right)
-    op, at, index = _wrong_lists(ops, owners.of, owners.slots, owners.axes, layout.layered)
-    if op < 0:
-        return ""
-    if at < 0:
-        return say.number(op, "layer", f"0, as {layout.tensors[ops[op, 1]].name} is of no layer")
-    return say.number(op, f"list{at}", f"a list of index {layout.lists.indices[index]}" if index >= 0 else "-1")
+            return which, _LISTS, op, at, index
+        for side in range(2):
+            contract = 2 * which + side
+            items = rows.entries[rows.entry_ends[contract] : rows.entry_ends[contract + 1]]
+            entry, rule = _wrong_entry(items, about)
+            if entry >= 0:
+                return which, _NEEDS + side, entry, rule, np.int64(-1)
+    return -1, _NOTHING, np.int64(-1), -1, np.int64(-1)
 
 
 @nb.njit(**IN_PLACE)
@@ -108,7 +146,7 @@ def _note(first, rule, at, is_broken):  # type: ignore[no-untyped-def]
         first[rule] = at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
     """Returns the first operation that breaks each rule of `numbers_fault`, -1 where none does. made: of formulas.
     counts: kinds, tensors, places, queues, encodings, GPUs and layers. owners: of, place and lane of Owners."""
@@ -143,7 +181,7 @@ def _wrong_numbers(ops, made, counts, owners):  # type: ignore[no-untyped-def]
     return first
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _wrong_lists(ops, of, slots, axes, layered):  # type: ignore[no-untyped-def]
     """Returns (the first operation with a list that is not of the index of its formula's slot or its tensor's axis, the
     slot, the index that is right), the slot -1 where its tensor is of no layer and it names one; -1 if there is
@@ -159,47 +197,44 @@ def _wrong_lists(ops, of, slots, axes, layered):  # type: ignore[no-untyped-def]
     return -1, -1, np.int64(-1)
 
 
-def contract_fault(step: Step, template: Template, owners: Owners) -> str:
-    """Returns what is wrong with the numbers of a template's contract, as a sentence; "" if nothing."""
-    layout, say = step.layouts[template.layout], Sentence(step, template)
-    for name, items in (("needs", template.needs), ("leaves", template.leaves)):
-        if word := items_fault(layout, items, owners, step.num_layers):
-            return say.contract(f"{name} {word}")
-    return ""
-
-
 def items_fault(layout: StepLayout, items: Items, owners: Owners, layers: int) -> str:
-    """Returns what is wrong with the numbers of items, "" if nothing. layers: of the step."""
-    table = items.table
-    of = owners.of, owners.axes, owners.nature, owners.homeless
-    first = _wrong_items(table, of, owners.place, layers * layout.layered)
-    for at, word in zip(
-        first.tolist(),
-        (
-            "",
-            "places that are no list of places, or -1: at home",
-            "items at home, which has no home",
-            "a list that is not of its first axis",
-            "a list that is not of its second axis",
-            "a layer that is too far",
-            "a wrong count; sums have one from 0 on or are complete, others have none",
-            "a version, and is no state",
-            f"hops that are not from 0 to {MOST_HOPS}",
-        ),
-        strict=True,
-    ):
-        if at >= 0 and not word:
-            return f"entry {at} has tensor {table[at, 0]}; it takes a number below {len(layout.tensors)}"
-        if at >= 0:
-            return f"entry {at}, of {layout.tensors[table[at, 0]].name}, has {word}"
-    return ""
+    """Returns what is wrong with the numbers of items, "" if nothing. layers: how many layers away they may be."""
+    at, rule = _wrong_entry(items.table, _about_items(owners, layout, layers))
+    return _entry_word(layout, items, at, rule) if at >= 0 else ""
+
+
+def _about_items(
+    owners: Owners, layout: StepLayout, layers: int
+) -> tuple[tuple[Ints, Ints, Ints, Flags], int, Ints, Ints]:
+    """Returns what `_wrong_entry` has to know: of Owners of lists, axes, natures and homeless, and its place; for each
+    tensor how many layers away an entry may be, and whether layers have one. layers: of the step."""
+    known = owners.of, owners.axes, owners.nature, owners.homeless
+    return known, owners.place, layers * layout.layered, layout.layered
+
+
+def _entry_word(layout: StepLayout, items: Items, at: int, rule: int) -> str:
+    """Says which rule an entry of a contract breaks."""
+    tensor = int(items.tensor[at])
+    if rule == 0:
+        return f"entry {at} has tensor {tensor}; it takes a number below {len(layout.tensors)}"
+    word = (
+        "places that are no list of places, or -1: at home",
+        "items at home, which has no home",
+        "a list that is not of its first axis",
+        "a list that is not of its second axis",
+        "a layer that is too far",
+        "a wrong count; sums have one from 0 on or are complete, others have none",
+        "a version, and is no state",
+        f"hops that are not from 0 to {MOST_HOPS}",
+    )[rule - 1]
+    return f"entry {at}, of {layout.tensors[tensor].name}, has {word}"
 
 
 @nb.njit(cache=True)
-def _wrong_items(items, owners, place, farthest):  # type: ignore[no-untyped-def]
-    """Returns the first entry that breaks each rule of `items_fault`, -1 where none does. farthest: for each tensor how
-    many layers away an entry may be."""
-    first, (of, axes, natures, homeless) = np.full(9, -1, np.int64), owners
+def _wrong_entry(items, about):  # type: ignore[no-untyped-def]
+    """Returns (the first entry that breaks a rule, the rule, by their order in `_entry_word`), -1 if there is none."""
+    (of, axes, natures, homeless), place, farthest, _ = about
+    first = np.full(9, -1, np.int64)
     for at in range(len(items)):
         tensor, layer, places, count = items[at, 0], items[at, 1], items[at, 2], items[at, 5]
         if tensor < 0 or tensor >= len(natures):
@@ -214,4 +249,7 @@ def _wrong_items(items, owners, place, farthest):  # type: ignore[no-untyped-def
         _note(first, 6, at, not (count >= 0 or count == COMPLETE) if nature == SUM else count != 0)
         _note(first, 7, at, items[at, 6] != 0 and nature != STATE)
         _note(first, 8, at, items[at, 7] < 0 or items[at, 7] > MOST_HOPS)
-    return first
+    for rule in range(len(first)):
+        if first[rule] >= 0:
+            return first[rule], rule
+    return np.int64(-1), -1

@@ -29,6 +29,10 @@ class Sentence:
     def layout(self) -> StepLayout:
         return self.step.layouts[self.template.layout]
 
+    def item(self, tensor: int, layer: int, place: int, cell: int) -> str:
+        """Returns what an item is called."""
+        return item_name(self.step, self.layout, tensor, layer, place, cell)
+
     def at(self, op: int, word: str) -> str:
         """Returns the sentence about an operation, or about the template where it is -1."""
         if op < 0:
@@ -47,13 +51,13 @@ class Sentence:
 
     def left(self, op: int, item: tuple[int, int, int, int], count: int) -> str:
         """Returns the sentence about a sum that is left behind. op: what added to it last, -1 if nothing did."""
-        what = item_name(self.step, self.layout, *item)
+        what = self.item(*item)
         return self.at(op, f"adds to {what}, which has {count} contributions that nothing takes or reads")
 
     def walked(self, fault: Ints) -> str:
         """Returns the sentence about a walk's fault."""
         code, op, tensor, layer, place, cell, have, want, _ = fault.tolist()
-        what = item_name(self.step, self.layout, tensor, layer, place, cell)
+        what = self.item(tensor, layer, place, cell)
         name = self.layout.tensors[tensor].name
         return self.at(
             op,

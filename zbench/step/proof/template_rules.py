@@ -1,12 +1,14 @@
-"""The rules of one template: numbers in range, every formula covered, items followed from contract to contract."""
+"""The rules of templates: numbers in range, every formula covered, items followed from contract to contract."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import READ, StepLayout
+from zbench.describe.compiled import INNER
+from zbench.step.form import READ
 from zbench.step.operations import COMPUTE, GATHER
 from zbench.step.proof.coverage import formulas_fault
 from zbench.step.proof.item_rules import (
@@ -22,51 +24,48 @@ from zbench.step.proof.item_rules import (
     WalkState,
     WalkTables,
 )
-from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, ItemTable, find_item, new_table
-from zbench.step.proof.ranges import Owners, contract_fault, numbers_fault
-from zbench.step.proof.sentences import Sentence, item_name
-from zbench.step.proof.tables import ItemRows, item_rows, with_layers
+from zbench.step.proof.items import NO_ITEM, READ_ALREADY, ROW, THERE, find_item, new_table, room_for
+from zbench.step.proof.ranges import Owners, numbers_fault
+from zbench.step.proof.sentences import Sentence
+from zbench.step.proof.template_rows import ItemRows, TemplateRows, items_of_contracts
 from zbench.step.proof.walk import walk_items
 from zbench.step.template import COMPLETE, Step, Template
 from zbench.step.tensor import SUM
 
+_FINE, _NAMED_TWICE, _WALKED, _DIFFERS, _LEFT = range(5)  # what a template breaks
+_NAMED = 4  # a bit of flags of an item, after THERE and READ_ALREADY: what the contract leaves
+
 
 @dataclass(frozen=True)
 class Looked:
-    """Items and counts that a template's rules found. needs, leaves: the items of its contract. touches: by its
-    operations; hops: lossy encodings of what they read, by tensor."""
+    """Items and counts that rules found of a layout's templates. items: of their contracts, where those of each begin
+    in `ends` (zbench.step.proof.template_rows). touches: by the operations of all; hops: lossy encodings of what they
+    read, by tensor."""
 
-    needs: ItemRows
-    leaves: ItemRows
-    touches: int
+    rows: TemplateRows
+    items: ItemRows
+    ends: Ints
+    touches: Ints
     hops: Ints
 
 
-def template_fault(step: Step, template: Template, tables: WalkTables, owners: Owners) -> tuple[str, Looked | None]:
-    """Returns (the first rule that a template breaks, "" if none; what was found where it breaks none). tables,
-    owners: of its layout."""
-    layout = step.layouts[template.layout]
-    say = Sentence(step, template)
-    if fault := numbers_fault(step, template, owners) or contract_fault(step, template, owners):
-        return fault, None
-    ops = template.operations.table
-    op, word = formulas_fault(layout, tables, template)
+def templates_fault(
+    step: Step, templates: Sequence[Template], tables: WalkTables, owners: Owners
+) -> tuple[int, str, Looked]:
+    """Returns (which of a layout's templates is the first that breaks a rule, the first rule that it breaks, what was
+    found where none does), (how many there are, "", what was found) if none does. tables, owners: of the layout."""
+    rows = TemplateRows.of(templates)
+    which, fault = numbers_fault(step, templates, rows, owners)
+    rows = rows.first(which)  # a rule follows the numbers of what fits those before it
+    broken, op, word = formulas_fault(step.layouts[templates[0].layout], tables, rows)
     if word:
-        return say.at(op, word), None
-    tables = with_layers(tables, *_reach(layout, template))
-    needs, leaves = (item_rows(items, tables) for items in (template.needs, template.leaves))
-    for name, items in (("needs", needs), ("leaves", leaves)):
-        if word := _named_twice(step, layout, items):
-            return say.contract(f"{name} {word}"), None
-    state = new_state(int(_writes(tables, ops)) + len(needs.key), len(layout.tensors))
-    enter_items(tables, needs, state.items)
-    walk_items(tables, ops, 0, 0, 0, state)
-    if state.fault[0] != OK:
-        return say.walked(state.fault), None
-    at, have = _compare(tables, leaves, state.items, named := np.zeros(len(state.items), np.bool_))
-    if at >= 0:
-        return say.contract(_differs(step, layout, leaves, at, have)), None
-    return _left(say, tables, state.items, named), Looked(needs, leaves, int(state.fault[TOUCHES]), state.hops)
+        which, fault, rows = broken, Sentence(step, templates[broken]).at(op, word), rows.first(broken)
+    items, ends = items_of_contracts(rows.entries, rows.entry_ends, tables)
+    hops, touches = np.zeros(len(tables.tensors), np.int64), np.zeros(which, np.int64)
+    broken, code, told = _follow(tables, rows, items, ends, hops, touches)
+    if code != _FINE:
+        which, fault = broken, _sentence(Sentence(step, templates[broken]), code, told)
+    return which, fault, Looked(rows, items, ends, touches, hops)
 
 
 def new_state(most: int, tensors: int) -> WalkState:
@@ -74,94 +73,122 @@ def new_state(most: int, tensors: int) -> WalkState:
     return WalkState(new_table(most), np.zeros(TOUCHES + 1, np.int64), np.zeros(tensors, np.int64))
 
 
-def _reach(layout: StepLayout, template: Template) -> tuple[Ints, Ints]:
-    """Returns the lowest and the highest layer offset of each tensor; those of the whole step have one, 0."""
-    all_of = [template.operations.layer, template.needs.layer, template.leaves.layer]
-    low, high = min(int(one.min(initial=0)) for one in all_of), max(int(one.max(initial=0)) for one in all_of)
-    return low * layout.layered, (high + 1) * layout.layered
-
-
-def _named_twice(step: Step, layout: StepLayout, items: ItemRows) -> str:
-    """Tells of an item that a contract names twice."""
-    same = np.flatnonzero(items.key[1:] == items.key[:-1])
-    return f"names {_item(step, layout, items, int(same[0]))} twice" if len(same) else ""
-
-
-def _item(step: Step, layout: StepLayout, items: ItemRows, at: int) -> str:
-    where = (int(items.tensor[at]), int(items.layer[at]), int(items.place[at]), int(items.cell[at]))
-    return item_name(step, layout, *where)
-
-
-@nb.njit(cache=True)
-def enter_items(t, needs, items):  # type: ignore[no-untyped-def]
-    """Puts the items of a contract into a table."""
-    for i in range(len(needs.key)):
-        tensor, cell, key = needs.tensor[i], needs.cell[i], needs.key[i]
-        at = find_item(items, key)
-        items[at].key, items[at].version, items[at].hops = key, needs.version[i], needs.hops[i]
-        items[at].flags, items[at].count = THERE, needs.contributions[i]
-        items[at].encoding, items[at].writer = -1, -1
-        if needs.contributions[i] == COMPLETE and t.tensors[tensor, NATURE] == SUM:
-            items[at].flags = THERE | READ_ALREADY
-            items[at].count = t.cells[t.tensors[tensor, FIRST_CELL] + cell, TOTAL]
+def _sentence(say: Sentence, code: int, told: Ints) -> str:
+    """Says what a template breaks. told: as of `_follow`."""
+    if code == _WALKED:
+        return say.walked(told[: TOUCHES + 1])
+    side, tensor, layer, place, cell, first, second, third = told.tolist()[:8]
+    if code == _LEFT:
+        return say.left(first, (tensor, layer, place, cell), second)
+    what = say.item(tensor, layer, place, cell)
+    if code == _NAMED_TWICE:
+        return say.contract(f"{'leaves' if side else 'needs'} names {what} twice")
+    if first < 0:
+        return say.contract(f"leaves {what}, which is not there at the end")
+    name = ("count", "version", "hops")[first]
+    words = ["complete" if number == COMPLETE else f"{name} {number}" for number in (second, third)]
+    return say.contract(f"leaves {what} {words[0]}; at the end it is {words[1]}")
 
 
 @nb.njit(cache=True)
-def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
-    """Returns the first item that is not as a contract says, -1 if none, with what there is: (there, count, version,
-    hops); marks those that are named."""
-    have = np.zeros(4, np.int64)
-    for i in range(len(leaves.key)):
-        tensor, at = leaves.tensor[i], find_item(items, leaves.key[i])
-        have[:] = 0
-        if items[at].key == NO_ITEM or items[at].flags & THERE == 0:
-            return i, have
-        have[0], have[1], have[2], have[3] = 1, 0, items[at].version, items[at].hops
+def _follow(t, rows, items, ends, hops, touches):  # type: ignore[no-untyped-def]
+    """Follows the items of each template from its first contract through its operations to its second one, until one
+    breaks a rule: returns (which, the rule, what is told of it); notes touches, and the hops that reads see.
+
+    What is told: of a walk its fault; else the contract's side, the item (tensor, layer, place, cell), and of _DIFFERS
+    the column (-1: it is not there), what it says and what there is; of _LEFT who added to it, and the count.
+    """
+    told = np.zeros(TOUCHES + 1, np.int64)
+    for which in range(len(rows.op_ends) - 1):
+        begin, middle, end = ends[2 * which], ends[2 * which + 1], ends[2 * which + 2]
+        for at in range(begin + 1, end):
+            if at != middle and items.key[at] == items.key[at - 1]:
+                told[0] = at > middle
+                _tell_item(told, items, at)
+                return which, _NAMED_TWICE, told
+        ops = rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]
+        table = np.zeros(room_for(_writes(t, ops) + middle - begin), ROW)
+        enter_items(t, items, begin, middle, table)
+        fault = np.zeros(TOUCHES + 1, np.int64)
+        walk_items(t, ops, 0, 0, 0, WalkState(table, fault, hops))
+        if fault[0] != OK:
+            return which, _WALKED, fault
+        touches[which] = fault[TOUCHES]
+        code = _ended(t, items, middle, end, table, told)
+        if code != _FINE:
+            return which, code, told
+    return -1, _FINE, told
+
+
+@nb.njit(**INNER)
+def _tell_item(told, items, at):  # type: ignore[no-untyped-def]
+    told[1], told[2], told[3], told[4] = items.tensor[at], items.layer[at], items.place[at], items.cell[at]
+
+
+@nb.njit(cache=True)
+def enter_items(t, items, begin, end, table):  # type: ignore[no-untyped-def]
+    """Puts the items of a contract, from one up to another, into a table."""
+    for i in range(begin, end):
+        tensor, cell, key = items.tensor[i], items.cell[i], items.key[i]
+        at = find_item(table, key)
+        table[at].key, table[at].version, table[at].hops = key, items.version[i], items.hops[i]
+        table[at].flags, table[at].count = THERE, items.contributions[i]
+        table[at].encoding, table[at].writer = -1, -1
+        if items.contributions[i] == COMPLETE and t.tensors[tensor, NATURE] == SUM:
+            table[at].flags = THERE | READ_ALREADY
+            table[at].count = t.cells[t.tensors[tensor, FIRST_CELL] + cell, TOTAL]
+
+
+@nb.njit(**INNER)
+def _ended(t, items, begin, end, table, told):  # type: ignore[no-untyped-def]
+    """Compares what there is with what a contract leaves, and looks for a sum that something was added to, and that
+    nothing takes, reads or leaves: returns the rule that is broken, and tells of it."""
+    for i in range(begin, end):
+        tensor, at = items.tensor[i], find_item(table, items.key[i])
+        told[0] = 1
+        _tell_item(told, items, i)
+        if table[at].key == NO_ITEM or table[at].flags & THERE == 0:
+            told[5] = -1
+            return _DIFFERS
+        count = 0
         if t.tensors[tensor, NATURE] == SUM:
-            have[1] = COMPLETE if items[at].flags & READ_ALREADY else items[at].count
-        if have[1] != leaves.contributions[i] or have[2] != leaves.version[i] or have[3] != leaves.hops[i]:
-            return i, have
-        named[at] = True
-    return -1, have
+            count = COMPLETE if table[at].flags & READ_ALREADY else table[at].count
+        wanted = items.contributions[i], items.version[i], items.hops[i]
+        found = count, np.int64(table[at].version), np.int64(table[at].hops)
+        for column in range(3):
+            if wanted[column] != found[column]:
+                told[5], told[6], told[7] = column, wanted[column], found[column]
+                return _DIFFERS
+        table[at].flags |= _NAMED
+    lost = -1
+    for at in range(len(table)):
+        waits = table[at].flags == THERE and table[at].count > 0 and (lost < 0 or table[at].key < table[lost].key)
+        if waits and t.tensors[_tensor_of(t, table[at].key), NATURE] == SUM:
+            lost = at
+    if lost < 0:
+        return _FINE
+    told[0], told[1] = 1, _tensor_of(t, table[lost].key)
+    told[2], told[3], told[4] = _item_of(t, told[1], table[lost].key)
+    told[5], told[6] = table[lost].writer, table[lost].count
+    return _LEFT
 
 
-def _differs(step: Step, layout: StepLayout, leaves: ItemRows, at: int, have: Ints) -> str:
-    """Says how an item differs from what the contract leaves."""
-    what = _item(step, layout, leaves, at)
-    if not have[0]:
-        return f"leaves {what}, which is not there at the end"
-    told = [("count", leaves.contributions[at], have[1]), ("version", leaves.version[at], have[2])]
-    for name, wanted, found in (*told, ("hops", leaves.hops[at], have[3])):
-        if wanted != found:
-            words = ["complete" if number == COMPLETE else f"{name} {number}" for number in (wanted, found)]
-            return f"leaves {what} {words[0]}; at the end it is {words[1]}"
-    raise AssertionError("it is as the contract says")
+@nb.njit(**INNER)
+def _tensor_of(t, key):  # type: ignore[no-untyped-def]
+    """Returns the tensor of an item's key: the last one whose keys begin no later."""
+    return np.searchsorted(t.tensors[:, BASE], key, side="right") - 1
 
 
-def _left(say: Sentence, tables: WalkTables, items: ItemTable, named: np.ndarray) -> str:
-    """Tells of a sum that something was added to, and that nothing takes, reads or leaves."""
-    rest = np.flatnonzero((items["flags"] & (THERE | READ_ALREADY)) == THERE)
-    rest = rest[~named[rest] & (items["count"][rest] > 0)]
-    base = tables.tensors[:, BASE]
-    tensor = np.searchsorted(base, items["key"][rest], side="right") - 1
-    lost = rest[tables.tensors[tensor, NATURE] == SUM]
-    if not len(lost):
-        return ""
-    first = int(lost[np.argmin(items["key"][lost])])
-    which = int(np.searchsorted(base, items["key"][first], side="right")) - 1
-    layer, place, cell = item_of(tables, which, int(items["key"][first]))
-    return say.left(int(items["writer"][first]), (which, layer, place, cell), int(items["count"][first]))
-
-
-def item_of(tables: WalkTables, tensor: int, key: int) -> tuple[int, int, int]:
+@nb.njit(**INNER)
+def _item_of(t, tensor, key):  # type: ignore[no-untyped-def]
     """Returns (layer, place, cell) of an item's key."""
-    about = tables.tensors[tensor]
-    rest, cell = divmod(key - int(about[BASE]), int(about[SHAPE0] * about[SHAPE1]))
-    layer, place = divmod(rest, tables.num_places)
-    return layer + int(about[LOWEST]), place, cell
+    about = t.tensors[tensor]
+    cells = about[SHAPE0] * about[SHAPE1]
+    rest = (key - about[BASE]) // cells
+    return rest // t.num_places + about[LOWEST], rest % t.num_places, (key - about[BASE]) % cells
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _writes(t, ops):  # type: ignore[no-untyped-def]
     """Counts at least as many items as operations can make."""
     total = 0

@@ -4,7 +4,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
-from zbench.step.layout import ADD, READ, WRITE
+from zbench.step.form import ADD, READ, WRITE
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.item_rules import (
     COUNTS,

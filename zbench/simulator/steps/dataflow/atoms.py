@@ -21,7 +21,7 @@ class AtomTables(NamedTuple):
     """The tables that follow a template's items.
 
     list_offsets, atoms: compressed rows, of every list of the layout that an operation or the contract names.
-    row_offsets, rows: zbench.step.layout.FormulaRows. map_offsets, maps: from atoms of a finer index to those of a
+    row_offsets, rows: zbench.step.form.FormulaRows. map_offsets, maps: from atoms of a finer index to those of a
     coarser. shape0, shape1: atoms along both axes of each tensor; first_cell: where its cells of atoms begin among all.
     home_offsets, homes: compressed rows, the places where the parts of a cell of atoms are at home, of tensors that
     collectives move or contracts have at home; home_bytes: of those parts. cell_bytes: of every cell. member_offsets,

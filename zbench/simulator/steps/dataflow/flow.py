@@ -22,7 +22,8 @@ from zbench.simulator.steps.dataflow.chains import (
     writes_item,
 )
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
-from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
+from zbench.step.form import ADD, READ, UPDATE, WRITE
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.items import EMPTY
 from zbench.step.template import Template

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from zbench.describe.sync import RoundSync
 from zbench.step.passes.rounds.outer_step import ARRIVED, FIRST, LATER, NOW, PHASES, REDUCED, SENT, UPDATED
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading import read_step
+from zbench.step.reading.read import read_step
 
 SHOWN = 4  # rounds that are proven: the first, one that ends as all later ones, and what follows it
 

@@ -9,7 +9,7 @@ from zbench.step.formula import Formula, FormulaError, parse_formula
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
-from zbench.step.scanner import Scanner
+from zbench.step.reading.scanner import Scanner
 from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
 
 MOST_AMOUNT = 10**12

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
-from zbench.step.reading_layout import LINES, PartialLayout
-from zbench.step.scanner import Scanner, TextFault
+from zbench.step.reading.layouts import LINES, PartialLayout
+from zbench.step.reading.scanner import Scanner, TextFault
 from zbench.step.template import (
     ACROSS,
     AT_HOME,

@@ -1,0 +1,1 @@
+"""Reads steps of texts."""
