@@ -16,7 +16,6 @@ from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
-from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.sizes import Sizes
 from zbench.simulator.steps.variant import Variant

@@ -72,7 +72,18 @@ class LeftOut:
         half, quarter = count // 2, 2 * self.turn
         return half if self.turn == 1 else count - max((count - half) // quarter, 1) * quarter
 
+    @cached_property
+    def _known(self) -> dict[int, tuple[Floats, float]]:
+        """What `_steady` has found, by cut."""
+        return {}
+
     def _steady(self, number: int) -> tuple[Floats, float]:
+        """Returns what `_added_by` has of a cut, which is asked for several times."""
+        if number not in self._known:
+            self._known[number] = self._added_by(number)
+        return self._known[number]
+
+    def _added_by(self, number: int) -> tuple[Floats, float]:
         """Returns what a layer of a cut's run adds to each queue, seconds [queues], and by how much, relatively, the
         most that one adds to a queue differs between the third and the last quarter of the run."""
         if number in self.repeating:
