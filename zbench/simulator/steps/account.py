@@ -6,6 +6,7 @@ what is there alike. What each holds meanwhile: zbench.simulator.steps.held. Wor
 not in it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -96,5 +97,5 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
 def _alike_shifts(step: Step, first: int, last: int) -> list[tuple[Ints, int]]:
     """Returns how far from its first stage's places each place's is for some of the layers from the first to the last,
     int64 [places], and how many layers that is so for."""
-    shifts, times = np.unique(step.shifts[:, first : last + 1], axis=1, return_counts=True)
-    return [(one[step.pipeline_of], each) for one, each in zip(shifts.T, times.tolist(), strict=True)]
+    times = Counter(one.tobytes() for one in step.shifts[:, first : last + 1].T)
+    return [(np.frombuffer(one, np.int64)[step.pipeline_of], each) for one, each in times.items()]

@@ -122,16 +122,17 @@ def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
             hop, pair = row + shift, of.pair[row]
             row_of[hop] = row
             wait = of.waits[row]
-            for queue in (rows.queue_a[row], rows.queue_b[row]):
+            for side in range(2):
+                queue = rows.queue_b[row] if side else rows.queue_a[row]
                 if queue >= 0:
                     before = last_queue[queue]
-                    last_queue[queue] = hop
+                    last_queue[queue] = 2 * hop + side
                     if before >= 0:
                         wait += 1
-                        if rows.queue_a[row_of[before]] == queue:
-                            next_a[before] = hop
+                        if before % 2:
+                            next_b[before // 2] = hop
                         else:
-                            next_b[before] = hop
+                            next_a[before // 2] = hop
             if pair >= 0:
                 before = last_pair[pair]
                 last_pair[pair] = hop

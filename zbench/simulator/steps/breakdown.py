@@ -19,18 +19,22 @@ as long as what was left out, of which each part has what it has in the steady h
 is over is a gap like others. So parts sum to the step's seconds, but for rounding.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.steps.expand import OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
-from zbench.simulator.steps.program import StepParts, StepProgram
+from zbench.simulator.steps.program import StepParts
+from zbench.simulator.steps.trains.columns import Narrow
 from zbench.simulator.steps.variant import Variant
+from zbench.step.formula import Formula
 from zbench.step.operations import COMPUTE, QUEUES
 
 _AT = {name: number for number, name in enumerate(SECONDS_FOR)}
@@ -50,7 +54,7 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     following = program.assembled.following.offsets, program.assembled.following.followers
     times = timeline.start, timeline.done, left_out.later
     shape = len(left_out.steady) + 1, num_gpus, len(SECONDS_FOR)
-    hops = program.hops, program.owner, _columns_of(program, num_gpus)
+    hops = program.hops, program.owner, _columns_of(program.variants, program.stacked.begin, num_gpus)
     found, last = _spent(hops, following, times, (added.cut, added.late, steady), shape)
     parts = found[-1]
     parts[:, _END] = seconds - last
@@ -62,47 +66,56 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
 def recomputation_seconds(parts: StepParts) -> float:
     """Returns the seconds of recomputation of a step, of the GPU that has most."""
     variants, which = parts.of_step
-    found = np.zeros(parts.step.num_gpus)
-    for variant, times in zip(variants, np.bincount(which, minlength=len(variants)).tolist(), strict=True):
-        mine = np.flatnonzero(_parts_of(variant) == _AT["recomputation"])
-        where, busy = variant.lowered.table[RANK, mine], variant.lowered.busy[mine]
-        found += times * np.bincount(where, busy, len(found))
+    found, begin = np.zeros(parts.step.num_gpus), np.cumsum([0, *(len(one.lowered.busy) for one in variants)])
+    columns, times = _columns_of(variants, begin, len(found)), np.bincount(which, minlength=len(variants)).tolist()
+    for variant, count, (first, last) in zip(variants, times, pairwise(begin.tolist()), strict=True):
+        mine = np.flatnonzero((columns.part[first:last] == _AT["recomputation"]) & (columns.gpu[first:last] >= 0))
+        found += count * np.bincount(columns.gpu[first:last][mine], variant.lowered.busy[mine], len(found))
     return float(found.max())
 
 
 class _HopColumns(NamedTuple):
-    """Columns of the hops of variants, one after another, int64 [rows]. gpu: of a compute, else -1. part: of a compute
+    """Columns of the hops of variants, one after another, int32 [rows]. gpu: of a compute, else -1. part: of a compute
     its own, of others that of a gap before what they bring, or _SPLIT. head: the hops between a hop and the first of
     its operation."""
 
-    gpu: Ints
-    part: Ints
-    head: Ints
+    gpu: Narrow
+    part: Narrow
+    head: Narrow
 
 
-def _columns_of(program: StepProgram, num_gpus: int) -> _HopColumns:
-    kinds = np.concatenate([one.kinds for one in program.variants])
-    table = np.concatenate([one.lowered.table[[OP, RANK]] for one in program.variants], axis=1)
-    begin, count = program.stacked.begin, table.shape[1]
-    fresh = np.ones(count, bool)
-    fresh[1:] = table[0, 1:] != table[0, :-1]
-    fresh[begin[:-1][np.diff(begin) > 0]] = True
-    every = np.arange(count)
-    head = every - np.maximum.accumulate(np.where(fresh, every, 0))
-    part = np.concatenate([_parts_of(one) for one in program.variants])
-    return _HopColumns(np.where((kinds == COMPUTE) & (table[1] < num_gpus), table[1], -1), part, head)
-
-
-def _parts_of(variant: Variant) -> Ints:
-    """Returns _HopColumns.part of a variant's hops."""
-    ops, formulas = variant.ops, variant.of.layout.formulas
-    again = np.array([one.results[0].tensor.endswith(_AGAIN) for one in formulas] + [False])
-    computes = ops[:, 0] == COMPUTE
-    kind = np.where(variant.attends, _AT["attention"], _AT["linear"])
-    kind = np.where(variant.updates, _AT["optimizer"], kind)
-    kind = np.where(again[np.where(computes, ops[:, 1], len(formulas))], _AT["recomputation"], kind)
-    found: Ints = np.where(computes, kind, _WAITS[ops[:, 8]])[variant.lowered.table[OP]]
+def _columns_of(variants: Sequence[Variant], begin: Ints, num_gpus: int) -> _HopColumns:
+    """Returns columns of the hops of variants. begin: where those of each begin, and the end."""
+    found = _HopColumns(*(np.empty(begin[-1], np.int32) for _ in range(3)))
+    layouts = {id(one.of.layout): one.of.layout for one in variants}
+    parts = {key: np.array([_part_of(one) for one in layout.formulas], np.int64) for key, layout in layouts.items()}
+    for variant, first in zip(variants, begin.tolist(), strict=False):
+        of_formula, table = parts[id(variant.of.layout)], variant.lowered.table
+        _put_columns(variant.ops, table, (of_formula, _WAITS), num_gpus, first, found)
     return found
+
+
+def _part_of(formula: Formula) -> int:
+    """Returns the part of a formula's computes."""
+    if formula.results[0].tensor.endswith(_AGAIN):
+        return _AT["recomputation"]
+    name = formula.terms[0].function
+    return _AT["optimizer"] if name == "adam" else _AT["attention"] if name in ("attend", "attend_d") else _AT["linear"]
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _put_columns(ops, table, parts, num_gpus, first, found):  # type: ignore[no-untyped-def]
+    """Writes _HopColumns of a variant's hops from the row `first` on. parts: by formula of computes, and by queue of
+    others."""
+    head = 0
+    for hop in range(table.shape[1]):
+        op, gpu = table[OP, hop], table[RANK, hop]
+        if hop == 0 or op != table[OP, hop - 1]:
+            head = hop
+        computes, at = ops[op, 0] == COMPUTE, first + hop
+        found.gpu[at] = gpu if computes and gpu < num_gpus else -1
+        found.part[at] = parts[0][ops[op, 1]] if computes else parts[1][ops[op, 8]]
+        found.head[at] = hop - head
 
 
 @nb.njit(cache=True)

@@ -17,7 +17,6 @@ from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.model import Model
 from zbench.simulator.steps.computes.sizes import Sizes
-from zbench.simulator.steps.dataflow.atoms import AtomTables
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import COMPUTE
@@ -60,56 +59,53 @@ class HeldTemplate:
     @staticmethod
     def of(template: PlayedTemplate, model: Model) -> "HeldTemplate":
         """Reads a template. model: for its logits."""
-        tables, contract = template.flow.tables, (template.template.needs, template.template.leaves)
-        needs, leaves = (_entries(tables, items.table) for items in contract)
-        before, after = _rows_of(template.flow.items, needs, leaves)
-        others = np.concatenate([_ended(template.flow.ended, tables), _logits(template, model)])
-        return HeldTemplate(needs, leaves, before, after, others)
+        flow, contract = template.flow, (template.template.needs.table, template.template.leaves.table)
+        needs, leaves, before, after, ended = _read(flow.tables, *contract, flow.items, flow.ended)
+        return HeldTemplate(needs, leaves, before, after, np.concatenate([ended, _logits(template, model)]))
 
 
 def held_by(variant: Variant, of: HeldTemplate, rows: Ints, shape: tuple[int, int]) -> HeldBytes:
     """Returns what a variant holds while it is played. of: its template. rows: of its layout's tensors, logits last,
     the numbers among the step's. shape: how many of these, and places, there are."""
-    missing, operations = np.array(variant.missing, np.int64).reshape(-1, 2), len(variant.of.ops)
-    of_items = of.needs, of.leaves, of.before, of.after
-    lives = _lives(variant.of.flow.tables, variant.of.flow.items, of_items, of.others, missing, operations)
-    return HeldBytes(*_fullest(lives, of_items[:2], missing, (rows, variant.where), shape, operations))
-
-
-def _ended(rows: Ints, tables: AtomTables) -> Ints:
-    """Returns the lives of copies that were forgotten, of those that the template wrote."""
-    made = rows[rows[:, 4] >= 0]
-    size = tables.cell_bytes[tables.first_cell[made[:, 0]] + made[:, 3]]
-    return np.stack([made[:, 0], made[:, 2], made[:, 4], made[:, 5], size], axis=1)
+    missing, tables = np.array(variant.missing, np.int64).reshape(-1, 2), variant.of.flow.tables
+    items = variant.of.flow.items, tables.cell_bytes, tables.first_cell
+    lives = of.needs, of.leaves, of.before, of.after, of.others
+    return HeldBytes(*_held(items, lives, missing, (rows, variant.where), shape, len(variant.of.ops)))
 
 
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
-    sizes, found = Sizes(of.layout, (of.template,)), []
+    sizes, layout, lives = Sizes(of.layout, (of.template,)), of.layout, dict[int, tuple[int, int, int]]()
     for number in of.template.formulas:
-        formula = of.layout.formulas[number]
+        formula = layout.formulas[number]
         if formula.terms[0].function in _MAKE_LOGITS:
             mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
-            weight = next(
-                ref
-                for ref in (*formula.operands, *formula.results)
-                if not of.layout.of_batch(of.layout.number[ref.tensor])
-            )
-            named = sizes.of(formula, mine)
-            each = zip(named.tokens, named.share(weight), strict=True)
-            size = np.array([logits_bytes(model, int(tokens), share) for tokens, share in each], np.int64)
-            found.append(np.stack([of.ops[mine, 2], mine, size], axis=1))
-    if not found:
-        return np.zeros((0, 5), np.int64)
-    table = np.concatenate(found)
-    rows = []
-    for place in np.unique(table[:, 0]).tolist():
-        mine = table[table[:, 0] == place]
-        rows.append([len(of.layout.tensors), place, mine[:, 1].min(), mine[:, 1].max(), mine[:, 2].max()])
-    return np.array(rows, np.int64)
+            named = (*formula.operands, *formula.results)
+            weight = next(ref for ref in named if not layout.of_batch(layout.number[ref.tensor]))
+            tokens, share = sizes.of(formula, mine).tokens, sizes.of(formula, mine).share(weight)
+            columns = of.ops[mine, 2], mine, tokens, share
+            for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
+                first, last, most = lives.get(place, (op, op, 0))
+                lives[place] = min(first, op), max(last, op), max(most, logits_bytes(model, int(count), words))
+    rows = [(len(layout.tensors), place, *lives[place]) for place in sorted(lives)]
+    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 @nb.njit(cache=True)
+def _read(t, needs, leaves, items, ended):  # type: ignore[no-untyped-def]
+    """Returns the fields of HeldTemplate, of its others those that are no logits. needs, leaves: contract entries.
+    items, ended: of Flow."""
+    had, has = _entries(t, needs), _entries(t, leaves)
+    before, after = _rows_of(items, had), _rows_of(items, has)
+    found, count = np.empty((len(ended), 5), np.int64), 0
+    for row in ended:
+        if row[4] >= 0:  # else it was there before the template
+            size = t.cell_bytes[t.first_cell[row[0]] + row[3]]
+            count = _write(found, count, (row[0], row[2], row[4], row[5], size))
+    return had, has, before, after, found[:count]
+
+
+@nb.njit(**INNER)
 def _entries(t, entries):  # type: ignore[no-untyped-def]
     """Returns the items of contract entries, as HeldTemplate has them."""
     count = 0
@@ -155,29 +151,25 @@ def _numbers(rows):  # type: ignore[no-untyped-def]
     return keys, which
 
 
-@nb.njit(cache=True)
-def _rows_of(items, needs, leaves):  # type: ignore[no-untyped-def]
-    """Returns the row of what a contract needs, and of what it leaves, of every item, -1 where it does not name it."""
-    had, has = _numbers(needs), _numbers(leaves)
-    before, after = np.empty(len(items), np.int64), np.empty(len(items), np.int64)
+@nb.njit(**INNER)
+def _rows_of(items, named):  # type: ignore[no-untyped-def]
+    """Returns the row of every item among those that a contract names, -1 where it does not."""
+    (keys, which), found = _numbers(named), np.empty(len(items), np.int64)
     for item in range(len(items)):
-        number = _number(items, item)
-        before[item], after[item] = had[1][find_key(had[0], number)], has[1][find_key(has[0], number)]
-    return before, after
+        found[item] = which[find_key(keys, _number(items, item))]
+    return found
 
 
 @nb.njit(cache=True)
-def _lives(t, items, contract, logits, missing, operations):  # type: ignore[no-untyped-def]
-    """Returns int64 [n, 5]: tensor, place, first and last operation, bytes.
-
-    What a contract needs is there from the start; what is written besides, from then on; what it leaves stays.
-    contract: needs, leaves, before and after of HeldTemplate.
-    """
+def _held(items, of, missing, named, shape, operations):  # type: ignore[no-untyped-def]
+    """Returns the fields of `HeldBytes`. items: of Flow, the bytes of cells, and the first cell of each tensor. of:
+    fields of HeldTemplate. named: the step's tensors and places for those of the template."""
+    contract, others = of[:4], of[4]
     used = np.zeros(len(contract[0]), np.bool_)  # whether each item that is needed is one that was touched
-    found = np.empty((4 * len(items) + len(used) + len(logits), 5), np.int64)
-    count = _lived(t.cell_bytes, t.first_cell, items, contract, used, missing, operations, found)
-    found[count : count + len(logits)] = logits
-    return found[: count + len(logits)]
+    lives = np.empty((4 * len(items[0]) + len(used) + len(others), 5), np.int64)
+    count = _lived(items, contract, used, missing, operations, lives)
+    lives[count : count + len(others)] = others
+    return _fullest(lives[: count + len(others)], contract[:2], missing, named, shape, operations)
 
 
 @nb.njit(**IN_PLACE)
@@ -190,9 +182,14 @@ def _is_missing(missing, tensor, offset):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**IN_PLACE)
-def _lived(cell_bytes, first_cell, items, contract, used, missing, operations, found):  # type: ignore[no-untyped-def]
-    """Writes the lives of items, as `_lives`; returns how many there are."""
-    (needs, leaves, before, after), count = contract, 0
+def _lived(items, contract, used, missing, operations, found):  # type: ignore[no-untyped-def]
+    """Writes the lives of items, int64 [n, 5]: tensor, place, first and last operation, bytes; returns how many there
+    are.
+
+    What a contract needs is there from the start; what is written besides, from then on; what it leaves stays.
+    contract: needs, leaves, before and after of HeldTemplate. The others as of `_held`.
+    """
+    (needs, leaves, before, after), (items, cell_bytes, first_cell), count = contract, items, 0
     for item in range(len(items)):
         tensor = items[item, 0]
         if _is_missing(missing, tensor, items[item, 1]):
@@ -220,7 +217,7 @@ def _write(found, count, life):  # type: ignore[no-untyped-def]
     return count + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fullest(lives, contract, missing, named, shape, operations):  # type: ignore[no-untyped-def]
     """Returns the fields of `HeldBytes`. A life begins with its operation, and ends after that. contract: needs and
     leaves. named: the step's tensors and places for those of lives, which are changed to them."""

@@ -72,7 +72,18 @@ class LeftOut:
         half, quarter = count // 2, 2 * self.turn
         return half if self.turn == 1 else count - max((count - half) // quarter, 1) * quarter
 
+    @cached_property
+    def _known(self) -> dict[int, tuple[Floats, float]]:
+        """What `_steady` has found, by cut."""
+        return {}
+
     def _steady(self, number: int) -> tuple[Floats, float]:
+        """Returns what `_added_by` has of a cut, which is asked for several times."""
+        if number not in self._known:
+            self._known[number] = self._added_by(number)
+        return self._known[number]
+
+    def _added_by(self, number: int) -> tuple[Floats, float]:
         """Returns what a layer of a cut's run adds to each queue, seconds [queues], and by how much, relatively, the
         most that one adds to a queue differs between the third and the last quarter of the run."""
         if number in self.repeating:
@@ -144,12 +155,12 @@ class LeftOut:
 
     def _later_by(self, late: Floats) -> Floats:
         """Returns the seconds by which each hop is later where cuts add `late` (Added.late), [hops]."""
-        program, times = self.program, self.timeline
-        if not self.cuts:
+        program, times, of = self.program, self.timeline, self.added.cut
+        adds = (of[:, 1] == 1) & late.any(axis=1)[of[:, 0]]
+        if not adds.any():
             return np.zeros(len(times.start))
-        moments = times.start, times.release, times.done
-        hops, following = (program.hops, program.owner), program.assembled.following
-        found: Floats = _later(hops, following, moments, self.added.cut, late)
+        moments, hops = (times.start, times.release, times.done), (program.hops, program.begin, program.owner)
+        found: Floats = _later(hops, program.assembled.following, moments, (of, late), int(np.argmax(adds)))
         return found
 
     @cached_property
@@ -202,39 +213,40 @@ def _last(queue_a, queue_b, release, queues):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _later(hops, following, times, cut, late):  # type: ignore[no-untyped-def]
-    """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it."""
-    count = len(times[0])
-    before, after = np.zeros(count), np.zeros(count)  # when a hop could begin, as it was played and with all layers
-    found = np.zeros(count)
-    _follow(hops, following, times, cut, late, (before, after, found))
+def _later(hops, following, times, cuts, first):  # type: ignore[no-untyped-def]
+    """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it. hops: ProgramHops,
+    where those of instances begin, and their instances. cuts: of `Added`. first: the first instance behind a cut."""
+    before, found = np.zeros(len(times[0])), np.zeros(len(times[0]))
+    _follow(hops, following, times, cuts, hops[1][first], before, found)
     return found
 
 
 @nb.njit(**IN_PLACE)
-def _follow(hops, following, times, cut, late, state):  # type: ignore[no-untyped-def]
-    """Follows all hops, as `_later`. state: its arrays, which are filled."""
+def _follow(hops, following, times, cuts, since, before, found):  # type: ignore[no-untyped-def]
+    """Follows all hops, as `_later`. since: the first hop that may be later. before: of hops that stand before it when
+    they could begin, as they were played. found: with all layers, and since they were followed by how much that is
+    later."""
     next_a, next_b, next_pair, offsets, followers = following
     start, release, done = times
-    before, after, found = state
-    (row, rows), owner = hops
-    for hop in range(len(start)):
-        of = cut[owner[hop], 0]
-        crosses, first = of >= 0 and cut[owner[hop], 1] == 0, offsets[hop] - 3
-        found[hop] = after[hop] - before[hop]
-        for at in range(first, offsets[hop + 1]):
-            if at < offsets[hop]:
-                follower = next_a[hop] if at == first else next_b[hop] if at == first + 1 else next_pair[hop]
-                if follower < 0:
-                    continue
-                when = release[hop] if release[hop] <= start[follower] else start[hop]
-            else:
-                follower, when = followers[at], done[hop]
-            more = 0.0
-            if crosses and cut[owner[follower], 0] == of and cut[owner[follower], 1] == 1:
-                queue, other = rows.queue_a[row[follower]], rows.queue_b[row[follower]]
-                if at == first + 1 and rows.queue_b[row[hop]] == other:
-                    queue = other
-                more = late[of, queue]
-            before[follower] = max(before[follower], when)
-            after[follower] = max(after[follower], when + found[hop] + more)
+    ((row, rows), begin, owner), (cut, late) = hops, cuts
+    for number in range(len(begin) - 1):
+        of = cut[number, 0] if cut[number, 1] == 0 else np.int64(-1)  # the cut that it stands before
+        for hop in range(begin[number], begin[number + 1]):
+            found[hop] -= before[hop]
+            for way in range(3):
+                follower = next_a[hop] if way == 0 else next_b[hop] if way == 1 else next_pair[hop]
+                if follower >= since:
+                    when = release[hop] if release[hop] <= start[follower] else start[hop]
+                    added = 0.0
+                    if of >= 0 and cut[owner[follower], 0] == of and cut[owner[follower], 1] == 1:
+                        queue, other = rows.queue_a[row[follower]], rows.queue_b[row[follower]]
+                        added = late[of, other if way == 1 and rows.queue_b[row[hop]] == other else queue]
+                    before[follower] = max(before[follower], when)
+                    found[follower] = max(found[follower], when + found[hop] + added)
+            for at in range(offsets[hop], offsets[hop + 1]):
+                follower, added = followers[at], 0.0
+                if follower >= since:
+                    if of >= 0 and cut[owner[follower], 0] == of and cut[owner[follower], 1] == 1:
+                        added = late[of, rows.queue_a[row[follower]]]
+                    before[follower] = max(before[follower], done[hop])
+                    found[follower] = max(found[follower], done[hop] + found[hop] + added)

@@ -143,7 +143,8 @@ def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
     num_hops, size = len(waits), 0
     ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
-    stack = np.zeros(num_hops + 1, np.int64)  # how many there are, and they
+    stack = np.empty(num_hops + 1, np.int32)  # how many there are, and they
+    stack[0] = 0
     queue_free, row, rows = free[0], hops.row, hops.rows
     used = queue_free.max() > 0  # never before a step
     for hop in range(num_hops):

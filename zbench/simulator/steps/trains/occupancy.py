@@ -1,4 +1,9 @@
-"""Seconds in which transfers of a GPU are under way while a step is played, and those with its compute queue idle."""
+"""Seconds in which transfers of a GPU are under way while a step is played, and those with its compute queue idle.
+
+Whenever several hops of a GPU are under way, in whatever order, that is one interval. Hops of a program stand nearly in
+the order in which they begin, so each is joined to the intervals of its GPU from the last one back, which is less than
+one further on the mean; sorting hops takes several times as long.
+"""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,8 +12,8 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.describe.arrays import Flags, Floats, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 
@@ -49,97 +54,151 @@ class LinkedHops(NamedTuple):
     queues: int
 
 
-class _Moves(NamedTuple):
-    """Hops that transfer, of trains the stretches of pieces that follow one another at once: when each begins and ends,
-    the GPUs at its ends (-1: a host), and whether it goes across nodes."""
+class _Intervals(NamedTuple):
+    """Disjoint intervals, ascending, those of one kind of a GPU after another: of GPU g and kind k from
+    bounds[3 g + k] on."""
 
     begin: Floats
     end: Floats
-    gpu: Column
-    other: Column
-    across: Flags
-
-
-class _Busy(NamedTuple):
-    """When each GPU computes, in order, GPU after GPU from `bounds` on."""
-
-    start: Floats
-    release: Floats
     bounds: Ints
+
+
+_COMPUTES, _TRANSFERS, _ACROSS = range(3)  # kinds: when a GPU computes; transfers; does so across nodes
 
 
 @dataclass(frozen=True)
 class LinkUse:
-    """The use of GPUs' links while hops are played. moves: what transfers; order: their numbers in the order in
-    which they begin. busy: when GPUs compute."""
+    """The use of GPUs' links and compute queues while hops are played."""
 
-    moves: _Moves
-    order: Ints
-    busy: _Busy
+    intervals: _Intervals
 
     @staticmethod
     def of(hops: LinkedHops, timeline: Timeline, num_gpus: int, pieces: TrainPieces = _NO_TRAINS) -> "LinkUse":
-        """Reads hops that were played, and the pieces of those that are trains."""
-        moves, busy = _parted(hops, pieces, (timeline.start, timeline.release), num_gpus)
-        # Which of several that begin at one moment is first makes no difference, so the quicker sort will do.
-        return LinkUse(_Moves(*moves), np.argsort(moves[0]), _Busy(*busy))
+        """Reads hops that were played, and the pieces of those that are trains, which stand in the order of hops."""
+        return LinkUse(_Intervals(*_intervals(hops, pieces, (timeline.start, timeline.release), num_gpus)))
 
     def spans(self, marks: Floats) -> Occupancy:
         """Tells of the spans that end at `marks`, seconds, ascending; the first begins at 0."""
-        moving, exposed = _under_way(self.order, self.moves, self.busy, marks)
-        across = self.order[self.moves.across[self.order]]
-        return Occupancy(moving, exposed, _under_way(across, self.moves, self.busy, marks)[1])
+        return Occupancy(*_by_span(self.intervals, marks))
 
 
 @nb.njit(cache=True)
-def _parted(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
-    """Returns the columns of _Moves, in the order of hops, and of _Busy. times: when hops begin and end."""
-    row, queue_a, _, link_class, queues = hops
-    trains, begun, ended = pieces
-    bounds, count = np.zeros(gpus + 1, np.int64), 0
-    for hop in range(len(row)):
-        if link_class[row[hop]] >= 0:
-            count += 1
-        elif 0 <= queue_a[row[hop]] < gpus * queues:
-            bounds[queue_a[row[hop]] // queues + 1] += 1
-    train_of = np.full(len(row), -1, np.int32)
-    for train in range(len(trains)):
-        train_of[trains[train, 0]] = train
-        for at in range(trains[train, 3] + 1, trains[train, 3] + trains[train, 2]):
-            count += begun[at] > ended[at - 1]
-    for gpu in range(gpus):
-        bounds[gpu + 1] += bounds[gpu]
-    moves = np.empty(count), np.empty(count), np.empty(count, np.int32), np.empty(count, np.int32)
-    across, busy = np.empty(count, np.bool_), (np.empty(bounds[gpus]), np.empty(bounds[gpus]))
-    _put_apart(hops, pieces, train_of, times, gpus, (*moves, across), (*busy, bounds[:-1].copy()))
-    return (*moves, across), (*busy, bounds)
+def _intervals(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
+    """Returns the columns of _Intervals. times: when hops begin and end."""
+    most = 4 * (len(hops.row) + len(pieces.begun))  # room that is not written takes no memory
+    chains = np.empty(most), np.empty(most), np.empty(most, np.int32), np.full(3 * gpus, -1, np.int32)
+    _join_all(hops.row, _joined(hops, gpus), pieces, times, chains)
+    begins, ends, before, last = chains
+    bounds = np.zeros(3 * gpus + 1, np.int64)
+    for fill in range(2):
+        if fill:
+            begin, end = np.empty(bounds[-1]), np.empty(bounds[-1])
+        for chain in range(3 * gpus):
+            at, place = last[chain], bounds[chain + 1] if fill else bounds[chain]
+            while at >= 0:
+                if fill:
+                    place -= 1
+                    begin[place], end[place] = begins[at], ends[at]
+                else:
+                    place += 1
+                at = before[at]
+            if not fill:
+                bounds[chain + 1] = place
+    return begin, end, bounds
+
+
+@nb.njit(**INNER)
+def _joined(hops, gpus):  # type: ignore[no-untyped-def]
+    """Returns the kinds of GPUs, 3 g + k, to whose intervals hops of each row are joined, int32 [rows, 4]; -1: none."""
+    found = np.full((len(hops.link_class), 4), -1, np.int32)
+    for row in range(len(found)):
+        moves, across = hops.link_class[row] >= 0, hops.link_class[row] == NIC
+        for side, queue in enumerate((hops.queue_a[row], hops.queue_b[row])):
+            if 0 <= queue < gpus * hops.queues:
+                first = 3 * (queue // hops.queues)
+                found[row, side] = first + (_TRANSFERS if moves else _COMPUTES)
+                found[row, 2 + side] = first + _ACROSS if across else -1
+    return found
 
 
 @nb.njit(**IN_PLACE)
-def _put_apart(hops, pieces, train_of, times, gpus, moves, busy):  # type: ignore[no-untyped-def]
-    """Writes the columns of `_parted`. train_of: the train that each hop is, -1 of others. busy: with where the next
-    compute of each GPU goes."""
-    (row_of, queue_a, queue_b, link_class, queues), (start, end) = hops, times
-    (begin, until, first, second, across), (since, release, fill), at = moves, busy, 0
+def _join_all(row_of, joined, pieces, times, chains):  # type: ignore[no-untyped-def]
+    """Joins hops to the intervals of their GPUs. joined: as `_joined` has it. chains: of every interval
+    its begin, its end and the one before it, and the last one of every kind of a GPU, -1 before there is one."""
+    (trains, begun, ended), (start, release) = pieces, times
+    count, train = 0, 0
     for hop in range(len(row_of)):
-        row, train = row_of[hop], train_of[hop]
-        if link_class[row] >= 0:
-            now = pieces.trains[train, 3] if train >= 0 else -1
-            stop = now + pieces.trains[train, 2] if train >= 0 else 0
-            while now < stop:
-                begin[at], until[at], across[at] = start[hop], end[hop], link_class[row] == NIC
-                if train >= 0:
-                    begin[at] = pieces.begun[now]
-                    while now + 1 < stop and pieces.begun[now + 1] <= pieces.ended[now]:
-                        now += 1
-                    until[at] = pieces.ended[now]
-                first[at] = queue_a[row] // queues if queue_a[row] >= 0 else -1
-                second[at] = queue_b[row] // queues if queue_b[row] >= 0 else -1
-                at, now = at + 1, now + 1
-        elif 0 <= queue_a[row] < gpus * queues:
-            gpu = queue_a[row] // queues
-            since[fill[gpu]], release[fill[gpu]] = start[hop], end[hop]
-            fill[gpu] += 1
+        row, now, stop = row_of[hop], 0, 1
+        is_train = train < len(trains) and trains[train, 0] == hop
+        if is_train:
+            now, stop = trains[train, 3], trains[train, 3] + trains[train, 2]
+            train += 1
+        while now < stop:
+            begin, end = (begun[now], ended[now]) if is_train else (start[hop], release[hop])
+            now += 1
+            while now < stop and begun[now] <= end:
+                end = ended[now]
+                now += 1
+            for chain in joined[row]:
+                if chain >= 0:
+                    count = _join(chains, count, chain, begin, end)
+
+
+@nb.njit(**IN_PLACE)
+def _join(chains, count, chain, begin, end):  # type: ignore[no-untyped-def]
+    """Joins an interval to those of a chain that it touches, or adds it; returns how many intervals there are."""
+    (begins, ends, before, last), later = chains, -1
+    at = last[chain]
+    while at >= 0 and begins[at] > end:
+        later, at = at, before[at]
+    if at >= 0 and ends[at] >= begin:
+        first = before[at]
+        begins[at], ends[at] = min(begins[at], begin), max(ends[at], end)
+        while first >= 0 and ends[first] >= begin:
+            begins[at], first = min(begins[first], begin), before[first]
+        before[at] = first
+        return count
+    begins[count], ends[count], before[count] = begin, end, at
+    if later < 0:
+        last[chain] = count
+    else:
+        before[later] = count
+    return count + 1
+
+
+@nb.njit(cache=True)
+def _by_span(intervals, marks):  # type: ignore[no-untyped-def]
+    """Returns the fields of Occupancy: of every GPU's transfers, what of them no compute covers, and of those across
+    nodes."""
+    gpus = len(intervals.bounds) // 3
+    sums = np.zeros((4, gpus, len(marks)))
+    for gpu in range(gpus):
+        for kind in (_TRANSFERS, _ACROSS):
+            both = sums[2 * kind - 2, gpu], sums[2 * kind - 1, gpu]
+            _add_all(both, marks, intervals, 3 * gpu, 3 * gpu + kind)
+    return sums[0], sums[1], sums[3]
+
+
+@nb.njit(**IN_PLACE)
+def _add_all(sums, marks, intervals, computes, transfers):  # type: ignore[no-untyped-def]
+    """Adds transfers to the spans, and what of them no compute covers. computes, transfers: the places of a GPU's in
+    `bounds`."""
+    (start, release, bounds), (moving, exposed), span = intervals, sums, 0
+    place, last = bounds[computes], bounds[computes + 1]
+    for at in range(bounds[transfers], bounds[transfers + 1]):
+        left, right = start[at], release[at]
+        while span < len(marks) - 1 and marks[span] <= left:
+            span += 1
+        _add(moving, marks, span, left, right)
+        while place < last and start[place] < right:
+            if start[place] > left:
+                _add(exposed, marks, span, left, start[place])
+            left = max(left, release[place])
+            if release[place] > right:  # it may reach the next interval, too
+                break
+            place += 1
+        if left < right:
+            _add(exposed, marks, span, left, right)
 
 
 @nb.njit(**IN_PLACE)
@@ -153,54 +212,3 @@ def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
         begin = marks[at]
         at += 1
     sums[at] += end - begin
-
-
-@nb.njit(**IN_PLACE)
-def _close(moving, exposed, marks, busy, where, left, right):  # type: ignore[no-untyped-def]
-    """Adds a complete interval of transfers, and what of it no compute covers. where: the GPU, its first compute that
-    may reach the interval, and the interval's first span at most. Returns the last two for the next interval."""
-    gpu, place, span = where
-    while span < len(marks) - 1 and marks[span] <= left:
-        span += 1
-    _add(moving[gpu], marks, span, left, right)
-    begin = left
-    while place < busy.bounds[gpu + 1] and busy.start[place] < right:
-        if busy.start[place] > begin:
-            _add(exposed[gpu], marks, span, begin, busy.start[place])
-        begin = max(begin, busy.release[place])
-        if busy.release[place] > right:  # it may reach the next interval, too
-            return place, span
-        place += 1
-    if begin < right:
-        _add(exposed[gpu], marks, span, begin, right)
-    return place, span
-
-
-@nb.njit(cache=True)
-def _under_way(order, moves, busy, marks):  # type: ignore[no-untyped-def]
-    """Returns the length of the union of every GPU's transfers by span, and of what of it no compute covers. order: of
-    transfers, as they begin."""
-    gpus = len(busy.bounds) - 1
-    moving, exposed = np.zeros((gpus, len(marks))), np.zeros((gpus, len(marks)))
-    state = (np.zeros(gpus), np.zeros(gpus)), (busy.bounds[:-1].copy(), np.zeros(gpus, np.int64))
-    _follow(order, moves, busy, marks, (moving, exposed), state)
-    return moving, exposed
-
-
-@nb.njit(**IN_PLACE)
-def _follow(order, moves, busy, marks, sums, state):  # type: ignore[no-untyped-def]
-    """Adds transfers as `_under_way`. state: the open interval of each GPU, and its `where` of `_close`."""
-    (moving, exposed), ((left, right), (place, span)) = sums, state
-    for at in order:
-        begin, end = moves.begin[at], moves.end[at]
-        for gpu in (moves.gpu[at], moves.other[at]):
-            if gpu < 0:
-                continue
-            if begin <= right[gpu]:
-                right[gpu] = max(right[gpu], end)
-                continue
-            where = (gpu, place[gpu], span[gpu])
-            place[gpu], span[gpu] = _close(moving, exposed, marks, busy, where, left[gpu], right[gpu])
-            left[gpu], right[gpu] = begin, end
-    for one in range(len(left)):
-        _close(moving, exposed, marks, busy, (one, place[one], span[one]), left[one], right[one])
