@@ -41,8 +41,8 @@ def _main() -> int:
     if not isinstance(executor, Simulated):
         other = label(run.start, "executor")
         raise ValueError(
-            f"the run has executor={other}; a critical path takes a run of whole steps, as of executor=simulated, or of "
-            "torch_whole_step or desk_whole_step, whose steps are played as they are described"
+            f"the run has executor={other}; a critical path takes a run of whole steps, as of executor=simulated, or "
+            "of torch_whole_step or desk_whole_step, whose steps are played as they are described"
         )
     batch, plans = replay.step(line)
     told = told_path(*executor.all_layers(batch, plans), run.start, line)
