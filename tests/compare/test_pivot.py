@@ -8,7 +8,7 @@ import pytest
 from tests.compare.test_compare import call
 from tests.record.test_record import end_line, step_line, write
 from tests.record.test_rows import MINE, RING, run_of, start
-from zbench.compare.pivot import FIGURES, check_figures, pivot
+from zbench.compare.pivot import FIGURES, TIME, check_figures, pivot
 from zbench.record.record import Run
 from zbench.record.rows import Row, rows
 
@@ -77,6 +77,18 @@ def test_a_failed_run_says_why_and_a_missing_one_is_a_dash() -> None:
 def test_a_figure_that_cannot_be_said_is_a_dash() -> None:
     alone = run_of(named("x", "mine", "w"), 2.0)
     assert lines(rows([alone]), "speedup", "step_seconds")[-1] == "| mine | -, 2 s |"
+
+
+def test_time_is_every_part_that_some_run_has_and_sums_to_the_step() -> None:
+    found = rows(both("w", 2.0))
+    ring, mine = (dict(row) for row in found)
+    ring |= {"time_attention": 0.25, "time_waiting_rank": 0.5, "time_end": 0.25}
+    mine |= {"time_attention": 1.0, "time_waiting_rank": 0.0, "time_end": 0.0}
+    told = lines([ring, mine], TIME, "step_seconds")
+    assert "attention, share of the step that goes to waiting for another rank, share" in told[0]
+    assert told[-2:] == ["| ring | 25.0%, 50.0%, 25.0%, 6 s |", "| mine | 100.0%, 0.0%, 0.0%, 2 s |"]
+    with pytest.raises(ValueError, match=r"^--pivot is time; none of these runs has an account of its steps' seconds"):
+        pivot(found, [TIME])
 
 
 def test_micro_batches_are_a_mean_over_steps() -> None:

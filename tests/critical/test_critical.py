@@ -43,7 +43,11 @@ def test_a_recorded_step_s_path_is_printed_and_written(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "the run has executor=simulated_attention; a critical path takes a run with executor=simulated"),
+        (
+            [],
+            "the run has executor=simulated_attention; a critical path takes a run of whole steps, as of executor="
+            "simulated, or of torch_whole_step or desk_whole_step, whose steps are played as they are described",
+        ),
         (["--run", "3"], "--run is 3; the record has runs 1 to 2"),
         (["--step", "5"], "--step is 5; the run has steps 0"),
         (["-o", "nowhere/p.md"], "--out is 'nowhere/p.md'; its folder nowhere does not exist"),

@@ -62,7 +62,7 @@ def study_of(question: Question, tell: Tell) -> Study:
         parts.cluster,
         parts.model,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.cluster, model),
+        lambda model: make_cost(parts.cluster, model, layers_ahead=parts.cost.layers_ahead),
         clock_of(parts),
         tell=tell,
     )

@@ -89,7 +89,7 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Pi
     settings, problem = [], ""
     for keys, model in _models(option, parts.model, parts.cluster.gpus_per_node):
         try:
-            cost = make_cost(parts.cluster, model)
+            cost = make_cost(parts.cluster, model, layers_ahead=parts.cost.layers_ahead)
             for one in option.settings(cost, parts.tokens, question.longest):
                 system = make_system(question.system_config(option.system, one), cost)
                 settings.append(Setting(keys, one, cost, system))

@@ -109,7 +109,8 @@ class Question:
         """Returns the nominal parts as they are in another world."""
         nominal, world = self.parts(model), self.world(name)
         machine = world.of(nominal.nominal)
-        cost = make_cost(*machine, not nominal.job.has_rollouts)  # whose forwards have no pipelines
+        ahead = nominal.cost.layers_ahead
+        cost = make_cost(*machine, not nominal.job.has_rollouts, layers_ahead=ahead)  # forwards have no pipelines
         executor = replace(nominal.executor, cost=cost)  # type: ignore[type-var]
         return replace(
             nominal, world=world, cluster=machine.cluster, model=machine.model, cost=cost, seen=cost, executor=executor

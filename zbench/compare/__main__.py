@@ -13,7 +13,7 @@ with loading(__name__):
 
     from zbench.compare.gate import DEFAULT, check_metrics, gate, percentage
     from zbench.compare.losses import losses
-    from zbench.compare.pivot import FIGURES, check_figures, pivot
+    from zbench.compare.pivot import FIGURES, TIME, check_figures, pivot
     from zbench.describe.units import with_noun
     from zbench.record.flops import CONVENTIONS
     from zbench.record.records import read_all
@@ -35,7 +35,7 @@ def _main() -> int:
         metavar="FIGURES",
         type=lambda text: text.split(","),
         help="markdown, systems down and workloads across, with these figures in every cell "
-        f"(separated by commas, of {', '.join(FIGURES)})",
+        f"(separated by commas, of {', '.join(FIGURES)}; {TIME} is all parts of a step's seconds)",
     )
     form.add_argument(
         "--losses",

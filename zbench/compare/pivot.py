@@ -47,19 +47,34 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),
     "recomputed_layers": ("layers recomputed, mean of the steps", "{:.3g}".format),
 }
+TIME = "time"  # all parts of a step's seconds, which sum to it
 _OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
 
 
 def check_figures(names: Sequence[str]) -> None:
-    """Raises ValueError where one of `names` is no figure."""
+    """Raises ValueError where one of `names` is no figure, and not TIME."""
+    known = (*FIGURES, TIME)
     for name in names:
-        if name not in FIGURES:
-            close = get_close_matches(name, FIGURES, n=1)
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(
-                f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(FIGURES)}{hint}"
-            )
+            raise ValueError(f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(known)}{hint}")
+
+
+def figures_of(found: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Returns the figures that names stand for: TIME for each part of a step's seconds that some run has.
+
+    Raises:
+        ValueError: no run has an account of its seconds.
+    """
+    parts = [name for part in PARTS if any(row[name := f"time_{part}"] for row in found)]
+    if TIME in names and not parts:
+        raise ValueError(
+            f"--pivot is {TIME}; none of these runs has an account of its steps' seconds, which whole steps and steps "
+            "that are measured have"
+        )
+    return [figure for name in names for figure in (parts if name == TIME else [name])]
 
 
 def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
@@ -67,12 +82,15 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     Runs of other settings or sources are in tables of their own. Of other worlds than the nominal one, where that is
     there, only the range of speed-ups is shown, beside the interval over batches.
 
+    names: of FIGURES, or TIME.
+
     A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
     said below the table. A dash: there is no such run, or it lacks the figure.
     """
     worlds = list(dict.fromkeys(str(row["world"]) for row in found))
     if NOMINAL in worlds:
         found = [row for row in found if row["world"] == NOMINAL]
+    names = figures_of(found, names)
     common = told_settings(found[0], [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1])
     differing = [key for key in (*_OTHERS, *_APART) if len({str(row[key]) for row in found}) > 1]
     tables: dict[str, list[Row]] = {}

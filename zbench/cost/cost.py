@@ -47,7 +47,8 @@ class Cost:
         zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
-    expert_gpus: GPUs that hold all experts of a layer together.
+    expert_gpus: GPUs that hold all experts of a layer together. layers_ahead: whose parameters are gathered ahead of
+        the one under way in a backward (zbench.describe.overlap), of which planners' memory has to know.
     """
 
     cluster: Cluster
@@ -61,6 +62,7 @@ class Cost:
     inner: tuple[Domain, ...] = ()
     single: "Cost | None" = None
     expert_gpus: int = 1
+    layers_ahead: int = 1
 
     @property
     def gpus(self) -> "Cost":

@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    parser = Parser(prog="python -m zbench.critical", description="The critical path of a step of executor=simulated.")
+    parser = Parser(prog="python -m zbench.critical", description="The critical path of a whole step, simulated.")
     parser.add_argument("record", metavar="RECORD", help="a record, as written by python -m zbench out=FILE")
     parser.add_argument(
         "--run", type=int, metavar="N", help="the run, counted from 1 as zbench compare does (the last)"
@@ -40,7 +40,10 @@ def _main() -> int:
     executor = replay.parts.executor
     if not isinstance(executor, Simulated):
         other = label(run.start, "executor")
-        raise ValueError(f"the run has executor={other}; a critical path takes a run with executor=simulated")
+        raise ValueError(
+            f"the run has executor={other}; a critical path takes a run of whole steps, as of executor=simulated, or "
+            "of torch_whole_step or desk_whole_step, whose steps are played as they are described"
+        )
     batch, plans = replay.step(line)
     told = told_path(*executor.all_layers(batch, plans), run.start, line)
     say(told.head)

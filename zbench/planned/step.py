@@ -48,7 +48,7 @@ class StepPlans:
     @cached_property
     def cost(self) -> Cost:
         """The cost model of cluster and model, as the plans' ranks see it."""
-        return make_cost(self.cluster, self.model)
+        return make_cost(self.cluster, self.model, layers_ahead=self.strategy.sharding_overlap.layers_ahead)
 
     def verify(self, memory: bool = True) -> None:
         """Returns if the plans are correct (zbench.proof.verify) and, with `memory`, fit the cluster's GPUs.

@@ -126,9 +126,8 @@ def _settled(
         return Settled(system, parts)
     model = replace(parts.model, **choice.model)
     if model != parts.model:
-        have = parts.pipelines, parts.cost.even_slices, parts.cost.expert_gpus
-        cost = make_cost(parts.cluster, model, *have)
-        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), *have)
+        cost = make_cost(parts.cluster, model, *parts.have)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), *parts.have)
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
@@ -185,9 +184,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(
-            parts.told.cluster, model, parts.pipelines, parts.cost.even_slices, parts.cost.expert_gpus
-        ),
+        lambda model: make_cost(parts.told.cluster, model, *parts.have),
         clock_of(parts),
         PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
         not parts.simulated,

@@ -85,13 +85,14 @@ class Parts:
         if target == SIMULATED_ATTENTION:
             check_layers_alike(model)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
-        usual = StepStrategy.of(strategy).plans_pipelines
-        usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
+        of_step = StepStrategy.of(strategy)
+        usual = of_step.plans_pipelines and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
         experts = parallel.expert_parallel * parallel.expert_tensor_parallel
-        cost = make_cost(cluster, model, pipelines, whole_steps, experts)
-        seen = make_cost(*nominal, pipelines, whole_steps, experts) if settings.planners_see == NOMINAL else cost
+        have = pipelines, whole_steps, experts, of_step.sharding_overlap.layers_ahead
+        cost = make_cost(cluster, model, *have)
+        seen = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
@@ -126,6 +127,11 @@ class Parts:
     def told(self) -> Machine:
         """The machine that planners are told of."""
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
+
+    @property
+    def have(self) -> tuple[bool, bool, int, int]:
+        """What make_cost takes of a run beside cluster and model."""
+        return self.pipelines, self.cost.even_slices, self.cost.expert_gpus, self.cost.layers_ahead
 
     def batch(self, step: int) -> Batch:
         """Returns the workload's batch of `step`, checked."""

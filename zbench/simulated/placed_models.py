@@ -64,7 +64,8 @@ class PlacedModels:
             return self.actor
         if (model, nodes) not in self._others:
             given = {one.name: getattr(self.actor, one.name) for one in fields(Simulated) if one.init}
-            cost = make_cost(replace(gpus.cluster, num_nodes=nodes), model, False, self.actor.cost.even_slices)
+            cluster, own = replace(gpus.cluster, num_nodes=nodes), self.actor.cost
+            cost = make_cost(cluster, model, False, own.even_slices, layers_ahead=own.layers_ahead)
             self._others[model, nodes] = Simulated(**{**given, "cost": cost})
         return self._others[model, nodes]
 

@@ -68,9 +68,13 @@ def check_memory(cost: Cost) -> None:
     device, model = cost.cluster.device, cost.model
     least = least_bytes(cost, 1)
     if least > device.memory_bytes:
-        remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3"
+        remedy, cause = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3", ""
+        narrower = range(min(cost.layers_ahead, model.num_layers) - 1, -1, -1) if cost.layers_ahead > 1 else ()
+        fitting = (one for one in narrower if least_bytes(replace(cost, layers_ahead=one), 1) <= device.memory_bytes)
+        if (window := next(fitting, None)) is not None:
+            remedy, cause = f"sharding.window={window}, more nodes", f"sharding.window is {cost.layers_ahead} and "
         raise ValueError(
-            f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
+            f"{cause}model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
             f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
             f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
         )

@@ -15,10 +15,10 @@ class WholeBytes(NamedTuple):
     """Bytes of parameters and gradients that are whole for a moment beside a rank's own part of them.
 
     feed_forward: in a layer's backward, when the gradient of the way down is there: this layer's parameters but those,
-    and the next layer's. norm: when all of the feed-forward's gradients are. chunks: and its parameters still, for the
-    next chunk of tokens. attention: when the output projection's are, too.
-    inputs: when all of the layer's gradients are, and the next layer's parameters. loss: the head's gradient, the head
-    and a layer, which was the last or is the next.
+    and those of as many layers as are gathered ahead. norm: when all of the feed-forward's gradients are. chunks: and
+    its parameters still, for the next chunk of tokens. attention: when the output projection's are, too.
+    inputs: when all of the layer's gradients are, and parameters of the layers ahead. loss: the head's gradient, the
+    head and the layers ahead.
     """
 
     feed_forward: float = 0.0
@@ -40,7 +40,8 @@ class WholeBytes(NamedTuple):
         # A rank's own part is one piece of each layer, and the fullest's where its gradient is still to come, as far as
         # may be. Of parts that lie in one another, as degrees have them, none is taken off.
         own = layer / ranks * (degrees in BY_STRATEGY.values())
-        following = weight * (layer - own)
+        one = weight * (layer - own)  # gathered for a layer
+        following = one * min(cost.layers_ahead, max(model.num_layers - 1, 1))
 
         def there(rest: float) -> float:
             return following - min(weight, gradient) * min(own, rest) - gradient * max(own - rest, 0)
@@ -54,7 +55,7 @@ class WholeBytes(NamedTuple):
             there(attention) + weight * layer + gradient * ffn,
             there(projections) + weight * projections + gradient * (ffn + out),
             following + gradient * (layer - own),
-            following + loss,
+            one * min(cost.layers_ahead, model.num_layers) + loss,
         )
 
 
