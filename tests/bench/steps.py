@@ -168,7 +168,30 @@ def large(gpus: int) -> None:
 
 if __name__ == "__main__":
     keep_freed_memory()  # as every command does
-    if sys.argv[1:] == ["1024"]:
-        large()
     if sys.argv[1:] and sys.argv[1].isdigit():
         large(int(sys.argv[1]))
+    elif sys.argv[1:2] == ["times"]:
+        words = [
+            "system",
+            "workload",
+            "older",
+            "build",
+            "proof",
+            "lowering",
+            "clock",
+            "account",
+            "whole step",
+            "over older",
+        ]
+        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
+        for system in sys.argv[2:] or SYSTEMS:
+            for workload in TIMED:
+                times(system, workload)
+    else:
+        words = ["system", "workload", "ZeRO", "batches", "older, s", "step", "longest waiting", "no links", "none"]
+        words += ["no gathers", "no reductions", "older, ms", "step, ms"]
+        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
+        for system in sys.argv[1:] or SYSTEMS:
+            for workload in WORKLOADS:
+                for zero in ("3", "1"):
+                    row(system, workload, zero)

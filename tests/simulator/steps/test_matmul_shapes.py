@@ -1,1 +1,84 @@
 """Matmuls of whole steps have the rate of their shape: what is cut by columns, by inner size, and by tokens."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import zbench
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.matmul import matmul_seconds
+from zbench.planned.step import StepPlans
+from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.play import play_step
+from zbench.step.operations import COMPUTE
+from zbench.step.passes.build import whole_step
+from zbench.step.template import Step
+
+TOKENS, DEGREE = 8192, 4
+
+
+@cache
+def planned(shapes: bool) -> tuple[StepPlans, Cost]:
+    """Returns a sequence's plan on two nodes of groups of four GPUs, whose matmuls alone take time."""
+    strategy = {"parallel": {"tensor_parallel": DEGREE}}
+    found = zbench.plan([TOKENS], cluster="a800_2x8", model="llama_7b", strategy=strategy, system="ulysses")
+    device = replace(found.cluster.device, copy_bandwidth=1e30, kernel_seconds=1e-30, matmul_shapes=shapes)
+    return found, make_cost(replace(found.cluster, device=device), found.model)
+
+
+def seconds_of(step: Step, found: StepPlans, cost: Cost, name: str) -> float:
+    """Returns the longest compute of a formula, by how it begins, in whichever template has it."""
+    longest = 0.0
+    for template in step.templates:
+        layout = step.layouts[template.layout]
+        numbers = [at for at, formula in enumerate(layout.formulas) if str(formula).startswith(name)]
+        ops = template.operations
+        mine = (ops.kind == COMPUTE) & np.isin(ops.what, numbers)
+        if mine.any():
+            longest = max(
+                longest, float(compute_seconds(Sizes(layout, (template,)), found.plans[0], cost.gpus)[mine].max())
+            )
+    return longest
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "inner"),
+    [
+        ("q[t,h] ", "tokens", "cut", "hidden"),  # columns are cut over the group
+        ("a[t] ", "tokens", "hidden", "cut"),  # the inner size is
+        ("dwq[h] ", "hidden", "cut", "tokens"),  # a gradient sums over tokens
+        ("dwo[h] ", "cut", "hidden", "tokens"),
+        ("du[t,f] ", "tokens", "wide", "hidden"),
+    ],
+)
+def test_a_slice_has_the_rate_of_its_shape(name: str, rows: str, columns: str, inner: str) -> None:
+    found, cost = planned(True)
+    model = found.model
+    step = whole_step(model, found.plans, DEGREE, "1")
+    groups = cost.gpus.cluster.num_ranks // DEGREE
+    sizes = {
+        "tokens": TOKENS / groups,
+        "hidden": model.hidden,
+        "cut": model.num_heads * model.head_dim / DEGREE,
+        "wide": model.ffn_hidden / DEGREE,
+    }
+    shape = [np.array([float(sizes[one])]) for one in (rows, columns, inner)]
+    expected = float(matmul_seconds(cost.gpus.cluster.device, shape[0], shape[1], shape[2], model.element_bytes)[0])
+    assert seconds_of(step, found, cost, name) == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_shapes_a_layers_arithmetic_holds() -> None:
+    """And with them no GPU computes for less."""
+    found, flat = planned(False)
+    _, shaped = planned(True)
+    step = whole_step(found.model, found.plans, DEGREE, "1")
+    plain, whole = (play_step(step, found.plans, cost.gpus).busy["compute"] for cost in (flat, shaped))
+    linear = np.array(StepEstimate(flat).step(found.batch, found.plans).linear_seconds)
+    assert plain.max() == pytest.approx(linear.max(), rel=1e-6)
+    assert (whole >= plain).all()
+    assert whole.max() > 1.01 * plain.max()
