@@ -9,15 +9,8 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.simulator.steps.dataflow.touched import (
-    HopsOfGroups,
-    TouchedItems,
-    TouchRelations,
-    hops_of_groups,
-    related,
-    touched_items,
-)
-from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
+from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
+from zbench.simulator.steps.expand import OP
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
 from zbench.simulator.steps.played_template import PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, GATHER, MOVE, REDUCE, SEND
@@ -71,29 +64,12 @@ class Variant:
         return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property
-    def touches(self) -> TouchedItems:
-        """The rows in groups."""
-        return touched_items(self.rows, (len(self.of.nature), self.of.step.num_places + 1, len(self.ops)))
-
-    @cached_property
     def relations(self) -> TouchRelations:
-        """The groups of its rows that wait for others, that others wait for, and that end."""
-        of, touches = self.of, self.touches
-        gone = np.array(self.missing, np.int64).reshape(-1, 2)
-        about = of.nature, of.pairs.replaced, of.pairs.held
-        return TouchRelations(*related(touches.kinds, touches.pairs, about, pair_codes(gone[:, 0], gone[:, 1])))
-
-    @cached_property
-    def begins(self) -> HopsOfGroups:
-        """The hops with which the operations of each group of rows begin, as many as others have to wait for."""
-        table, queued = self.lowered.table, self.lowered.queued
-        return HopsOfGroups(*hops_of_groups(self.touches, (table[OP], table[AFTER], START), queued, False))
-
-    @cached_property
-    def finals(self) -> HopsOfGroups:
-        """The hops with which the operations of each group of rows are complete, as many as others have to wait for."""
-        table, queued = self.lowered.table, self.lowered.queued
-        return HopsOfGroups(*hops_of_groups(self.touches, (table[OP], table[IS_LAST], 1), queued, True))
+        """The groups of its rows that wait for others, that others wait for, and that end, with their hops."""
+        of, gone = self.of, np.array(self.missing, np.int64).reshape(-1, 2)
+        about = of.nature, of.pairs.replaced, of.pairs.held, pair_codes(gone[:, 0], gone[:, 1])
+        shape = len(of.nature), of.step.num_places + 1, len(self.ops)
+        return relations_of(self.rows, shape, about, self.lowered.table, self.lowered.queued)
 
 
 @dataclass(frozen=True)
