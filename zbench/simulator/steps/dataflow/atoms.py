@@ -133,8 +133,8 @@ def _mixed(number):  # type: ignore[no-untyped-def]
 
 @nb.njit(**IN_PLACE)
 def _numbered(values, first, found):  # type: ignore[no-untyped-def]
-    """Numbers values, equal ones alike, in the order in which they first stand there; returns how many there are. first:
-    room for a table of a power of two, more than twice as large."""
+    """Numbers values, equal ones alike, in the order in which they first stand there; returns how many there are.
+    first: room for a table of a power of two, more than twice as large."""
     size, count = 2, 0
     while size < 2 * len(values):
         size *= 2

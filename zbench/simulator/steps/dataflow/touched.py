@@ -135,32 +135,36 @@ def _relations(keys, shape, about, hops, queued):  # type: ignore[no-untyped-def
     return waits, notes, ends, finals, begins
 
 
+@nb.njit(**IN_PLACE)
+def _bits(shape):  # type: ignore[no-untyped-def]
+    """Returns how many bits operations take in the number of a row, and how many they and places."""
+    of_ops, of_places = 0, 0
+    while 1 << of_ops < shape[2]:
+        of_ops += 1
+    while 1 << of_places < shape[1]:
+        of_places += 1
+    return of_ops, of_ops + of_places
+
+
 @nb.njit(**ENTERED_IN_PLACE)
 def _put_keys(rows, shape, keys):  # type: ignore[no-untyped-def]
     """Writes a number for every row, which are in the order of kinds, pairs, places and operations."""
-    tensors, places, ops = shape
+    of_ops, before = _bits(shape)
     for at in range(len(rows)):
-        group = (rows[at, 0] * tensors + rows[at, 2]) * OFFSETS + rows[at, 3] + OFFSETS // 2
-        keys[at] = (group * places + rows[at, 4]) * ops + rows[at, 1]
+        group = (rows[at, 0] * shape[0] + rows[at, 2]) * OFFSETS + rows[at, 3] + OFFSETS // 2
+        keys[at] = group << before | rows[at, 4] << of_ops | rows[at, 1]
 
 
 @nb.njit(cache=True)
 def _touch_groups(keys, shape):  # type: ignore[no-untyped-def]
     """Returns the fields of `TouchedItems`. keys: of `_sorted_keys`."""
-    tensors, places, ops = shape
-    kinds, pairs, offsets = (
-        np.empty(len(keys) + 1, np.int64),
-        np.empty(len(keys), np.int64),
-        np.empty(len(keys) + 1, np.int64),
-    )
-    op, place, last, count = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.int64(-1), 0
+    codes, (of_ops, before), count = shape[0] * OFFSETS, _bits(shape), 0
+    op, place = keys & ((1 << of_ops) - 1), (keys >> of_ops) & ((1 << before - of_ops) - 1)
+    kinds, pairs, offsets = np.empty_like(keys), np.empty_like(keys), np.empty(len(keys) + 1, np.int64)
     for at in range(len(keys)):
-        both = keys[at] // ops
-        group = both // places
-        op[at], place[at] = keys[at] - both * ops, both - group * places
-        if group != last:
-            kinds[count], offsets[count], last = group // (tensors * OFFSETS), at, group
-            pairs[count] = group % (tensors * OFFSETS)
+        group = keys[at] >> before
+        if at == 0 or group != keys[at - 1] >> before:
+            kinds[count], pairs[count], offsets[count] = group // codes, group % codes, at
             count += 1
     offsets[count] = len(keys)
     return kinds[:count].copy(), pairs[:count].copy(), offsets[: count + 1].copy(), op, place
