@@ -81,10 +81,13 @@ class PlayedTemplate:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
         last of its stage. before, after: how many layers of its stage stand before and after the instance's. leading:
         how many layers of the first kind stand from the instance's on, below 0: behind how many it stands."""
+        spans: dict[str, tuple[int, int]] = {}
         found = []
         for tensor, offset in self.touched.tolist():
             one = self.layout.tensors[tensor]
-            first, last = one.layers_of(-before, after, leading)
+            if one.layers not in spans:
+                spans[one.layers] = one.layers_of(-before, after, leading)
+            first, last = spans[one.layers]
             if one.layers != NONE and not first <= offset <= last:
                 found.append((tensor, offset))
         return tuple(found)
@@ -114,10 +117,9 @@ def _played(
     layout, ops, (moved, seconds) = sizes.layout, template.operations.table, amounts
     flow = template_flow(layout, template, step.num_places, sizes.arrays)
     lead = _of_one_kind(layout, ops, leaders(ops, flow.producer, flow.consumer))
-    size = _message_bytes(lead, moved)
     producer, consumer = lead[flow.producer], lead[flow.consumer]
     if plan is not None and any(getattr(plan, name) for name in WAITS):
-        more = _planned_waits(plan, layout, ops, size, Edges(producer, consumer))
+        more = _planned_waits(plan, layout, ops, _message_bytes(lead, moved), Edges(producer, consumer))
         producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
     edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
     edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
@@ -137,9 +139,9 @@ def _message_bytes(lead: Ints, moved: Ints) -> Ints:
 def _of_one_kind(layout: StepLayout, ops: Ints, lead: Ints) -> Ints:
     """Returns the leaders of messages in which no leader is of one kind of layers alone where another operation is of
     the other: whatever is there of a message, its leader is."""
-    kinds = np.array([LAYERS.index(one.layers) for one in layout.tensors], np.int64)
-    if not (kinds == LAYERS.index(LEADING)).any():
+    if not any(one.layers == LEADING for one in layout.tensors):
         return lead
+    kinds = np.array([LAYERS.index(one.layers) for one in layout.tensors], np.int64)
     kind = np.where(ops[:, 0] == COMPUTE, -1, kinds[np.where(ops[:, 0] == COMPUTE, 0, ops[:, 1])])
     of_one = np.isin(kind, [LAYERS.index(LEADING), LAYERS.index(FOLLOWING)])
     found = lead.copy()

@@ -9,15 +9,9 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.simulator.steps.dataflow.touched import (
-    HopsOfGroups,
-    TouchedItems,
-    TouchRelations,
-    hops_of_groups,
-    related,
-    touched_items,
-)
-from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
+from zbench.describe.compiled import IN_PLACE
+from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
+from zbench.simulator.steps.expand import OP
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
 from zbench.simulator.steps.played_template import PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, GATHER, MOVE, REDUCE, SEND
@@ -71,29 +65,12 @@ class Variant:
         return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property
-    def touches(self) -> TouchedItems:
-        """The rows in groups."""
-        return touched_items(self.rows, (len(self.of.nature), self.of.step.num_places + 1, len(self.ops)))
-
-    @cached_property
     def relations(self) -> TouchRelations:
-        """The groups of its rows that wait for others, that others wait for, and that end."""
-        of, touches = self.of, self.touches
-        gone = np.array(self.missing, np.int64).reshape(-1, 2)
-        about = of.nature, of.pairs.replaced, of.pairs.held
-        return TouchRelations(*related(touches.kinds, touches.pairs, about, pair_codes(gone[:, 0], gone[:, 1])))
-
-    @cached_property
-    def begins(self) -> HopsOfGroups:
-        """The hops with which the operations of each group of rows begin, as many as others have to wait for."""
-        table, queued = self.lowered.table, self.lowered.queued
-        return HopsOfGroups(*hops_of_groups(self.touches, (table[OP], table[AFTER], START), queued, False))
-
-    @cached_property
-    def finals(self) -> HopsOfGroups:
-        """The hops with which the operations of each group of rows are complete, as many as others have to wait for."""
-        table, queued = self.lowered.table, self.lowered.queued
-        return HopsOfGroups(*hops_of_groups(self.touches, (table[OP], table[IS_LAST], 1), queued, True))
+        """The groups of its rows that wait for others, that others wait for, and that end, with their hops."""
+        of, gone = self.of, np.array(self.missing, np.int64).reshape(-1, 2)
+        about = of.nature, of.pairs.replaced, of.pairs.held, pair_codes(gone[:, 0], gone[:, 1])
+        shape = len(of.nature), of.step.num_places + 1, len(self.ops)
+        return relations_of(self.rows, shape, about, self.lowered.table, self.lowered.queued)
 
 
 @dataclass(frozen=True)
@@ -136,7 +113,20 @@ def variants_of(asked: Sequence[AskedVariant], wires: ClusterPorts) -> list[Vari
 def _of_layers(ops, amounts, edges, rows, gone, where):  # type: ignore[no-untyped-def]
     """Returns the operations of a template without the transfers of what is gone, at their places, with their size,
     seconds, edges and rows. amounts: size and seconds of all. gone: pairs of tensor and layer offset."""
-    at, used = np.full(len(ops), -1, np.int64), 0
+    at = np.full(len(ops), -1, np.int64)
+    _number_there(ops, gone, at)
+    mine = np.flatnonzero(at >= 0)
+    found, kept = ops[mine], rows[at[rows[:, 1]] >= 0]
+    _put_places(found, kept, at, where)
+    producer, consumer = at[edges[0]], at[edges[1]]
+    both = (producer >= 0) & (consumer >= 0)
+    return found, amounts[0][mine], amounts[1][mine], producer[both], consumer[both], kept
+
+
+@nb.njit(**IN_PLACE)
+def _number_there(ops, gone, at):  # type: ignore[no-untyped-def]
+    """Numbers the operations that are there."""
+    used = 0
     for op in range(len(ops)):
         here = True
         for one in range(len(gone)):
@@ -144,16 +134,16 @@ def _of_layers(ops, amounts, edges, rows, gone, where):  # type: ignore[no-untyp
         if here:
             at[op] = used
             used += 1
-    mine = np.flatnonzero(at >= 0)
-    found = ops[mine]
-    for op in found:
-        if op[2] >= 0 and op[0] != GATHER and op[0] != REDUCE:
-            op[2] = where[op[2]]
-        if op[0] == SEND or op[0] == MOVE:
-            op[3] = where[op[3]]
-    producer, consumer = at[edges[0]], at[edges[1]]
-    both = (producer >= 0) & (consumer >= 0)
-    kept = rows[at[rows[:, 1]] >= 0]
-    for row in kept:
-        row[1], row[4] = at[row[1]], where[row[4]]
-    return found, amounts[0][mine], amounts[1][mine], producer[both], consumer[both], kept
+
+
+@nb.njit(**IN_PLACE)
+def _put_places(ops, rows, at, where):  # type: ignore[no-untyped-def]
+    """Moves operations and rows to their places. at: the numbers of the operations of rows."""
+    for op in range(len(ops)):
+        kind = ops[op, 0]
+        if ops[op, 2] >= 0 and kind != GATHER and kind != REDUCE:
+            ops[op, 2] = where[ops[op, 2]]
+        if kind in (SEND, MOVE):
+            ops[op, 3] = where[ops[op, 3]]
+    for row in range(len(rows)):
+        rows[row, 1], rows[row, 4] = at[rows[row, 1]], where[rows[row, 4]]

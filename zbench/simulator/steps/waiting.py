@@ -62,7 +62,8 @@ def edges_between(of: WaitTables, num_layers: int, instances: Ints) -> tuple[Int
 
 def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _Tables:
     """Puts what is known of variants one after another."""
-    groups = [len(one.touches.kinds) for one in variants]
+    related = [one.relations for one in variants]
+    groups = [len(one.finals.offsets) - 1 for one in related]
     most = max(map(len, slots))
     slot_of, layered = np.zeros((len(slots), most), np.int64), np.zeros((len(variants), most), np.int64)
     for number, row in enumerate(slots):
@@ -70,13 +71,12 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     for number, one in enumerate(variants):
         layered[number, : len(one.of.nature)] = one.of.layout.layered
     about = slot_of[[one.of.template.layout for one in variants]], layered, np.cumsum([0, *groups])
-    related = [one.relations for one in variants]
     return _Tables(
         *_keyed([one.waits for one in related], 2, about),
         *_keyed([one.notes for one in related], 2, about),
         *_keyed([one.ends for one in related], 0, about),
-        *_through(variants, [one.finals for one in variants]),
-        *_through(variants, [one.begins for one in variants]),
+        *_through(variants, [one.finals for one in related]),
+        *_through(variants, [one.begins for one in related]),
     )
 
 

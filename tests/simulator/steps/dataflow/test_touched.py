@@ -7,7 +7,13 @@ import numpy as np
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.dataflow.touched import NO_VERSION, OFFSETS, NamedPairs, named_pairs, touched_items
+from zbench.simulator.steps.dataflow.touched import (
+    NO_VERSION,
+    OFFSETS,
+    NamedPairs,
+    named_pairs,
+    touched_items,
+)
 from zbench.simulator.steps.program import StepParts
 from zbench.step.operations import COMPUTE, SEND
 from zbench.step.passes.build import whole_step

@@ -1,6 +1,6 @@
 """Seconds of a step's attends, counted as a plan's are: by what queries see of the keys that they are given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numba as nb
@@ -23,20 +23,29 @@ class AttendSeconds:
     sizes: Sizes
     plan: Plan
     cost: Cost
-    _known: dict[tuple[int, bytes], tuple[Plan, Ops, Work]] = field(default_factory=dict, init=False, repr=False)
 
-    def of(self, mine: Ints, backward: bool) -> Floats:
-        """Returns the seconds of operations `mine`, computes of one formula, float64 [len(mine)]. What is attended is
-        read off the operations' own lists; a backward mostly attends what its forward does."""
-        layout, ops = self.sizes.layout, self.sizes.ops[mine]
-        formula = layout.formulas[int(ops[0, 1])]
-        number, first, second = layout.bound.relation[int(ops[0, 1])].tolist()
-        given = ops[:, [2, 4 + first, 4 + second, 4 + formula.slots.index("h")]]
-        key = number, given.tobytes()
-        if key not in self._known:
-            self._known[key] = self._attended(number, given)
-        own, listed, amount = self._known[key]
-        return self.cost.attend_seconds(own, listed, np.arange(len(listed)), amount, backward)
+    def put(self, seconds: Floats) -> None:
+        """Writes the seconds of all of them, float64 [operations]: what is attended is read off the operations' own
+        lists, of forwards and backwards together, and the kernels of each template and formula are apart."""
+        relation = self.sizes.layout.bound.relation
+        alike: dict[int, list[tuple[Ints, bool]]] = {}
+        for _, mine, backward in self.sizes.attends:
+            alike.setdefault(int(relation[self.sizes.ops[mine[0], 1], 0]), []).append((mine, backward))
+        for number, parts in alike.items():
+            given = np.concatenate([self._given(mine) for mine, _ in parts])
+            own, listed, amount = self._attended(number, given)
+            begin = 0
+            for mine, backward in parts:
+                which = np.arange(begin, begin + len(mine))
+                seconds[mine] = self.cost.attend_seconds(own, listed, which, amount.take(which), backward)
+                begin += len(mine)
+
+    def _given(self, mine: Ints) -> Ints:
+        """Returns what operations `mine`, of one formula, are given: places, and lists of queries, keys and heads."""
+        ops, layout = self.sizes.ops[mine], self.sizes.layout
+        _, first, second = layout.bound.relation[ops[0, 1]].tolist()
+        heads = layout.formulas[int(ops[0, 1])].slots.index("h")
+        return np.asarray(ops[:, [2, 4 + first, 4 + second, 4 + heads]], np.int64)
 
     def _attended(self, relation: int, given: Ints) -> tuple[Plan, Ops, Work]:
         """Returns attends as operations of a plan, with it and their work. relation: that they are for. given: by

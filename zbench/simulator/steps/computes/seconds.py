@@ -61,9 +61,7 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         seconds = _Terms(sizes, terms, part, rows, cost).seconds()
         found += np.bincount(part.op, weights=seconds, minlength=len(ops))
     if plan is not None:
-        attends = AttendSeconds(sizes, plan, cost)
-        for _, mine, backward in sizes.attends:
-            found[mine] = attends.of(mine, backward)
+        AttendSeconds(sizes, plan, cost).put(found)
     elif sizes.attends:
         raise ValueError(f"template {sizes.attends[0][0].name} has attention; it takes the plan of its micro-batch")
     return found

@@ -131,15 +131,30 @@ def _shape(n, formula, weight, results, kind):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _works(ops, begin, terms, n, counted, element_bytes):  # type: ignore[no-untyped-def]
     """Returns the fields of `Works`."""
-    count, places = 0, 1
-    for op in ops:
-        if op[0] == COMPUTE:
-            count += terms.offsets[op[1] + 1] - terms.offsets[op[1]]
-            places = max(places, op[2] + 1)
-    of, row_of, shape = np.empty(count, np.int64), np.empty(count, np.int64), np.full(count, -1, np.int64)
-    passed, meeting, tokens, elements, share = np.zeros((5, count))
-    again, formulas = np.zeros(count, np.bool_), len(n.slots)
-    seen, last = np.full(formulas * places, -1, np.int64), np.zeros(formulas, np.int64)
+    count, places, formulas = _room(ops, terms), 1, len(n.slots)
+    for op in range(len(ops)):
+        places = max(places, ops[op, 2] + 1)
+    whole, amounts = np.full((3, count), -1, np.int64), np.zeros((5, count))
+    again, noted = np.zeros(count, np.bool_), (np.full((formulas, places), -1, np.int64), np.zeros(formulas, np.int64))
+    _put_works(ops, begin, terms, n, counted, element_bytes, noted, (whole, amounts, again))
+    return whole[0], whole[1], amounts[0], amounts[1], amounts[2], amounts[3], amounts[4], again, whole[2]
+
+
+@nb.njit(**IN_PLACE)
+def _room(ops, terms):  # type: ignore[no-untyped-def]
+    """Returns how many terms computes have."""
+    count = 0
+    for op in range(len(ops)):
+        if ops[op, 0] == COMPUTE:
+            count += terms.offsets[ops[op, 1] + 1] - terms.offsets[ops[op, 1]]
+    return count
+
+
+@nb.njit(**IN_PLACE)
+def _put_works(ops, begin, terms, n, counted, element_bytes, noted, out):  # type: ignore[no-untyped-def]
+    """Writes works: rows of `out` are op, row, shape; passed, meeting, tokens, elements, share; again. noted: by
+    formula and place, the template that had it there last, and by formula how many computes it had."""
+    (seen, last), (whole, amounts, again) = noted, out
     template, used = 0, 0
     for number in range(len(ops)):
         op, formula = ops[number], ops[number, 1]
@@ -149,29 +164,30 @@ def _works(ops, begin, terms, n, counted, element_bytes):  # type: ignore[no-unt
             continue
         results, place = _results(n, formula), last[formula]
         meets = counted.meeting[counted.meeting_at[formula] + place] if counted.meeting_at[formula] >= 0 else 1.0
-        size, before = 1.0, seen[formula * places + op[2]] == template
-        seen[formula * places + op[2]], last[formula] = template, place + 1
+        size, before = 1.0, seen[formula, op[2]] == template
+        seen[formula, op[2]], last[formula] = template, place + 1
         for slot in range(3):
             index = n.slots[formula, slot]
             if index >= 0 and n.index_of_batch[index]:
                 size *= n.list_sizes[op[4 + slot]]
         for row in range(terms.offsets[formula], terms.offsets[formula + 1]):
             refs, kind = terms.refs[row], terms.kind[row]
-            of[used], row_of[used], meeting[used], tokens[used], again[used] = number, row, meets, size, before
+            whole[0, used], whole[1, used], again[used] = number, row, before
+            amounts[1, used], amounts[2, used] = meets, size
             for ref in range(refs[2], refs[2] + refs[3]):
-                passed[used] += _bytes(n, counted, formula, ref, op, place)
+                amounts[0, used] += _bytes(n, counted, formula, ref, op, place)
             for ref in range(refs[0], refs[0] + refs[1] * refs[4]):
-                passed[used] += _bytes(n, counted, formula, ref, op, place)
+                amounts[0, used] += _bytes(n, counted, formula, ref, op, place)
             if kind >= UPDATE:
                 weight = results if kind == UPDATE else _weight(n, formula, refs, results)
-                share[used] = -1.0
+                amounts[4, used] = -1.0
                 if weight >= 0:
-                    share[used] = _share(n, formula, weight, op)
-                    elements[used] = n.whole[n.parameter[n.refs[weight, 1]]] / element_bytes * share[used]
+                    share = _share(n, formula, weight, op)
+                    elements = n.whole[n.parameter[n.refs[weight, 1]]] / element_bytes * share
                     if counted.routed[formula] and kind != UPDATE:
                         which = op[4 + n.refs[weight, 3]]
-                        elements[used] /= n.list_offsets[which + 1] - n.list_offsets[which]
+                        elements /= n.list_offsets[which + 1] - n.list_offsets[which]
+                    amounts[3, used], amounts[4, used] = elements, share
                     if kind >= MATMUL:
-                        shape[used] = _shape(n, formula, weight, results, kind)
+                        whole[2, used] = _shape(n, formula, weight, results, kind)
             used += 1
-    return of, row_of, passed, meeting, tokens, elements, share, again, shape

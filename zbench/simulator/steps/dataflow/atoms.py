@@ -10,10 +10,11 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.layout import StepLayout
 from zbench.step.operations import GATHER, REDUCE
+from zbench.step.proof.items import first_place
 from zbench.step.template import AT_HOME, Template
 
 
@@ -130,15 +131,23 @@ def _mixed(number):  # type: ignore[no-untyped-def]
     return x ^ (x >> np.uint64(31))
 
 
-@nb.njit(**INNER)
-def _numbered(values, found):  # type: ignore[no-untyped-def]
-    """Numbers values, equal ones alike; returns how many there are."""
-    order, count = np.argsort(values), 0
-    for at in range(len(order)):
-        if at and values[order[at]] != values[order[at - 1]]:
+@nb.njit(**IN_PLACE)
+def _numbered(values, first, found):  # type: ignore[no-untyped-def]
+    """Numbers values, equal ones alike, in the order in which they first stand there; returns how many there are.
+    first: room for a table of a power of two, more than twice as large."""
+    size, count = 2, 0
+    while size < 2 * len(values):
+        size *= 2
+    first[:size] = -1
+    for at in range(len(values)):
+        place = first_place(np.int64(values[at]), size)
+        while first[place] >= 0 and values[first[place]] != values[at]:
+            place = (place + 1) & (size - 1)
+        if first[place] < 0:
+            first[place], found[at] = at, count
             count += 1
-        found[order[at]] = count
-    return count + 1 if len(order) else 0
+        found[at] = found[first[place]]
+    return count
 
 
 @nb.njit(**INNER)
@@ -155,9 +164,10 @@ def _cut(used, lists, first, maps):  # type: ignore[no-untyped-def]
             for at in range(offsets[which], offsets[which + 1]):
                 sums[first[of[which]] + parts[at]] += mixed
     atom, counts = np.zeros(first[-1], np.int64), np.ones(len(first) - 1, np.int64)
+    room = np.empty(4 * len(atom) + 2, np.int64)
     for index in range(len(counts)):
         a, b = first[index], first[index + 1]
-        counts[index] = _numbered(sums[a:b], atom[a:b])
+        counts[index] = _numbered(sums[a:b], room, atom[a:b])
     for _ in range(len(ends)):  # as a coarser index may be the finer one of another map
         for row in range(len(ends)):
             coarse, fine = ends[row]
@@ -165,7 +175,7 @@ def _cut(used, lists, first, maps):  # type: ignore[no-untyped-def]
             both = np.empty(b - a, np.int64)
             for at in range(b - a):
                 both[at] = atom[a + at] * counts[coarse] + atom[first[coarse] + map_parts[map_offsets[row] + at]]
-            counts[fine] = _numbered(both, atom[a:b])
+            counts[fine] = _numbered(both, room, atom[a:b])
     return atom, counts
 
 
@@ -203,11 +213,11 @@ def _maps_of_atoms(atom, counts, first, maps):  # type: ignore[no-untyped-def]
     return offsets, found
 
 
-@nb.njit(**INNER)
+@nb.njit(**IN_PLACE)
 def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
     """Returns (the cell of atoms that a cell of parts lies in, the product of its parts' sizes)."""
     atom, first, sizes, axes, shape = cut
-    one, two = axes[tensor]
+    one, two = axes[tensor, 0], axes[tensor, 1]
     if one < 0:
         return 0, 1
     if two < 0:
@@ -221,14 +231,14 @@ def _cell(cut, tensor, at):  # type: ignore[no-untyped-def]
 def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untyped-def]
     """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors that are `moved`;
     the rest have none."""
-    shape = cut[4]
+    shape, (home_offsets, home), (amount_offsets, amount) = cut[4], homes, amounts
     total = 0
     for tensor in range(len(unit)):
         total += shape[tensor, 0] * shape[tensor, 1]
     offsets, begin, count = np.zeros(total + 1, np.int64), 0, 0
-    places, held = np.empty(len(homes[1]), np.int64), np.empty(len(homes[1]), np.int64)
+    places, held = np.empty(len(home), np.int64), np.empty(len(home), np.int64)
     for tensor in range(len(unit)):
-        mine = homes[1][homes[0][tensor] : homes[0][tensor + 1] if moved[tensor] else homes[0][tensor]]
+        mine = home[home_offsets[tensor] : home_offsets[tensor + 1] if moved[tensor] else home_offsets[tensor]]
         end = begin + shape[tensor, 0] * shape[tensor, 1]
         width = 1 if len(mine) == 0 else mine.max() + 1
         keys = np.empty(len(mine), np.int64)
@@ -237,8 +247,8 @@ def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untype
         order, before = np.argsort(keys), -1
         for at in order:
             size = _cell(cut, tensor, at)[1]
-            if amounts[0][tensor + 1] > amounts[0][tensor]:
-                size = amounts[1][amounts[0][tensor] + at]
+            if amount_offsets[tensor + 1] > amount_offsets[tensor]:
+                size = amount[amount_offsets[tensor] + at]
             if keys[at] != before:
                 before = keys[at]
                 places[count], held[count] = keys[at] % width, 0
@@ -254,7 +264,7 @@ def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untype
 @nb.njit(**INNER)
 def _cell_bytes(cut, unit, amounts):  # type: ignore[no-untyped-def]
     """Returns the bytes of every cell of atoms, of all tensors one after another."""
-    atom, first, sizes, axes, shape = cut
+    (atom, first, sizes, axes, shape), (amount_offsets, amount) = cut, amounts
     total = 0
     for tensor in range(len(unit)):
         total += shape[tensor, 0] * shape[tensor, 1]
@@ -264,11 +274,11 @@ def _cell_bytes(cut, unit, amounts):  # type: ignore[no-untyped-def]
             of_atom[first[index] + atom[at]] += sizes[at]
     found, begin = np.zeros(total, np.int64), 0
     for tensor in range(len(unit)):
-        one, two = axes[tensor]
+        one, two = axes[tensor, 0], axes[tensor, 1]
         cells = shape[tensor, 0] * shape[tensor, 1]
-        if amounts[0][tensor + 1] > amounts[0][tensor]:
-            for at in range(amounts[0][tensor + 1] - amounts[0][tensor]):
-                found[begin + _cell(cut, tensor, at)[0]] += unit[tensor] * amounts[1][amounts[0][tensor] + at]
+        if amount_offsets[tensor + 1] > amount_offsets[tensor]:
+            for at in range(amount_offsets[tensor + 1] - amount_offsets[tensor]):
+                found[begin + _cell(cut, tensor, at)[0]] += unit[tensor] * amount[amount_offsets[tensor] + at]
         else:
             for i in range(shape[tensor, 0]):
                 for j in range(shape[tensor, 1]):

@@ -6,30 +6,16 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
-from zbench.simulator.steps.dataflow.implied import keep_first, keep_last
+from zbench.simulator.steps.dataflow.implied import QueuedHops, keep_first, keep_last
+from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.step.operations import COMPUTE
 from zbench.step.tensor import STATE
 
 WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
 OFFSETS = 128  # more than there are layer offsets, half of them below 0
 NO_VERSION = -(2**31)
-
-
-class TouchRelations(NamedTuple):
-    """Groups of rows that wait for those of other instances, that others wait for, and that end.
-
-    waits: those that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who wrote it (WRITERS),
-    who read it (READERS), or who used the buffer that it takes (BUFFERS). notes: those that others may wait for, alike,
-    with WRITERS or READERS. ends: the pairs of which it leaves nothing, gives a buffer back, or has used one while
-    another is gathered, int64 [n, 4]: (code, whether its buffer is free for the next layer's, whether it is kept and
-    the next that is gathered ahead has its turn, whether nothing is left).
-    """
-
-    waits: Ints
-    notes: Ints
-    ends: Ints
 
 
 class HopsOfGroups(NamedTuple):
@@ -39,6 +25,24 @@ class HopsOfGroups(NamedTuple):
     offsets: Ints
     places: Ints
     hops: Ints
+
+
+class TouchRelations(NamedTuple):
+    """Groups of rows that wait for those of other instances, that others wait for, and that end.
+
+    waits: those that wait for others, int64 [n, 3]: (group, side, code of the pair). side: for who wrote it (WRITERS),
+    who read it (READERS), or who used the buffer that it takes (BUFFERS). notes: those that others may wait for, alike,
+    with WRITERS or READERS. ends: the pairs of which it leaves nothing, gives a buffer back, or has used one while
+    another is gathered, int64 [n, 4]: (code, whether its buffer is free for the next layer's, whether it is kept and
+    the next that is gathered ahead has its turn, whether nothing is left). finals, begins: the hops with which the
+    operations of each group are complete, and begin, as many as others have to wait for, or have to wait.
+    """
+
+    waits: Ints
+    notes: Ints
+    ends: Ints
+    finals: HopsOfGroups
+    begins: HopsOfGroups
 
 
 class TouchedItems(NamedTuple):
@@ -95,49 +99,81 @@ def named_pairs(ops, needs, leaves, offsets, tensors):  # type: ignore[no-untype
 
 def touched_items(rows: Ints, shape: tuple[int, int, int]) -> TouchedItems:
     """Returns rows of Flow in groups. shape: tensors, places and operations."""
-    keys: Ints = _touch_keys(rows, shape)
-    keys.sort()
-    return TouchedItems(*_touch_groups(keys, shape))
+    return TouchedItems(*_touch_groups(_sorted_keys(rows, shape), shape))
+
+
+def relations_of(
+    rows: Ints, shape: tuple[int, int, int], about: tuple[Ints, Flags, Ints, Ints], hops: Ints, queued: QueuedHops
+) -> TouchRelations:
+    """Returns the relations of rows of Flow.
+
+    shape: tensors, places and operations. about: the nature of tensors, of codes of pairs whether what arrives takes no
+    room of its own, NamedPairs.held, and the codes of what is not there. hops: a table of them
+    (zbench.simulator.steps.expand).
+    """
+    marked = hops[OP], hops[AFTER], hops[IS_LAST]
+    *groups, finals, begins = _relations(_sorted_keys(rows, shape), shape, about, marked, queued)
+    return TouchRelations(*groups, HopsOfGroups(*finals), HopsOfGroups(*begins))
+
+
+def _sorted_keys(rows: Ints, shape: tuple[int, int, int]) -> Ints:
+    """Returns a number for every row, in the order of kinds, pairs, places and operations."""
+    keys = np.empty(len(rows), np.int64)
+    _put_keys(rows, shape, keys)
+    keys.sort()  # numpy's takes a fifth of numba's
+    return keys
 
 
 @nb.njit(cache=True)
-def _touch_keys(rows, shape):  # type: ignore[no-untyped-def]
-    """Returns a number for every row, which are in the order of kinds, pairs, places and operations."""
-    (tensors, places, ops), found = shape, np.empty(len(rows), np.int64)
+def _relations(keys, shape, about, hops, queued):  # type: ignore[no-untyped-def]
+    """Returns the fields of `TouchRelations`, the last two as those of theirs. keys: of rows, sorted. hops: of each its
+    operation, what it waits for, and whether it is its operation's last."""
+    touches = TouchedItems(*_touch_groups(keys, shape))
+    waits, notes, ends = _related(touches.kinds, touches.pairs, about)
+    finals = _hops_of_groups(touches, (hops[0], hops[2], 1, shape[2]), queued, True)
+    begins = _hops_of_groups(touches, (hops[0], hops[1], START, shape[2]), queued, False)
+    return waits, notes, ends, finals, begins
+
+
+@nb.njit(**IN_PLACE)
+def _bits(shape):  # type: ignore[no-untyped-def]
+    """Returns how many bits operations take in the number of a row, and how many they and places."""
+    of_ops, of_places = 0, 0
+    while 1 << of_ops < shape[2]:
+        of_ops += 1
+    while 1 << of_places < shape[1]:
+        of_places += 1
+    return of_ops, of_ops + of_places
+
+
+@nb.njit(**ENTERED_IN_PLACE)
+def _put_keys(rows, shape, keys):  # type: ignore[no-untyped-def]
+    """Writes a number for every row, which are in the order of kinds, pairs, places and operations."""
+    of_ops, before = _bits(shape)
     for at in range(len(rows)):
-        kind, op, tensor, offset, place = rows[at]
-        group = (kind * tensors + tensor) * OFFSETS + offset + OFFSETS // 2
-        found[at] = (group * places + place) * ops + op
-    return found
+        group = (rows[at, 0] * shape[0] + rows[at, 2]) * OFFSETS + rows[at, 3] + OFFSETS // 2
+        keys[at] = group << before | rows[at, 4] << of_ops | rows[at, 1]
 
 
 @nb.njit(cache=True)
 def _touch_groups(keys, shape):  # type: ignore[no-untyped-def]
-    """Returns the fields of `TouchedItems`. keys: of `_touch_keys`, in order."""
-    tensors, places, ops = shape
-    kinds, pairs, offsets = (
-        np.empty(len(keys) + 1, np.int64),
-        np.empty(len(keys), np.int64),
-        np.empty(len(keys) + 1, np.int64),
-    )
-    op, place, last, count = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.int64(-1), 0
+    """Returns the fields of `TouchedItems`. keys: of `_sorted_keys`."""
+    codes, (of_ops, before), count = shape[0] * OFFSETS, _bits(shape), 0
+    op, place = keys & ((1 << of_ops) - 1), (keys >> of_ops) & ((1 << before - of_ops) - 1)
+    kinds, pairs, offsets = np.empty_like(keys), np.empty_like(keys), np.empty(len(keys) + 1, np.int64)
     for at in range(len(keys)):
-        both = keys[at] // ops
-        group = both // places
-        op[at], place[at] = keys[at] - both * ops, both - group * places
-        if group != last:
-            kinds[count], offsets[count], last = group // (tensors * OFFSETS), at, group
-            pairs[count] = group % (tensors * OFFSETS)
+        group = keys[at] >> before
+        if at == 0 or group != keys[at - 1] >> before:
+            kinds[count], pairs[count], offsets[count] = group // codes, group % codes, at
             count += 1
     offsets[count] = len(keys)
     return kinds[:count].copy(), pairs[:count].copy(), offsets[: count + 1].copy(), op, place
 
 
-@nb.njit(cache=True)
-def related(kinds, pairs, about, gone):  # type: ignore[no-untyped-def]
-    """Returns the fields of `TouchRelations`. kinds, pairs: of TouchedItems. about: the nature of tensors, of codes of
-    pairs whether what arrives takes no room of its own, and NamedPairs.held. gone: the codes of what is not there."""
-    nature, replaced, held = about
+@nb.njit(**INNER)
+def _related(kinds, pairs, about):  # type: ignore[no-untyped-def]
+    """Returns the first fields of `TouchRelations`. kinds, pairs: of TouchedItems. about: as of `relations_of`."""
+    nature, replaced, held, gone = about
     takes, uses, arrives = np.zeros(len(replaced), np.bool_), np.zeros(len(replaced), np.bool_), replaced & False
     waits, notes, used, noted = np.empty((len(kinds), 3), np.int64), np.empty((len(kinds), 3), np.int64), 0, 0
     ahead = np.zeros(len(nature), np.bool_)
@@ -161,7 +197,8 @@ def related(kinds, pairs, about, gone):  # type: ignore[no-untyped-def]
     before, after = np.zeros(len(replaced), np.int64), np.zeros(len(replaced), np.int64)
     for row in range(len(held)):
         before[held[row, 0]], after[held[row, 0]], arrives[held[row, 0]] = held[row, 1], held[row, 2], True
-    arrives[gone] = False
+    for pair in gone:
+        arrives[pair] = False
     ends, ended = np.empty((np.sum(arrives), 4), np.int64), 0
     for pair in np.flatnonzero(arrives):
         had, has, tensor = before[pair], after[pair], pair // OFFSETS
@@ -175,29 +212,13 @@ def related(kinds, pairs, about, gone):  # type: ignore[no-untyped-def]
     return waits[:used].copy(), notes[:noted].copy(), ends[:ended].copy()
 
 
-@nb.njit(cache=True)
-def hops_of_groups(touches, marks, queued, last):  # type: ignore[no-untyped-def]
-    """Returns the fields of `HopsOfGroups`. marks: of hops their operations and what marks them, and the mark of those
-    that are meant. last: whether others wait for them."""
-    of, mark, meant = marks
-    most = -1
-    for op in touches.ops:
-        most = max(most, op)
-    for op in of:
-        most = max(most, op)
-    begin, hops, count = np.zeros(most + 2, np.int64), np.empty(len(of), np.int64), 0
-    for hop in range(len(of)):  # hops are in the order of their operations
-        if mark[hop] == meant:
-            hops[count] = hop
-            count += 1
-            begin[of[hop] + 1] += 1
-    for op in range(most + 1):
-        begin[op + 1] += begin[op]
-    queues, room = 0, 0
-    for hop in range(len(of)):
-        queues = max(queues, queued.queue_a[hop] + 1, queued.queue_b[hop] + 1)
-    for op in touches.ops:
-        room += begin[op + 1] - begin[op]
+@nb.njit(**INNER)
+def _hops_of_groups(touches, marks, queued, last):  # type: ignore[no-untyped-def]
+    """Returns the fields of `HopsOfGroups`. marks: of hops their operations and what marks them, the mark of those that
+    are meant, and the number of operations. last: whether others wait for them."""
+    of, mark, meant, most = marks
+    begin, hops = np.zeros(most + 1, np.int64), np.empty(len(of), np.int64)
+    queues, room = _put_marked(touches.ops, (of, mark, meant), queued, begin, hops)
     work = np.full(queues, -1, np.int64), np.arange(room), np.ones(room, np.bool_)
     out = np.zeros(len(touches.offsets), np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
     used = _put_groups(touches, (begin, hops), queued, last, work, out)
@@ -205,8 +226,27 @@ def hops_of_groups(touches, marks, queued, last):  # type: ignore[no-untyped-def
 
 
 @nb.njit(**IN_PLACE)
+def _put_marked(ops, marks, queued, begin, hops):  # type: ignore[no-untyped-def]
+    """Writes the marked hops of every operation, compressed rows; returns how many queues hops have, and how many hops
+    those of some operations together."""
+    of, mark, meant = marks
+    count, queues, room = 0, 0, 0
+    for hop in range(len(of)):  # hops are in the order of their operations
+        queues = max(queues, queued.queue_a[hop] + 1, queued.queue_b[hop] + 1)
+        if mark[hop] == meant:
+            hops[count] = hop
+            count += 1
+            begin[of[hop] + 1] += 1
+    for op in range(len(begin) - 1):
+        begin[op + 1] += begin[op]
+    for op in ops:
+        room += begin[op + 1] - begin[op]
+    return queues, room
+
+
+@nb.njit(**IN_PLACE)
 def _put_groups(touches, rows, queued, last, work, out):  # type: ignore[no-untyped-def]
-    """Writes what `hops_of_groups` returns, and returns how many hops there are. rows: marked hops of operations,
+    """Writes what `_hops_of_groups` returns, and returns how many hops there are. rows: marked hops of operations,
     compressed rows. work: of every queue -1, the numbers of hops that there may be, and whether each is needed, which
     is so of all."""
     (none, every, needed), (begin, place, found) = work, out
