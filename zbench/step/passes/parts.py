@@ -181,8 +181,9 @@ class PlanParts:
             *experts,
         )
 
+    @cached_property
     def maps(self) -> tuple[PartMap, ...]:
-        """Returns the maps g(h), and j of h, g, f and v."""
+        """The maps g(h), and j of h, g, f and v."""
         kvs, share, slices = len(self.kv_sizes), np.arange(self.degree), np.arange(self.slices)
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
         inside = np.searchsorted(self._slice_ends, self.head_cuts[:-1], side="right")

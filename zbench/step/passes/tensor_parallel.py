@@ -7,6 +7,7 @@ gathered over the group, and sums over slices are reduced to the tokens' homes (
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -50,7 +51,12 @@ class LinearModules:
 
     def gpus(self, sliced: bool) -> Ints:
         """Returns the GPUs that have tokens, of their own or in their group."""
-        return np.flatnonzero(self.parts.parts_by_gpu(sliced))
+        return self._gpus[sliced]
+
+    @cached_property
+    def _gpus(self) -> tuple[Ints, Ints]:
+        own, grouped = (np.flatnonzero(self.parts.parts_by_gpu(grouped)) for grouped in (False, True))
+        return own, grouped
 
     def lists_of(self, index: str, sliced: bool) -> Ints:
         """Returns the list of an index that each GPU computes with, -1 where it has no tokens."""
