@@ -152,7 +152,6 @@ class StepLayout:
         """The contributions that formulas make to each cell of each tensor, int64 [cells]; 0 of others than sums. Of
         formulas that differ in what was made again alone, a layer has one, and they count once. What all layers have
         one of has as many in layers of either kind: those of the layers that follow are counted."""
-        relations, maps = self.bound.relation, self.map_tables
-        return contributions_of(
-            self.form.counted_rows, self.parts_of_slots, relations, self.shapes, self.first_cells, maps
-        )
+        rows, sizes = self.form.counted_rows, (self.shapes, self.first_cells)
+        found = contributions_of(rows, self.parts_of_slots, self.bound.relation, *sizes, self.map_tables)
+        return np.asarray(found, np.int64)

@@ -65,9 +65,10 @@ class ListTable:
             ValueError: the index is none, or a part is not in it or there twice.
         """
         if isinstance(parts, list) and len(parts) == 1:  # most are of one place
-            if (index, parts[0]) not in self.single:
-                self.single[index, parts[0]] = self._number(index, np.array(parts, np.int64))
-            return self.single[index, parts[0]]
+            found = self.single.get((index, parts[0]))
+            if found is None:
+                found = self.single[index, parts[0]] = self._number(index, np.array(parts, np.int64))
+            return found
         row = np.array(parts if isinstance(parts, (np.ndarray, list)) else list(parts), np.int64)
         if len(row) > 1:
             row.sort()
@@ -81,8 +82,9 @@ class ListTable:
             return found
         if index not in self.sizes:
             raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
-        if len(row) and (row[0] < 0 or row[-1] >= self.sizes[index]):
-            wrong = int(row[0] if row[0] < 0 else row[-1])
+        ends = (row.item(0), row.item(-1)) if len(row) else (0, -1)
+        if ends[0] < 0 or ends[1] >= self.sizes[index]:
+            wrong = ends[0] if ends[0] < 0 else ends[1]
             raise ValueError(f"a list names part {wrong} of index {index}, which has {self.sizes[index]}")
         if len(row) > 1 and (row[1:] == row[:-1]).any():
             raise ValueError(f"a list names part {int(row[1:][row[1:] == row[:-1]][0])} of index {index} twice")

@@ -55,9 +55,11 @@ class Operations:
 
     @staticmethod
     def of_tables(tables: Sequence[Ints]) -> "Operations":
-        """Makes operations of tables, [n, columns] each, one below another."""
+        """Makes operations of tables, [n, columns] each, one below another; what they come to is kept as `table`."""
         whole = np.concatenate([np.zeros((0, len(COLUMN_NAMES)), np.int64), *tables])
-        return Operations(*np.ascontiguousarray(whole.T, np.int32))
+        found = Operations(*np.ascontiguousarray(whole.T, np.int32))
+        found.__dict__["table"] = whole
+        return found
 
     @cached_property
     def table(self) -> Ints:

@@ -43,9 +43,11 @@ class Items:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> "Items":
-        """Makes items of rows, each with all columns in their order."""
+        """Makes items of rows, each with all columns in their order; the rows are kept as `table`."""
         table = np.array(rows, np.int32).reshape(-1, len(ITEM_COLUMNS))
-        return Items(*(np.ascontiguousarray(column) for column in table.T))
+        found = Items(*np.ascontiguousarray(table.T))
+        found.__dict__["table"] = table.astype(np.int64)
+        return found
 
     def __getstate__(self) -> dict[str, Column32]:
         """Returns what goes to other processes: the columns, and not the table, which they can make."""

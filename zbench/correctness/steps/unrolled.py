@@ -42,11 +42,11 @@ def unrolled_fault(step: Step) -> str:
     counts = whole_counts(step)
     tables, keys = _all_tables(step, counts)
     for template in step.templates:
-        layout, rows = step.layouts[template.layout], TemplateRows.of([template])
-        _, fault = numbers_fault(step, [template], rows, Owners.in_layout(layout))
+        layout, alone = step.layouts[template.layout], TemplateRows.of([template])
+        _, fault = numbers_fault(step, [template], alone, Owners.in_layout(layout))
         if fault:
             return fault
-        _, _, word = formulas_fault(layout, tables[template.layout], rows)
+        _, _, word = formulas_fault(layout, tables[template.layout], alone)
         if word:
             return word
     state = new_state(min(keys, MOST_ITEMS), MOST_TENSORS)
@@ -67,7 +67,7 @@ def unrolled_fault(step: Step) -> str:
     return _end(step, tables[0], state)
 
 
-def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> tuple[list[WalkTables], int]:
+def _all_tables(step: Step, counts: list[Ints]) -> tuple[list[WalkTables], int]:
     """Returns the tables of all layouts over one space of keys, in which the step's tensors are the same in all, and
     how many keys that has."""
     shared: dict[str, int] = {}

@@ -27,12 +27,10 @@ def attention_rows(
     """
     tables = _Numbers(parts, layout, lists, again)
     blocks = tables.of_blocks(ops)
-    ranges, which = np.unique(np.stack([ops.head_lo, ops.head_hi], axis=1), axis=0, return_inverse=True)
-    heads, lanes = tables.of_ranges(ops, ranges)
-    each = [
-        tables.rows(ops, (blocks, lanes), share, heads[share, which.reshape(-1)], backward)
-        for share in range(parts.degree)
-    ]
+    most = parts.plan.num_heads + 1
+    ranges, which = np.unique(ops.head_lo.astype(np.int64) * most + ops.head_hi, return_inverse=True)
+    heads, lanes = tables.of_ranges(ops, np.stack(np.divmod(ranges, most), axis=1))
+    each = [tables.rows(ops, (blocks, lanes), share, heads[share, which], backward) for share in range(parts.degree)]
     rows = np.concatenate(each)
     return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
 
@@ -109,9 +107,10 @@ class _Numbers:
     def of_blocks(self, ops: Ops) -> Ints:
         """Returns the list of parts of t for every list of blocks that operations name, -1 for others."""
         found = np.full(len(self.parts.plan.lists) + 1, -1, np.int64)
-        for which in np.unique(np.concatenate([ops.blocks, ops.kv_blocks])).tolist():
-            if which >= 0:
-                found[which] = self.lists.number("t", self.parts.of_lists[which])
+        named = np.zeros(len(found), np.bool_)
+        named[ops.blocks] = named[ops.kv_blocks] = True  # the last one is none
+        for which in np.flatnonzero(named[:-1]).tolist():
+            found[which] = self.lists.number("t", self.parts.of_lists[which])
         return found
 
     def of_lanes(self, ops: Ops) -> Ints:

@@ -107,7 +107,7 @@ def whole_step(
         )
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces)
+    parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces).kept
     shared, two_level = model.shared_experts > 0, experts.node > 0
     router = RouterFormulas(model.gate, model.router, experts.routing, experts.counted, experts.inside_first)
     kinds = model.num_experts > 1, model.kind_of_head, shared, two_level, some is not None
@@ -197,7 +197,7 @@ def forward_step(
         raise ValueError("plans have pipelines of their own; a forward by itself takes plans without")
     check_plans(model, tuple(plans), degree)
     overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
-    parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap)
+    parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap).kept
     formulas = forward_sections(model.kind_of_head)
     starts = stage_starts(model, stages, parameters.num_gpus)
     built, firsts, loss, alike = _Built([], [], {}), list[int](), 0, first_alike(plans, 1)

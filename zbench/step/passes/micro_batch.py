@@ -57,7 +57,7 @@ class BatchTemplates:
         layout = StepLayout(
             indices,
             (("s", "t"),),
-            parts.maps(),
+            parts.maps,
             parts.relations(),
             tensors_of(parts.model, formulas.all, parts, parameters, MERGE, formulas.kinds),
             formulas.all,

@@ -130,7 +130,17 @@ class PlanParts:
 
     def parts_by_gpu(self, grouped: bool) -> Ints:
         """Returns how many parts of t are at home on each GPU, or in its group, int64 [GPUs]."""
-        return np.repeat(self.together.lengths, self.degree) if grouped else self.own.lengths
+        return self._counts[grouped]
+
+    @cached_property
+    def _counts(self) -> tuple[Ints, Ints]:
+        return self.own.lengths, np.repeat(self.together.lengths, self.degree)
+
+    @cached_property
+    def gpus(self) -> tuple[Ints, Ints]:
+        """The GPUs that have tokens of their own, and those that have some in their group."""
+        own, grouped = (np.flatnonzero(counts) for counts in self._counts)
+        return own, grouped
 
     @cached_property
     def of_lists(self) -> Lists:
@@ -181,8 +191,9 @@ class PlanParts:
             *experts,
         )
 
+    @cached_property
     def maps(self) -> tuple[PartMap, ...]:
-        """Returns the maps g(h), and j of h, g, f and v."""
+        """The maps g(h), and j of h, g, f and v."""
         kvs, share, slices = len(self.kv_sizes), np.arange(self.degree), np.arange(self.slices)
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
         inside = np.searchsorted(self._slice_ends, self.head_cuts[:-1], side="right")

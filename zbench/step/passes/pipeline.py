@@ -185,6 +185,8 @@ def forward_order(
 def first_alike(plans: Sequence[Plan], apart: int = 0) -> list[int]:
     """Returns the number of the first micro-batch whose plan is as that of each. apart: so many, the first ones, are as
     no other: of forwards alone the first finds parameters as they are between steps."""
+    if len(plans) == 1:
+        return [0]
     first: dict[tuple[bytes, int], int] = {}
     return [first.setdefault((plan_digest(plan), min(number, apart)), number) for number, plan in enumerate(plans)]
 

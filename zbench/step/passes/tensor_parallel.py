@@ -7,6 +7,7 @@ gathered over the group, and sums over slices are reduced to the tokens' homes (
 """
 
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class LinearModules:
 
     def gpus(self, sliced: bool) -> Ints:
         """Returns the GPUs that have tokens, of their own or in their group."""
-        return np.flatnonzero(self.parts.parts_by_gpu(sliced))
+        return self.parts.gpus[sliced]
 
     def lists_of(self, index: str, sliced: bool) -> Ints:
         """Returns the list of an index that each GPU computes with, -1 where it has no tokens."""
@@ -115,4 +116,4 @@ class LinearModules:
         tokens = self.parts.parts_by_gpu(sliced)
         indices = [self.layout.index_of(slot) for slot in formula.slots]
         each = [len(self.of_slice(index, 0)) // self.parts.slices_of_gpu for index in indices if index != "t"]
-        return np.where(tokens > 0, tokens * int(np.prod(each)), -1)
+        return np.where(tokens > 0, tokens * prod(each), -1)

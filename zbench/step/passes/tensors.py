@@ -1,6 +1,7 @@
 """The tensors that a step's formulas name: their axes, natures, sizes and homes."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -36,7 +37,7 @@ def tensors_of(
     of what layers of one kind alone make."""
     weights = (*parameters.of_layers, *parameters.outside)
     found = {name: one for weight in weights for name, one in parameter_tensors(model, weight, parameters).items()}
-    tokens = parts.home
+    tokens, units = parts.home, _units(model, parts.experts.tensor_parallel)
     for formula in formulas:
         for result in formula.results:
             name = result.tensor
@@ -49,7 +50,7 @@ def tensors_of(
             amounts, counted_by = parts.routed(axes), ""
             if amounts is not None and parts.experts.counted:
                 amounts, counted_by = _counted(name, axes, amounts, parts)
-            size = _unit(model, name, parts.experts.tensor_parallel)
+            size = _unit(units, model, name)
             layers = kinds.get(name) or _layers(result)
             found[name] = Tensor(name, axes, nature, merge, layers, size, home, 0, amounts, counted_by)
     return tuple(found.values())
@@ -75,7 +76,7 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
         return parts.routing.home
     if axes[1] in ("e", "k", "n"):
         return parts.homes_of_experts(axes[1])
-    share = {one.fine: one.part for one in parts.maps() if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
+    share = {one.fine: one.part for one in parts.maps if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
     group = parts.home // parts.degree
     return (group[:, None] * parts.degree + share).reshape(-1)
 
@@ -94,12 +95,21 @@ def parameter_tensors(model: Model, weight: str, parameters: ShardedParameters) 
     }
 
 
-def _unit(model: Model, name: str, expert_gpus: int) -> int:
-    """Returns the bytes of a tensor for one token, and one head, column, word or part of an expert. expert_gpus: that
-    each expert is cut over."""
-    element, hidden, head, gradient = model.element_bytes, model.hidden, model.head_dim, name[0] == "d"
-    name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden // expert_gpus if model.num_experts > 1 else 1
-    own = {
+def _unit(units: Mapping[str, int], model: Model, name: str) -> int:
+    """Returns the bytes of a tensor for one token, and one head, column, word or part of an expert. units: of tensors
+    that have other than a hidden state's."""
+    gradient, name = name[0] == "d", name.rstrip("~").removeprefix("d")
+    own = units.get(name, model.hidden * model.element_bytes)
+    return own + (model.lse_bytes if name == "o" and not gradient else 0)
+
+
+@lru_cache(maxsize=16)
+def _units(model: Model, expert_gpus: int) -> Mapping[str, int]:
+    """Returns the bytes of tensors that have other than a hidden state's, as of `_unit`. expert_gpus: that each expert
+    is cut over."""
+    element, head = model.element_bytes, model.head_dim
+    wide = model.ffn_hidden // expert_gpus if model.num_experts > 1 else 1
+    return MappingProxyType({
         "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
         "z": 2 * wide * element, "u": wide * element, "zs": 2 * element, "us": element,
         "zf": 2 * element, "uf": element,
@@ -108,5 +118,4 @@ def _unit(model: Model, name: str, expert_gpus: int) -> int:
         "ra": model.num_experts * element, SEATS: SEAT_BYTES, **dict.fromkeys(EVERY_COUNT, SEAT_BYTES),
         "pa": model.lse_bytes, "pn": model.lse_bytes,
         "l": 2 * model.lse_bytes, "val": model.lse_bytes, "loss": model.lse_bytes,
-    }  # fmt: skip
-    return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)
+    })  # fmt: skip

@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import ENTERED_IN_PLACE, INNER
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.computed import computed_fault
 from zbench.step.proof.groups import Groups, difference_word, named
@@ -43,8 +43,9 @@ def order_fault(step: Step, tables: WalkTables, looked: Sequence[tuple[Looked, i
     if fault := computed_fault(step, order) or places_fault(step, looked):
         return fault
     known = Groups(), Slots.of(step)
-    there, wanted = _resting(step, tables, known)
-    rows, ends, played = _contracts(step, order, looked, known)
+    about = _about(step, known[1])
+    there, wanted = _resting(step, tables, known, about)
+    rows, ends, played = _contracts(step, order, looked, known[0], about)
     pipelines = step.layers_of_stages, step.shifts, step.pipeline_of
     code, at, layer, row = _played(rows, ends, played, pipelines, step.leading, there)
     if code != _OK:
@@ -86,33 +87,40 @@ def _end_fault(step: Step, known: tuple[Groups, Slots], there: Ints, wanted: Int
     return f"at the end of the step {difference_word(step, groups, where, have, want)}"
 
 
-def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots]) -> tuple[Ints, Ints]:
+def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots], about: Ints) -> tuple[Ints, Ints]:
     """Returns the groups that the step begins and ends with, each int64 [slots, layers + 1, 3] (-1: none): of every
-    layer that has them, in the places of the stages of their pipelines."""
-    layout, (groups, slots) = step.layouts[0], known
+    layer that has them, in the places of the stages of their pipelines. about: of `_about`."""
+    groups, slots = known
     items, ends = items_of_contracts(*joined([step.begins.table, step.ends.table]), tables)
     contracts = np.array([[begin, end, 1] for begin, end in pairwise(ends.tolist())], np.int64)
     found, ends = groups.of(items, contracts, step.pipeline_of)
+    spans = np.array([one.layers_of(0, step.num_layers - 1, step.leading) for one in step.layouts[0].tensors], np.int64)
     both = np.full((2, slots.count, step.num_layers + 1, 3), -1, np.int64)
     for into, (begin, end) in zip(both, pairwise(ends.tolist()), strict=True):
-        for pipeline, tensor, _, *group in found[begin:end].tolist():
-            slot = slots.numbers[0][tensor]
-            slot += pipeline * slots.each[slot]
-            first, last = layout.tensors[tensor].layers_of(0, step.num_layers - 1, step.leading)
-            into[slot, first : last + 1] = group
-            if layout.tensors[tensor].layers != NONE:
-                into[slot, first : last + 1, 2] += step.shifts[pipeline, first : last + 1]
+        _enter(found[begin:end], about, spans, step.shifts, into)
     return both[0], both[1]
 
 
+@nb.njit(**ENTERED_IN_PLACE)
+def _enter(groups, about, spans, shifts, into):  # type: ignore[no-untyped-def]
+    """Enters groups for every layer that has them. about: of `_about`; spans: of tensors, the first and the last
+    layer."""
+    for group in groups:
+        pipeline, tensor = group[0], group[1]
+        slot = about[tensor, 0] + pipeline * about[tensor, 3]
+        for layer in range(spans[tensor, 0], spans[tensor, 1] + 1):
+            into[slot, layer, 0], into[slot, layer, 1], into[slot, layer, 2] = group[3], group[4], group[5]
+            if about[tensor, 1] != _OF_STEP:
+                into[slot, layer, 2] += shifts[pipeline, layer]
+
+
 def _contracts(
-    step: Step, order: Ints, looked: Sequence[tuple[Looked, int]], known: tuple[Groups, Slots]
+    step: Step, order: Ints, looked: Sequence[tuple[Looked, int]], groups: Groups, about: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Returns the contracts of the templates that are played as rows, one for each (tensor, layer offset) that one
     needs, touches or leaves, of one that is played across pipelines in each of them; where those of each begin; and the
-    order, with the numbers of contracts in place of templates'."""
-    groups, slots = known
-    about, first = _about(step, slots), np.cumsum([0, *(len(layout.tensors) for layout in step.layouts)])
+    order, with the numbers of contracts in place of templates'. about: of `_about`."""
+    first = np.cumsum([0, *(len(layout.tensors) for layout in step.layouts)])
     of_layouts: dict[int, list[tuple[int, bool]]] = {}
     for template, across in sorted({(one.template, one.place == ACROSS) for one in step.order}):
         of_layouts.setdefault(id(looked[template][0]), []).append((template, across))
@@ -212,7 +220,7 @@ def _contract(ops, formulas, about, needs, leaves, pipelines):  # type: ignore[n
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED_IN_PLACE)
 def _played(rows, ends, instances, pipelines, leading, there):  # type: ignore[no-untyped-def]
     """Plays all instances on what is there: returns (fault, instance, layer, row).
 

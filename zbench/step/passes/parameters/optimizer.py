@@ -49,11 +49,12 @@ def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable)
     for share, members in of.members(weight):
         slices, groups = lists.number(index, [share]), table[share] if degree == WORLD else table[share] % every
         groups = np.zeros_like(groups) if degree == 1 else groups  # all cells are everywhere
-        order, ends = np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=of.num_gpus)).tolist()
+        order = np.argsort(groups, kind="stable").tolist()
+        ends = np.cumsum(np.bincount(groups, minlength=of.num_gpus)).tolist()
         for place in members.tolist():
             group = place if degree == WORLD else place % every if degree > 1 else 0
             shards = order[ends[group - 1] if group else 0 : ends[group]]
-            if len(shards):
+            if shards:
                 cells = [slices, lists.number(f"z{weight}", shards)]
                 found.append(operation_row(COMPUTE, formula, (place, -1), cells, "compute"))
     return found

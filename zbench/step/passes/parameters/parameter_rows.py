@@ -66,10 +66,35 @@ class ParameterRows:
             if chosen[at].any():
                 yield [self.lists.number(axes[0], [part]), self.lists.number(axes[1], sides[1][chosen[at]])]
 
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, int], list[int]]:
+        """The lists of cells of slices that were asked for so far, by parameter and slice."""
+        return {}
+
     def _cells(self, weight: str, share: int) -> list[int]:
-        if share < 0:
-            return [-1, -1]
-        return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.whole(f"z{weight}")]
+        key = weight, share
+        if key not in self._numbers:
+            index, whole = self.of.slices(weight)[0], f"z{weight}"
+            cells = [self.lists.number(index, [share]), self.lists.whole(whole)] if share >= 0 else [-1, -1]
+            self._numbers[key] = cells
+        return self._numbers[key]
+
+    @cached_property
+    def _every(self) -> dict[str, list[int]]:
+        """The lists of all cells of parameters that were asked for so far."""
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], int]:
+        """The lists of GPUs that compute with slices, by how many there are and which (-1: of what is not cut)."""
+        return {}
+
+    def _place(self, weight: str, share: int, members: Ints) -> int:
+        """Returns the list of the GPUs that compute with a slice."""
+        key = self.of.slices(weight)[1], share
+        if key not in self._places:
+            self._places[key] = self.lists.number(PLACE, members)
+        return self._places[key]
 
     def collectives(
         self,
@@ -89,17 +114,18 @@ class ParameterRows:
         queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
         number, found = self.layout.number[tensor], []
         for every, members, cells in self._meetings(weight, levels):
-            if len(members) > 1:
-                ends = every, self.lists.number(PLACE, members)
-                found.append(operation_row(kind, number, ends, cells, queue, layer))
-                found[-1][10] = encoding
+            found.append(operation_row(kind, number, (every, members), cells, queue, layer))
+            found[-1][10] = encoding
         return found
 
-    def _meetings(self, weight: str, levels: tuple[int, int]) -> Iterator[tuple[int, Ints, list[int]]]:
-        """Yields (the runs that have homes of their own, -1: there is one; members; lists of cells) of the collectives
-        between two degrees."""
+    def _meetings(self, weight: str, levels: tuple[int, int]) -> Iterator[tuple[int, int, list[int]]]:
+        """Yields (the runs that have homes of their own, -1: there is one; the list of members, at least two; lists of
+        cells) of the collectives between two degrees."""
         if levels == (WORLD, 1):
-            yield from ((-1, members, self._cells(weight, share)) for share, members in self.of.members(weight))
+            for share, members in self.of.members(weight):
+                cells = self._cells(weight, share)
+                if len(members) > 1:
+                    yield -1, self._place(weight, share, members), cells
             return
         outer, inner = (self.of.every(weight, degree) for degree in levels)
         parts = [(part, self._part(weight, part, inner)) for part in range(inner)]
@@ -107,7 +133,9 @@ class ParameterRows:
             for part, cells in parts:
                 if cells:
                     every = outer if outer < self.of.num_gpus else -1
-                    yield every, np.arange(first + part, first + outer, inner), cells
+                    members = np.arange(first + part, first + outer, inner)
+                    if len(members) > 1:
+                        yield every, self.lists.number(PLACE, members), cells
 
     def _part(self, weight: str, part: int, every: int) -> list[int]:
         """Returns the lists of the cells that GPU `part` of each run of `every` has of a parameter, [] if none."""
@@ -165,15 +193,15 @@ class ParameterRows:
         """Returns the entries of slices of a parameter on all GPUs that compute with them, with a count for each."""
         number = self.layout.number[tensor]
         return [
-            [number, layer, self.lists.number(PLACE, members), *self._cells(weight, share), count, version, 0]
+            [number, layer, self._place(weight, share, members), *self._cells(weight, share), count, version, 0]
             for (share, members), count in zip(self.of.members(weight), counts, strict=True)
         ]
 
     def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
         """Returns the entries of a parameter of which every cell is at its home alone."""
-        axes = self.of.axes(weight)
-        cells = [*(self.lists.whole(axis) for axis in axes), -1, -1][:2]
-        return [[self.layout.number[tensor], layer, AT_HOME, *cells, count, version, 0]]
+        if weight not in self._every:
+            self._every[weight] = [*(self.lists.whole(axis) for axis in self.of.axes(weight)), -1, -1][:2]
+        return [[self.layout.number[tensor], layer, AT_HOME, *self._every[weight], count, version, 0]]
 
     def resting(self, weight: str, version: int = 0, layer: int = 0) -> list[list[int]]:
         """Returns the entries of a parameter between steps."""

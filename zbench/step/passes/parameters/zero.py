@@ -20,7 +20,7 @@ itself. Norms' gains, the router and a head of one value are whole at one home.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -152,6 +152,11 @@ class ShardedParameters:
                     f"parameters cut over {size} GPUs (sharding.degrees) take a number that divides them, or that they "
                     "divide"
                 )
+
+    @property
+    def kept(self) -> "ShardedParameters":
+        """The parameters that are equal and were met first, with all that was found of them: no batch changes it."""
+        return _kept(self)
 
     @cached_property
     def degrees(self) -> ShardDegrees:
@@ -320,7 +325,12 @@ class ShardedParameters:
         return axes_of(weight)
 
     def home(self, weight: str) -> Ints:
-        """Returns the place of every cell of a parameter."""
+        """Returns the place of every cell of a parameter; whoever changes it makes a copy."""
+        if weight not in self._homes:
+            self._homes[weight] = self._made_home(weight)
+        return self._homes[weight]
+
+    def _made_home(self, weight: str) -> Ints:
         if weight in WHOLE:
             return np.full(1, WHOLE.index(weight) % self.num_gpus, np.int64)
         owner, count = self.shards[weight][1], self.slices(weight)[1]
@@ -328,5 +338,22 @@ class ShardedParameters:
 
     def members(self, weight: str) -> list[tuple[int, Ints]]:
         """Lists (slice, the GPUs that compute with it) of a parameter; slice -1: it is not cut."""
-        every, count = np.arange(self.num_gpus), self.slices(weight)[1]
-        return [(-1, every)] if weight in WHOLE else [(share, every[share::count]) for share in range(count)]
+        count = 0 if weight in WHOLE else self.slices(weight)[1]
+        if count not in self._members:
+            every = np.arange(self.num_gpus)
+            self._members[count] = [(share, every[share::count]) for share in range(count)] or [(-1, every)]
+        return self._members[count]
+
+    @cached_property
+    def _homes(self) -> dict[str, Ints]:
+        return {}
+
+    @cached_property
+    def _members(self) -> dict[int, list[tuple[int, Ints]]]:
+        """By the number of slices, 0 of what is not cut."""
+        return {}
+
+
+@lru_cache(maxsize=16)
+def _kept(parameters: ShardedParameters) -> ShardedParameters:
+    return parameters
