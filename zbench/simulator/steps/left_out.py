@@ -142,15 +142,13 @@ class LeftOut:
     @cached_property
     def added(self) -> Added:
         """The seconds that each cut adds to what waits across it."""
-        instances = self.program.instances
+        instances, of_runs = self.program.instances, self.program.of_runs
         of = np.full((len(instances), 2), -1, np.int64)
         late = np.zeros((len(self.cuts) + 1, self.program.queues))
-        of_run = {instances[number].run: at for at, number in enumerate(self.cuts)}
         for at, number in enumerate(self.cuts):
             late[at] = self.skipped[number] * self._adds[at][0]
-        for number, one in enumerate(instances):
-            if one.run in of_run:
-                of[number] = of_run[one.run], number >= self.cuts[of_run[one.run]]
+            mine = np.array(of_runs[instances[number].run])
+            of[mine, 0], of[mine, 1] = at, mine >= number
         return Added(of, late)
 
     def _later_by(self, late: Floats) -> Floats:
