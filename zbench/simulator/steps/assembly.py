@@ -81,7 +81,7 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     count, edges, trains = (
         int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
     )
-    next_a, next_b, next_pair = (np.full(count, -1, np.int32) for _ in range(3))
+    next_a, next_b, next_pair = (np.empty(count, np.int32) for _ in range(3))
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
     found = AssembledHops(
         ProgramHops(np.empty(count, np.int32), of.rows),
@@ -122,7 +122,7 @@ def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
         shift = instances[number, 1] - of.begin[variant]
         for row in range(of.begin[variant], of.begin[variant + 1]):
             hop, pair = row + shift, of.pair[row]
-            row_of[hop] = row
+            row_of[hop], next_a[hop], next_b[hop], next_pair[hop] = row, -1, -1, -1
             wait = of.waits[row]
             for side in range(2):
                 queue = rows.queue_b[row] if side else rows.queue_a[row]
