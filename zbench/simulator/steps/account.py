@@ -65,7 +65,8 @@ def _fullest_moments(parts: StepParts) -> StepMemory:
         one, times = held[which[number]], np.bincount(which[:number], minlength=len(held))
         inside = began + np.tensordot(times, changes, 1) - one.before + one.then
         best[:, here] = inside[:, here]
-    return StepMemory(peak, {name: best[at] for name, at in names.items() if best[at].any()})
+    here = best.any(axis=1)
+    return StepMemory(peak, {name: best[at] for name, at in names.items() if here[at]})
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:

@@ -10,9 +10,10 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.variant import Variant
-from zbench.step.operations import QUEUES
+from zbench.step.operations import COMPUTE, QUEUES
 
 ATTEND, OPTIMIZER = len(QUEUES), len(QUEUES) + 1  # rows of `busy` after those of the operations' queues
+_ROWS = {"attend": ATTEND, "attend_d": ATTEND, "adam": OPTIMIZER}  # by function; others are in their queue's
 
 
 class Amounts(NamedTuple):
@@ -30,21 +31,24 @@ class Amounts(NamedTuple):
 
 def amounts_of(variant: Variant, cluster: Cluster) -> Amounts:
     """Adds up the hops of a variant."""
-    kind = np.where(variant.attends, ATTEND, np.where(variant.updates, OPTIMIZER, variant.ops[:, 8]))
-    lowered = variant.lowered
+    lowered, formulas = variant.lowered, variant.of.layout.formulas
+    rows = np.array([_ROWS.get(one.terms[0].function, -1) for one in formulas], np.int64)
     shape = len(QUEUES), cluster.num_ranks, cluster.num_nics
-    return Amounts(*_added(lowered.table, lowered.busy, kind, shape))
+    return Amounts(*_added(lowered.table, lowered.busy, variant.ops, rows, shape))
 
 
 @nb.njit(cache=True)
-def _added(table, busy, kind, shape):  # type: ignore[no-untyped-def]
-    """Returns the fields of `Amounts`. kind: of every operation, its row of `busy`. shape: queues, GPUs, NICs."""
+def _added(table, busy, ops, rows, shape):  # type: ignore[no-untyped-def]
+    """Returns the fields of `Amounts`. rows: of formulas, the row of `busy` of their computes, -1: their queue's.
+    shape: queues, GPUs, NICs."""
     queues, gpus, nics = shape
     seconds = np.zeros((queues + 2, gpus))
     sent, received = np.zeros((queues, nics), np.int64), np.zeros((queues, nics), np.int64)
     inside = np.zeros(queues, np.int64)
     for hop in range(len(busy)):
-        row, size = kind[table[OP, hop]], table[BYTES, hop]
+        op, size = table[OP, hop], table[BYTES, hop]
+        row = rows[ops[op, 1]] if ops[op, 0] == COMPUTE else np.int64(-1)
+        row = ops[op, 8] if row < 0 else row
         if table[RANK, hop] < gpus:  # else of a node's CPUs
             seconds[row, table[RANK, hop]] += busy[hop]
         if 0 < row < queues and table[CLASS, hop] == NIC:

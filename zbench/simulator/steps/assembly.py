@@ -14,7 +14,7 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED_IN_PLACE
 from zbench.simulator.steps.dataflow.implied import by_row
-from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, QUEUE_A, QUEUE_B
+from zbench.simulator.steps.expand import CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, NarrowFollowers, ProgramHops, VariantHops
 from zbench.simulator.steps.variant import Variant
 from zbench.step.operations import GATHER, REDUCE
@@ -40,34 +40,22 @@ class StackedVariants(NamedTuple):
 
 def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], cluster: Cluster) -> StackedVariants:
     """Stacks variants. meetings: the queue of each one's first meeting."""
-    begin = np.cumsum([0, *(one.lowered.table.shape[1] for one in variants)])
-    table = np.concatenate([one.lowered.table for one in variants], axis=1)
-    kinds = np.concatenate([one.kinds for one in variants])
-    owner = np.repeat(np.arange(len(variants), dtype=np.int32), np.diff(begin))
-    queue_a, queue_b = table[QUEUE_A], table[QUEUE_B].astype(np.int32)
-    first = np.array(meetings, np.int64)[owner]
-    queue_a = np.where(queue_a < -1, first - 2 - queue_a, queue_a).astype(np.int32)
-    channels = np.array([one.channels for one in cluster.links] + [1], np.int8)[table[CLASS]]
-    whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
+    begin = np.cumsum([0, *(len(one.lowered.busy) for one in variants)])
+    count, lowered = int(begin[-1]), [one.lowered for one in variants]
+    narrow, small = np.empty((4, count), np.int32), np.empty((3, count), np.int8)
     rows = VariantHops(
-        queue_a,
-        queue_b,
-        table[LINK_A].astype(np.int32),
-        table[LINK_B].astype(np.int32),
-        table[CLASS].astype(np.int8),
-        channels,
-        np.where(whole, channels - 1, 0).astype(np.int8),
-        np.concatenate([one.lowered.busy for one in variants]),
-        np.concatenate([one.lowered.latency for one in variants]),
+        *narrow, *small, np.concatenate([one.busy for one in lowered]), np.concatenate([one.latency for one in lowered])
     )
-    pair = np.full(len(owner), -1, np.int32)
-    several = np.flatnonzero((channels > 1) & (queue_b >= 0))
+    channels_of = np.array([one.channels for one in cluster.links] + [1], np.int8)
+    for one, first, meeting in zip(variants, begin.tolist(), meetings, strict=False):
+        _put_rows(one.ops, one.lowered.table, channels_of, (first, meeting), narrow, small)
+    pair = np.full(count, -1, np.int32)
+    several = np.flatnonzero((rows.channels > 1) & (rows.queue_b >= 0))
     if len(several):
-        name = queue_a[several].astype(np.int64) * (1 + int(queue_b.max())) + queue_b[several]
+        name = rows.queue_a[several].astype(np.int64) * (1 + int(rows.queue_b.max())) + rows.queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
-    lowered = [one.lowered for one in variants]
     edges = [first + one.producer for first, one in zip(begin.tolist(), lowered, strict=False)]
-    edge_offsets, places = by_row(np.concatenate(edges), len(owner))
+    edge_offsets, places = by_row(np.concatenate(edges), count)
     consumers = np.concatenate([one.consumer for one in lowered])
     waits = [np.bincount(one.consumer, minlength=one.table.shape[1]) for one in lowered]
     trains, pieces = np.concatenate([one.trains for one in lowered]), np.concatenate([one.pieces for one in lowered])
@@ -93,7 +81,7 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
     count, edges, trains = (
         int(np.diff(offsets)[which].sum()) for offsets in (of.begin, of.edge_offsets[of.begin], of.train_offsets)
     )
-    next_a, next_b, next_pair = (np.full(count, -1, np.int32) for _ in range(3))
+    next_a, next_b, next_pair = (np.empty(count, np.int32) for _ in range(3))
     offsets, followers = np.zeros(count + 1, np.int32), np.empty(edges + len(between[0]), np.int32)
     found = AssembledHops(
         ProgramHops(np.empty(count, np.int32), of.rows),
@@ -110,6 +98,20 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
 
 
 @nb.njit(**ENTERED_IN_PLACE)
+def _put_rows(ops, table, channels_of, where, narrow, small):  # type: ignore[no-untyped-def]
+    """Writes the rows of a variant: queues and links to `narrow`, the class of links, channels and slot to `small`.
+    where: its first row, and the queue of its first meeting. channels_of: of classes of links, and of none."""
+    first, meeting = where
+    for hop in range(table.shape[1]):
+        at, queue, kind = first + hop, table[QUEUE_A, hop], ops[table[OP, hop], 0]
+        narrow[0, at] = meeting - 2 - queue if queue < -1 else queue
+        narrow[1, at], narrow[2, at], narrow[3, at] = table[QUEUE_B, hop], table[LINK_A, hop], table[LINK_B, hop]
+        channels = channels_of[table[CLASS, hop]]
+        small[0, at], small[1, at] = table[CLASS, hop], channels
+        small[2, at] = channels - 1 if kind in (GATHER, REDUCE) else 0
+
+
+@nb.njit(**ENTERED_IN_PLACE)
 def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
     """Writes the rows of hops, the next in each queue, and the waits inside instances and for queues. last: of every
     queue and pair of queues the last hop, -1 before there is one."""
@@ -120,7 +122,7 @@ def _put_hops(of, instances, found, last):  # type: ignore[no-untyped-def]
         shift = instances[number, 1] - of.begin[variant]
         for row in range(of.begin[variant], of.begin[variant + 1]):
             hop, pair = row + shift, of.pair[row]
-            row_of[hop] = row
+            row_of[hop], next_a[hop], next_b[hop], next_pair[hop] = row, -1, -1, -1
             wait = of.waits[row]
             for side in range(2):
                 queue = rows.queue_b[row] if side else rows.queue_a[row]

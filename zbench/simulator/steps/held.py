@@ -80,10 +80,9 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
         formula = layout.formulas[number]
         if formula.terms[0].function in _MAKE_LOGITS:
             mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
-            named = (*formula.operands, *formula.results)
-            weight = next(ref for ref in named if not layout.of_batch(layout.number[ref.tensor]))
-            tokens, share = sizes.of(formula, mine).tokens, sizes.of(formula, mine).share(weight)
-            columns = of.ops[mine, 2], mine, tokens, share
+            every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)
+            weight = next(ref for ref in every if not layout.of_batch(layout.number[ref.tensor]))
+            columns = of.ops[mine, 2], mine, named.tokens, named.share(weight)
             for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
                 first, last, most = lives.get(place, (op, op, 0))
                 lives[place] = min(first, op), max(last, op), max(most, logits_bytes(model, int(count), words))

@@ -48,11 +48,12 @@ class LeftOut:
         """The instances that layers stood before."""
         return [int(at) for at in np.flatnonzero(self.skipped)]
 
-    def ends_of(self, number: int) -> Floats:
-        """Returns when the last hop of an instance in each queue has ended, float64 [queues]; 0 where it has none."""
-        mine, rows = slice(*self.program.begin[number : number + 2].tolist()), self.program.hops.rows
-        of, release = self.program.rows_of(number), self.timeline.release[mine]
-        found: Floats = _last(rows.queue_a[of], rows.queue_b[of], release, self.program.queues)
+    def _ends_of(self, *numbers: int) -> Floats:
+        """Returns when the last hop in each queue has ended of instances of one variant, float64 [instances, queues]; 0
+        where they have none."""
+        rows, of = self.program.hops.rows, self.program.rows_of(numbers[0])
+        hops = rows.queue_a[of], rows.queue_b[of], self.program.begin[list(numbers)]
+        found: Floats = _last(*hops, self.timeline.release, self.program.queues)
         return found
 
     @cached_property
@@ -87,13 +88,13 @@ class LeftOut:
         """Returns what a layer of a cut's run adds to each queue, seconds [queues], and by how much, relatively, the
         most that one adds to a queue differs between the third and the last quarter of the run."""
         if number in self.repeating:
-            return self.ends_of(number - 1) - self.ends_of(number - 2), 0.0
+            return (self._ends_of(number - 1) - self._ends_of(number - 2))[0], 0.0
         same = self.alike(number)
         half, last = self._half(len(same)), len(same) - 1
         if half < 1 or last - half < 1:
             return np.zeros(self.program.queues), np.inf
         middle = (half + last) // 2
-        begin, center, end = (self.ends_of(same[at]) for at in (half - 1, middle, last))
+        begin, center, end = self._ends_of(same[half - 1], same[middle], same[last])
         mean = (end - begin) / (last - half + 1)
         first, second = (center - begin) / (middle - half + 1), (end - center) / (last - middle)
         return mean, float(abs(first.max() - second.max()) / (max(mean.max(), 1e-12) * 2))
@@ -142,15 +143,13 @@ class LeftOut:
     @cached_property
     def added(self) -> Added:
         """The seconds that each cut adds to what waits across it."""
-        instances = self.program.instances
+        instances, of_runs = self.program.instances, self.program.of_runs
         of = np.full((len(instances), 2), -1, np.int64)
         late = np.zeros((len(self.cuts) + 1, self.program.queues))
-        of_run = {instances[number].run: at for at, number in enumerate(self.cuts)}
         for at, number in enumerate(self.cuts):
             late[at] = self.skipped[number] * self._adds[at][0]
-        for number, one in enumerate(instances):
-            if one.run in of_run:
-                of[number] = of_run[one.run], number >= self.cuts[of_run[one.run]]
+            mine = np.array(of_runs[instances[number].run])
+            of[mine, 0], of[mine, 1] = at, mine >= number
         return Added(of, late)
 
     def _later_by(self, late: Floats) -> Floats:
@@ -202,13 +201,14 @@ class LeftOut:
 
 
 @nb.njit(cache=True)
-def _last(queue_a, queue_b, release, queues):  # type: ignore[no-untyped-def]
-    """Returns the latest release in each queue, 0 where there is none."""
-    found = np.zeros(queues)
-    for hop in range(len(release)):
-        for queue in (queue_a[hop], queue_b[hop]):
-            if queue >= 0:
-                found[queue] = max(found[queue], release[hop])
+def _last(queue_a, queue_b, begin, release, queues):  # type: ignore[no-untyped-def]
+    """Returns the latest release in each queue of the hops from each of `begin` on, 0 where there is none."""
+    found = np.zeros((len(begin), queues))
+    for number in range(len(begin)):
+        for hop in range(len(queue_a)):
+            for queue in (queue_a[hop], queue_b[hop]):
+                if queue >= 0:
+                    found[number, queue] = max(found[number, queue], release[begin[number] + hop])
     return found
 
 

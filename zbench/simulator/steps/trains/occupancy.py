@@ -139,9 +139,9 @@ def _join_all(row_of, joined, pieces, times, chains):  # type: ignore[no-untyped
             while now < stop and begun[now] <= end:
                 end = ended[now]
                 now += 1
-            for chain in joined[row]:
-                if chain >= 0:
-                    count = _join(chains, count, chain, begin, end)
+            for way in range(4):
+                if joined[row, way] >= 0:
+                    count = _join(chains, count, joined[row, way], begin, end)
 
 
 @nb.njit(**IN_PLACE)
