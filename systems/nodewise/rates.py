@@ -77,10 +77,8 @@ class Rates:
 
 
 def _taken(cost: Cost) -> Floats:
-    """Seconds of a layer's share of gathers and reductions, where they run beside the layers: float64 [2]."""
+    """Seconds of a layer's share of gathers and reductions, which run beside the layers: float64 [2]."""
     collectives = Collectives.of(cost)
-    if not collectives.overlap:
-        return np.zeros(2)
     ahead = collectives.gather if collectives.every_step else 0.0
     back = collectives.reduce + (collectives.gather if collectives.every_micro_batch else 0.0)
     return np.array([ahead, back]) / collectives.num_layers
@@ -124,7 +122,7 @@ def _beside(cost: Cost) -> dict[str, Floats]:
     ahead = of.gather_ports * of.every_step
     back = of.gather_ports * of.every_micro_batch + of.reduce_ports
     both = np.stack([ahead + again * back, (1 - again) * back])
-    kept = both * (of.overlap / of.num_layers)
+    kept = both / of.num_layers
     return {"begins": np.array([1 - share, share]), "kept": kept[:, NVLINK], "kept_nic": kept[:, NIC]}
 
 

@@ -147,9 +147,9 @@ SYSTEMS = (
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Cost:
-    """Ranks that are GPUs or groups of them, with and without stages, whose layers hide collectives or do not."""
+    """Ranks that are GPUs or groups of them, with and without stages."""
     cost = draw(costs(nodes=3, gpus=4))
-    model = replace(cost.model, num_layers=4, overlap_collectives=draw(st.booleans()))
+    model = replace(cost.model, num_layers=4)
     slow = replace(cost.cluster, nic_bandwidth=draw(st.sampled_from((1e6, 1e8, 1e10))))
     cost = replace(cost, model=model, cluster=slow)
     kind = draw(st.sampled_from(("ranks", "ranks", "groups", "stages")))
@@ -179,11 +179,10 @@ def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st
 
 
 @settings(max_examples=50)
-@given(cases(nodes=2, gpus=4, most=3000), st.integers(1, 4), st.booleans())
-def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: int, overlap: bool) -> None:
+@given(cases(nodes=2, gpus=4, most=3000), st.integers(1, 4))
+def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: int) -> None:
     """The same plan over and over stands for a batch of as many copies of its sequences."""
     cost, plan = case
-    cost = replace(cost, model=replace(cost.model, overlap_collectives=overlap))
     batch = Batch(np.tile(plan.lengths, count), 0, 0)
     step = StepEstimate(cost).step(batch, (plan,) * count)
     assert step.ceiling_seconds is not None

@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -14,9 +13,6 @@ from omegaconf import OmegaConf
 from tests.helpers.strategies import REAL, clusters, models
 from zbench import CONF
 from zbench.correctness.combinations import choices
-from zbench.cost.collective import Collectives
-from zbench.cost.cost import Cost
-from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
 from zbench.describe.device import CURVES
@@ -24,8 +20,6 @@ from zbench.describe.model import Model
 from zbench.describe.worlds import MOST_TIMES, NOMINAL, Machine, World
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
-from zbench.simulator.estimate.step import StepEstimate
-from zbench.systems.flexsp.planner import FlexSP
 
 NAMES = sorted(path.stem for path in (CONF / "world").glob("*.yaml"))
 MEASURED = replace(
@@ -88,8 +82,6 @@ def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Mo
     }
     for world, changed in expected.items():
         assert world.of(Machine(cluster, model)) == (changed, model)
-    unhidden = World(overlap_collectives=False).of(Machine(cluster, model))
-    assert unhidden == (cluster, replace(model, overlap_collectives=False))
 
 
 def test_curves_of_measured_devices_are_faster_as_a_whole() -> None:
@@ -104,13 +96,11 @@ def test_curves_of_measured_devices_are_faster_as_a_whole() -> None:
 
 
 def test_several_causes_at_once_are_all_changed_and_told() -> None:
-    world = World(nic_channels=4, latency=2.5, matmul_rate=0.9, compute_slowdown=1.1256, overlap_collectives=False)
-    assert world.words == (
-        "latencies x 2.5, matmul rate -10 %, NIC channels 4, computes beside messages x 1.1256, collectives not hidden"
-    )
+    world = World(nic_channels=4, latency=2.5, matmul_rate=0.9, compute_slowdown=1.1256)
+    assert world.words == ("latencies x 2.5, matmul rate -10 %, NIC channels 4, computes beside messages x 1.1256")
     there = machine("h100_4x8")
     cluster, model = world.of(there)
-    assert (cluster.nic_channels, model.overlap_collectives) == (4, False)
+    assert (cluster.nic_channels, model) == (4, there.model)
     assert cluster.nic_latency == 2.5 * there.cluster.nic_latency
 
 
@@ -168,7 +158,6 @@ def test_why_a_machine_has_no_such_world() -> None:
         ({"nic_bandwidth": float("nan")}, "world.nic_bandwidth is nan"),
         ({"compute_slowdown": 0.9}, "world.compute_slowdown is 0.9; it takes how many times as long a compute takes"),
         ({"compute_slowdown": True}, "world.compute_slowdown is True"),
-        ({"overlap_collectives": 0}, "world.overlap_collectives is 0; it takes true, false or null"),
         ({"nics_above": "fast"}, "world.nics_above is 'fast'"),
         ({"nics_above": -1.0}, "world.nics_above is -1.0; it has to be at least 0 and finite"),
     ],
@@ -176,19 +165,6 @@ def test_why_a_machine_has_no_such_world() -> None:
 def test_what_is_no_world_is_named(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told.replace('.', '[.]')}"):
         World(**changes)
-
-
-def test_without_overlap_a_step_waits_for_all_of_its_collectives() -> None:
-    cluster, model = machine("a800_4x8", "workload=fixed_512")
-    hidden, shown = (Cost(cluster, replace(model, overlap_collectives=one)) for one in (True, False))
-    batch = Batch(np.full(256, 512, np.int64), 0, 0)
-    plans = FlexSP(hidden).plan(batch)
-    one, other = (StepEstimate(cost).step(batch, plans) for cost in (hidden, shown))
-    of = Collectives.of(shown)
-    assert other.phases["gradients"] == pytest.approx(len(plans) * (2 * of.gather + of.reduce))
-    assert other.seconds - other.phases["gradients"] == pytest.approx(one.seconds - one.phases["gradients"])
-    assert other.seconds > one.seconds
-    assert of.micro_batch_seconds(1.0) == pytest.approx(1 + 2 * of.gather + of.reduce)
 
 
 def test_a_world_of_ones_own_is_a_yaml(tmp_path: Path) -> None:

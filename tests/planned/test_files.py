@@ -107,10 +107,14 @@ def test_a_file_from_before_there_were_whole_steps_is_read(tmp_path: Path) -> No
     found.save(tmp_path / "p.plan")
     today = json.loads((tmp_path / "p.plan").read_text())
     assert today["cluster"] == values["cluster"]  # nothing that is as it was then
-    assert {**today["model"], "loss": "whole"} == values["model"]
+    assert {**today["model"], "loss": "whole", "overlap_collectives": True} == values["model"]
     values["model"]["loss"] = "chunked"
     (tmp_path / "c.plan").write_text(json.dumps(values))
     assert StepPlans.load(tmp_path / "c.plan").model.loss_chunk_tokens == "auto"
+    values["model"]["overlap_collectives"] = False  # a choice that there was, and is no more
+    (tmp_path / "h.plan").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"overlap_collectives"):
+        StepPlans.load(tmp_path / "h.plan")
 
 
 def test_a_strategy_comes_back_whole(uneven: Cost, tmp_path: Path) -> None:

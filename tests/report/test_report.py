@@ -155,11 +155,11 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
 def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(tmp_path: Path) -> None:
     settings = ["system=ring", "executor=simulated_attention", "baseline=null", "steps=1"]
     made(tmp_path, *settings)
-    path = made(tmp_path, *settings, "+model.overlap_collectives=false")
+    path = made(tmp_path, *settings, "+model.tied_embeddings=true", "parallel.pipeline_parallel=2", "sharding=zero1")
     some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
     assert "attend o forward" in some["timeline"]["names"]
     assert (none["timeline"], "problem" in none) == (None, False)
-    assert none["undrawn"].startswith("model.overlap_collectives is False")
+    assert none["undrawn"].startswith("model.tied_embeddings is True")
     steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))
     assert (len(steps), told) == (2, [])
 

@@ -176,10 +176,6 @@ def test_a_trace_has_every_byte_and_ends_with_the_step(system: str, tmp_path: Pa
 
 
 def test_what_it_cannot_play_is_a_sentence() -> None:
-    with pytest.raises(
-        ValueError, match=r"^model.overlap_collectives is False \(as in world=unhidden\); executor=simulated plays"
-    ):
-        Simulated(cost_of(overlap_collectives=False))
     with pytest.raises(ValueError, match=r"^model.tied_embeddings is True"):
         Simulated(cost_of(tied_embeddings=True, pipeline_parallel=2, sharding="zero1"))
     with pytest.raises(

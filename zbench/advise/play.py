@@ -83,12 +83,11 @@ def play_world(question: Question, played: Played, world: str) -> None:
 
 
 def worlds_of(question: Question, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, what it changes) of those worlds that the machine has and whole steps can be in: what they hide of
-    collectives is played, and nothing that a world says."""
+    """Yields (name, what it changes) of those worlds that the machine has."""
     nominal = question.parts().nominal
     for name in names:
         world = question.world(name)
-        if name != NOMINAL and world.overlap_collectives is None and world.missing(nominal) is None:
+        if name != NOMINAL and world.missing(nominal) is None:
             yield name, world.told(nominal)
 
 

@@ -22,9 +22,8 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
 
 
 def worlds() -> list[str]:
-    """Returns the names of the presets of conf/world that change clusters, and no model."""
-    names = sorted(path.stem for path in (CONF / "world").glob("*.yaml"))
-    return [name for name in names if world(name).overlap_collectives is None]
+    """Returns the names of the presets of conf/world."""
+    return sorted(path.stem for path in (CONF / "world").glob("*.yaml"))
 
 
 def world(name: str) -> World:

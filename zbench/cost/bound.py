@@ -60,9 +60,6 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool =
     """Returns the seconds of a step that no plan of `batch` can beat if parameters are gathered, and gradients reduced,
     as `of` has it. pipelines: the plan has pipelines, which need not begin and end together."""
     least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
-    if not of.overlap:
-        again = of.gather if of.every_micro_batch else 0.0
-        return cost.optimizer_seconds() + least.both + gather + again + of.reduce
     last = of.reduce / of.num_layers  # the first layer's gradients, which nothing is left to hide
     ahead = gather + gather / of.num_layers  # before the last layer's forward begins, and that takes so long at least
     ends = [least.both + last]

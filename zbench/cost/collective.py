@@ -1,8 +1,7 @@
 """The collectives that data parallelism adds to a step: parameters gathered, gradients reduced.
 
-Both (zbench.cost.gathers) run in a stream of their own beside the layers, or with model.overlap_collectives=false
-before and after them. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its
-forward begins.
+Both (zbench.cost.gathers) run in a stream of their own beside the layers. Gradients of a layer are ready when its
+backward ends; parameters of a layer are needed when its forward begins.
 
 How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
 backward. With ZeRO-2 a rank keeps its share of the gradients alone, so every micro-batch reduces its own. With ZeRO-3
@@ -42,8 +41,7 @@ class Collectives:
     forward and backward of a layer take, but for what selective recomputation adds. every_step: parameters are gathered
     at all, as they are not where every rank keeps its own up to date; then a reduction is an all-reduce.
     every_micro_batch: parameters are gathered in every micro-batch, twice, as with ZeRO-3; else once a step. reduced:
-    gradients are reduced in every micro-batch, as with ZeRO-2 and 3; else once a step. overlap: layers hide what they
-    can; if not, nothing is hidden.
+    gradients are reduced in every micro-batch, as with ZeRO-2 and 3; else once a step.
     """
 
     num_layers: int
@@ -57,7 +55,6 @@ class Collectives:
     gather_bytes: Ints
     reduce_bytes: Ints
     reduced: bool
-    overlap: bool = True
 
     @staticmethod
     def of(cost: Cost, held: Held | None = None) -> "Collectives":
@@ -83,15 +80,13 @@ class Collectives:
             gather_bytes=every_nic(cost, parameters, held),
             reduce_bytes=halves * every_nic(cost, gradients, held),
             reduced=reduced,
-            overlap=model.overlap_collectives,
         )
 
     @property
     def uncovered(self) -> float:
         """The seconds of a step of one micro-batch that no layer can hide: of the first layer's parameters and of the
-        gradients of the layer that is done last; without overlap of all."""
-        ends = self.gather * self.every_step + self.reduce
-        return ends / self.num_layers if self.overlap else ends + self.gather * self.every_micro_batch
+        gradients of the layer that is done last."""
+        return (self.gather * self.every_step + self.reduce) / self.num_layers
 
     @staticmethod
     def _nested(cost: Cost, degrees: ShardDegrees) -> "Collectives":
@@ -120,7 +115,6 @@ class Collectives:
             gather_bytes=np.sum([every_run_nic(cost, *one) for one in runs], axis=0) // len(runs),
             reduce_bytes=halves * every_run_nic(cost, gradients, among),
             reduced=reduced,
-            overlap=model.overlap_collectives,
         )
 
     def forward(self, span: float, nic: float) -> float:
@@ -129,8 +123,6 @@ class Collectives:
 
         The gather runs ahead of the layers, the last of which cannot begin before it ends.
         """
-        if not self.overlap:
-            return self.gather
         return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
 
     def backward(self, span: float, nic: float) -> float:
@@ -139,10 +131,7 @@ class Collectives:
         The reduction starts when the first layer's gradients are there, one layer at a time, and ends no sooner than
         one layer after the backward.
         """
-        whole = self.reduce + (self.gather if self.every_micro_batch else 0.0)
-        if not self.overlap:
-            return whole
-        more = whole - span
+        more = self.reduce + (self.gather if self.every_micro_batch else 0.0) - span
         return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
 
     def micro_batch_seconds(self, layers: float) -> float:

@@ -70,9 +70,6 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     mlp_chunk_tokens: tokens that the feed-forward is computed for at a time, or "whole".
     loss_chunk_tokens: tokens whose logits there are at a time; "whole": all; "auto": as many as the torch executor has
         (zbench.cost.loss).
-    overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
-        does not fit (FSDP's prefetch; Megatron-LM's --overlap-param-gather, --overlap-grad-reduce). If not, all is
-        waited for.
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
@@ -115,7 +112,6 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     loss_chunk_tokens: int | str = WHOLE
     offload: Literal["none", "inputs", "optimizer", "inputs_and_optimizer"] = "none"
     offload_layers: int | str = ALL_LAYERS
-    overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -166,8 +162,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
-        for field in ("tied_embeddings", "overlap_collectives"):
-            check_boolean(f"model.{field}", getattr(self, field))
+        check_boolean("model.tied_embeddings", self.tied_embeddings)
         if self.tied_embeddings and self.head == VALUE:
             raise ValueError(
                 "model.head is value; with tied_embeddings the head is the table of words, so it takes words"

@@ -45,7 +45,6 @@ class World:
     attention_rate, matmul_rate: times the device's; curves as a whole.
     port_order: in place of the cluster's. compute_slowdown: in place of the device's. matmul_shapes: in place of the
     device's, where its multiprocessors are known.
-    overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
     """
 
@@ -59,7 +58,6 @@ class World:
     port_order: str | None = None
     compute_slowdown: float | None = None
     matmul_shapes: bool | None = None
-    overlap_collectives: bool | None = None
     nics_above: float = 0.0
 
     def __post_init__(self) -> None:
@@ -77,9 +75,8 @@ class World:
             check_port_order("world.port_order", self.port_order)
         if self.compute_slowdown is not None:
             check_slowdown("world.compute_slowdown", self.compute_slowdown)
-        for name in ("matmul_shapes", "overlap_collectives"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise ValueError(f"world.{name} is {getattr(self, name)!r}; it takes true, false or null")
+        if not isinstance(self.matmul_shapes, bool | None):
+            raise ValueError(f"world.matmul_shapes is {self.matmul_shapes!r}; it takes true, false or null")
         above = parse("world.nics_above", self.nics_above, "bytes/s")
         if not 0 <= above < float("inf"):
             raise ValueError(f"world.nics_above is {self.nics_above!r}; it has to be at least 0 and finite")
@@ -89,10 +86,7 @@ class World:
         """Returns the machine in this world; in the nominal one itself."""
         if self == World():
             return machine
-        cluster, model = self.of_cluster(machine.cluster), machine.model
-        if self.overlap_collectives is not None:
-            model = replace(model, overlap_collectives=self.overlap_collectives)
-        return Machine(cluster, model)
+        return Machine(self.of_cluster(machine.cluster), machine.model)
 
     def of_cluster(self, cluster: Cluster) -> Cluster:
         """Returns the cluster in this world; NICs that are too narrow for it as they are."""
@@ -167,8 +161,6 @@ class World:
             told.append(f"computes beside messages x {self.compute_slowdown:.5g}")
         if self.matmul_shapes is not None:
             told.append(f"matmuls {'' if self.matmul_shapes else 'not '}by shape")
-        if self.overlap_collectives is not None:
-            told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL
 
 

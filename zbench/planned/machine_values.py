@@ -37,6 +37,8 @@ LATER_FIELDS = {
         "dense_ffn_hidden",
     ),
 }
+# A model's key of before with the one value that there is today: what hides collectives is played.
+_HIDDEN = ("overlap_collectives", True)
 _LOSS, _LOSS_TOKENS = "loss", {"whole": WHOLE, "chunked": AUTO}  # a model's key of before, and what it is today
 
 
@@ -97,6 +99,8 @@ def model_of(values: Any, where: str) -> Model:
     if isinstance(values, Mapping) and values.get(_LOSS) in _LOSS_TOKENS:
         values = {**values, "loss_chunk_tokens": _LOSS_TOKENS[values[_LOSS]]}
         del values[_LOSS]
+    if isinstance(values, Mapping) and values.get(_HIDDEN[0]) is _HIDDEN[1]:
+        values = {name: value for name, value in values.items() if name != _HIDDEN[0]}
     values = _with_usual(values, Model, _MODEL, where)
     sharding = values["sharding"]
     try:

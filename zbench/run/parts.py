@@ -242,10 +242,6 @@ def _machine(
                 f"parallel.{kind}_parallel is {count}; only executor=simulated, simulated_attention and "
                 f"torch_whole_step have {kind} parallelism"
             )
-    if not (model.overlap_collectives or parallel):
-        raise ValueError(
-            "model.overlap_collectives is False; only executor=simulated_attention has collectives hidden or not"
-        )
     return Machine(cluster, model)
 
 

@@ -88,14 +88,6 @@ def test_the_next_layer_waits_for_its_parameters() -> None:
     assert taken == pytest.approx(moved + of.uncovered / of.num_layers, rel=0.02)
 
 
-def test_without_overlap_everything_is_added() -> None:
-    cost = small(2, 4)
-    cost = replace(cost, model=replace(cost.model, overlap_collectives=False))
-    plan, of = whole_on_each(cost, 4096), Collectives.of(cost)
-    assert of.uncovered == pytest.approx(2 * of.gather + of.reduce)
-    assert beside(plan, cost) == pytest.approx(layer_seconds(plan, cost, 2) + of.uncovered / of.num_layers, rel=1e-9)
-
-
 def test_full_recomputation_runs_a_forward_more() -> None:
     cost = small(1, 4)
     full = replace(cost, model=replace(cost.model, recompute="full"))

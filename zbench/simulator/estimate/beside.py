@@ -60,7 +60,7 @@ def _passes(
     each with the share of layers that have it."""
     (ahead, back), tokens, share = parts, plan.tokens_per_rank, projected(cost.model)
     linear, linear_back = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
-    gather, reduce = (seconds * (of.overlap / of.num_layers) for seconds in (of.gather_ports, of.reduce_ports))
+    gather, reduce = (seconds / of.num_layers for seconds in (of.gather_ports, of.reduce_ports))
     forward = [LayerTurn(ahead, linear, (1 - share) * linear, gather * of.every_step)]
     kept = gather * of.every_micro_batch + reduce
     projections = 2 * share * linear  # of the layer that was done before, in the backward

@@ -65,12 +65,6 @@ class ProvenSteps:
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
-        if not model.overlap_collectives:
-            raise ValueError(
-                f"model.overlap_collectives is False (as in world=unhidden); executor={self.executor} plays "
-                "collectives beside the layers, so it takes True (executor=simulated_attention has both, and "
-                "sharding=megatron_zero1 hides nothing)"
-            )
         if experts.skew and model.num_experts == 1:
             raise ValueError(f"experts.skew is {experts.skew}; {model.name} has no experts, so it takes 0")
         if experts.capacity is not None and model.num_experts == 1:
