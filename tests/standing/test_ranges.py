@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.standing.test_standing import cell
 from zbench.standing.cells import Cell
 from zbench.standing.ranges import Reversal, over_worlds, reversals, scores, surviving_order, uncounted
-from zbench.standing.survival import ALL, Survival, gain_words, in_line, turned_words
+from zbench.standing.survival import ALL, Survival, gain_words, in_line, of_one_world, turned_words
 
 Seconds = dict[str, dict[str, dict[str, float]]]  # world -> system -> workload
 
@@ -133,3 +133,10 @@ def test_what_survives_is_told_for_all_workloads_and_each() -> None:
     assert gain_words(ratio, factor, over_all) == "4.00 [1.00-4.00]"
     assert gain_words(4.0, 2.0, over_all) == "4.00 (2.00-8.00) [1.00-4.00]"
     assert found.gains["c"][0] == pytest.approx(2 / 50)
+
+
+def test_places_of_one_world_are_named() -> None:
+    many, one = worlds_of(SEEN), {"nominal": worlds_of(SEEN)["nominal"]}
+    places = {("c", "m", "simulated"): many, ("c", "m window=0", "simulated"): one, ("d", "m", "simulated"): {**many}}
+    del places["d", "m", "simulated"]["nominal"]
+    assert of_one_world(places) == ["m window=0 on c, simulated", "m on d, simulated"]

@@ -130,7 +130,7 @@ class Parts:
 
     @property
     def have(self) -> tuple[bool, bool, int, int]:
-        """What make_cost takes of a run beside cluster and model."""
+        """The arguments that make_cost takes of a run beside cluster and model."""
         return self.pipelines, self.cost.even_slices, self.cost.expert_gpus, self.cost.layers_ahead
 
     def batch(self, step: int) -> Batch:

@@ -26,7 +26,7 @@ with loading(__name__):
     from zbench.record.records import read_all
     from zbench.standing.cells import Cell, Place, Systems, Worlds, cells_by_world, gain
     from zbench.standing.ranges import over_worlds
-    from zbench.standing.survival import Survival, gain_words, place_words, survivals
+    from zbench.standing.survival import Survival, gain_words, of_one_world, place_words, survivals
     from zbench.standing.worst import worst
 
 
@@ -66,6 +66,8 @@ def _main() -> int:
             )
         for one in several:
             _tell(one, arguments.markdown)
+        if others := of_one_world(found):
+            say(f"Not here, as they are of one world or lack the nominal one (without --worlds): {'; '.join(others)}.")
         return 0
     for sheet in tables(found, over):
         _print(sheet, arguments.markdown)

@@ -101,6 +101,11 @@ def survivals(runs: Sequence[Run], found: Mapping[Place, Worlds], over: str | No
     return out
 
 
+def of_one_world(found: Mapping[Place, Worlds]) -> list[str]:
+    """Returns the places, in words, of which nothing survives, as they lack the nominal world or any other."""
+    return [place_words(place) for place, worlds in found.items() if NOMINAL not in worlds or len(worlds) < 2]
+
+
 def place_words(place: Place) -> str:
     """Describes a place in words."""
     cluster, model, *rest = place
