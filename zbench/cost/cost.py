@@ -47,7 +47,7 @@ class Cost:
         zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
-    expert_gpus: GPUs that hold all experts of a layer together.
+    expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
     """
 
     cluster: Cluster
@@ -61,6 +61,7 @@ class Cost:
     inner: tuple[Domain, ...] = ()
     single: "Cost | None" = None
     expert_gpus: int = 1
+    expert_cut: int = 1
 
     @property
     def gpus(self) -> "Cost":

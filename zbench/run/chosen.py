@@ -126,7 +126,7 @@ def _settled(
         return Settled(system, parts)
     model = replace(parts.model, **choice.model)
     if model != parts.model:
-        have = parts.pipelines, parts.cost.even_slices, parts.cost.expert_gpus
+        have = parts.has
         cost = make_cost(parts.cluster, model, *have)
         seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), *have)
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
@@ -185,9 +185,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(
-            parts.told.cluster, model, parts.pipelines, parts.cost.even_slices, parts.cost.expert_gpus
-        ),
+        lambda model: make_cost(parts.told.cluster, model, *parts.has),
         clock_of(parts),
         PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
         not parts.simulated,

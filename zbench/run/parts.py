@@ -89,9 +89,9 @@ class Parts:
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
-        experts = parallel.expert_parallel * parallel.expert_tensor_parallel
-        cost = make_cost(cluster, model, pipelines, whole_steps, experts)
-        seen = make_cost(*nominal, pipelines, whole_steps, experts) if settings.planners_see == NOMINAL else cost
+        experts = parallel.expert_gpus, parallel.expert_tensor_parallel
+        cost = make_cost(cluster, model, pipelines, whole_steps, *experts)
+        seen = make_cost(*nominal, pipelines, whole_steps, *experts) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
@@ -121,6 +121,11 @@ class Parts:
             strategy.sync,
             strategy.job,
         )
+
+    @property
+    def has(self) -> tuple[bool, bool, int, int]:
+        """What zbench.cost.job.make_cost is told beside cluster and model, of planners' cost model."""
+        return self.pipelines, self.cost.even_slices, self.cost.expert_gpus, self.cost.expert_cut
 
     @property
     def told(self) -> Machine:
