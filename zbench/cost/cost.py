@@ -47,8 +47,9 @@ class Cost:
         zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
-    expert_gpus: GPUs that hold all experts of a layer together. layers_ahead: whose parameters are gathered ahead of
-        the one under way in a backward (zbench.describe.overlap), of which planners' memory has to know.
+    expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
+    layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
+        which planners' memory has to know.
     """
 
     cluster: Cluster
@@ -62,6 +63,7 @@ class Cost:
     inner: tuple[Domain, ...] = ()
     single: "Cost | None" = None
     expert_gpus: int = 1
+    expert_cut: int = 1
     layers_ahead: int = 1
 
     @property

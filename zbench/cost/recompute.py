@@ -27,18 +27,19 @@ def layer_activation_bytes(model: Model) -> int:
     return 4 * e * model.hidden + attention + 3 * e * model.active_ffn + chunk_routed_bytes(model)
 
 
-def rows_of_token(model: Model, expert_gpus: int) -> float:
+def rows_of_token(model: Model, expert_gpus: int, expert_cut: int = 1) -> float:
     """Returns the rows that a token has with its experts on so many GPUs, one on each of those that have some: as many
-    as are expected where all experts are as popular."""
+    as are expected where all experts are as popular. expert_cut: GPUs that have the same experts, some columns each."""
     count, chosen = model.num_experts, model.experts_per_token
-    others = count - count // min(expert_gpus, count)  # experts that a GPU does not have
-    return min(expert_gpus, count) * (1 - comb(others, chosen) / comb(count, chosen))
+    groups = min(expert_gpus // expert_cut, count)
+    others = count - count // groups  # experts that a group does not have
+    return expert_cut * groups * (1 - comb(others, chosen) / comb(count, chosen))
 
 
-def routed_bytes(model: Model, expert_gpus: int) -> float:
+def routed_bytes(model: Model, expert_gpus: int, expert_cut: int = 1) -> float:
     """Returns the bytes per token that one layer keeps of what is sent to experts on so many GPUs: rows, shares of a
-    token's experts with each, and its logits; 0 without experts."""
-    return _routed(model, rows_of_token(model, expert_gpus)) if model.num_experts > 1 else 0.0
+    token's experts with each, and its logits; 0 without experts. expert_cut: as of `rows_of_token`."""
+    return _routed(model, rows_of_token(model, expert_gpus, expert_cut)) if model.num_experts > 1 else 0.0
 
 
 def chunk_routed_bytes(model: Model) -> int:

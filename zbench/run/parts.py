@@ -89,8 +89,8 @@ class Parts:
         usual = of_step.plans_pipelines and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
-        experts = parallel.expert_parallel * parallel.expert_tensor_parallel
-        have = pipelines, whole_steps, experts, of_step.sharding_overlap.layers_ahead
+        experts = parallel.expert_gpus, parallel.expert_tensor_parallel
+        have = pipelines, whole_steps, *experts, of_step.sharding_overlap.layers_ahead
         cost = make_cost(cluster, model, *have)
         seen = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
@@ -129,9 +129,10 @@ class Parts:
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
     @property
-    def have(self) -> tuple[bool, bool, int, int]:
-        """The arguments that make_cost takes of a run beside cluster and model."""
-        return self.pipelines, self.cost.even_slices, self.cost.expert_gpus, self.cost.layers_ahead
+    def have(self) -> tuple[bool, bool, int, int, int]:
+        """What zbench.cost.job.make_cost is told beside cluster and model, of planners' cost model."""
+        of = self.cost
+        return self.pipelines, of.even_slices, of.expert_gpus, of.expert_cut, of.layers_ahead
 
     def batch(self, step: int) -> Batch:
         """Returns the workload's batch of `step`, checked."""

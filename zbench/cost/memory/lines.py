@@ -6,16 +6,18 @@ rank needs the most of the lines at its tokens, and has room for as many tokens 
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 from typing import NamedTuple
 
 
 class MomentLine(NamedTuple):
-    """The bytes of a rank at one moment: constant + token x tokens + chunk x the tokens of a chunk, or all if fewer.
+    """The bytes of a rank at one moment: constant + token x tokens + spread x their square root + chunk x the tokens of
+    a chunk, or all if fewer.
 
     constant: however many tokens. token, chunk: of each token of a micro-batch, all that are under way being alike, and
     of each of the chunk's. chunk_tokens: the most that a chunk has. received: layers whose received q and kv are there.
-    copies: whether what one layer's attention has for a moment is, copies and partial sums away from home.
+    copies: whether what one layer's attention has for a moment is, copies and partial sums away from home. spread: of
+    rows for experts, which are drawn (zbench.cost.memory.spread).
     """
 
     constant: float
@@ -24,19 +26,28 @@ class MomentLine(NamedTuple):
     chunk_tokens: int = 0
     received: float = 0.0
     copies: bool = False
+    spread: float = 0.0
 
     def bytes(self, tokens: float, received: float = 0.0, copies: float = 0.0) -> float:
         """Returns the bytes with so many tokens. received, copies: bytes a token, of a layer."""
         size = self.token + received * self.received + copies * self.copies
-        return self.constant + size * tokens + self.chunk * min(tokens, self.chunk_tokens)
+        of_chunk = self.chunk * min(tokens, self.chunk_tokens)
+        return self.constant + size * tokens + self.spread * sqrt(tokens) + of_chunk
 
     def tokens(self, memory: float, received: float = 0.0, copies: float = 0.0, filled: float = 1.0) -> float:
         """Returns how many tokens have so many bytes, below 0 where the constant is more. received, copies: as `bytes`.
         filled: the share of what the constant leaves that there is room for."""
         size = self.token + received * self.received + copies * self.copies
         room = filled * (memory - self.constant)
-        few = room / (size + self.chunk)
-        return few if few <= self.chunk_tokens else (room - self.chunk * self.chunk_tokens) / size
+        few = self._tokens(room, size + self.chunk)
+        return few if few <= self.chunk_tokens else self._tokens(room - self.chunk * self.chunk_tokens, size)
+
+    def _tokens(self, room: float, size: float) -> float:
+        """Returns how many tokens of `size` bytes there is room for, with what is spread beside them."""
+        if not self.spread or room <= 0:
+            return room / size
+        root = (sqrt(self.spread**2 + 4 * size * room) - self.spread) / (2 * size)
+        return root * root
 
 
 @dataclass(frozen=True, slots=True)

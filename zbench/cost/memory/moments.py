@@ -14,6 +14,7 @@ from typing import NamedTuple
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
 from zbench.cost.memory.lines import MomentLine
+from zbench.cost.memory.spread import RowSpread
 from zbench.cost.memory.state import WholeBytes
 from zbench.cost.recompute import (
     again_activation_bytes,
@@ -30,13 +31,15 @@ from zbench.describe.model import AUTO, WHOLE
 class StageMoments:
     """The bytes that a rank of a stage has. state: bytes of parameters, gradients and optimizer state.
 
-    kept: bytes a token that every micro-batch under way keeps. received: layers whose received q and kv each of them
-    keeps, too. at_work, at_loss: what there is besides at the moments of a layer's backward, and of the loss.
+    kept: bytes a token that every micro-batch under way keeps; spread: and times the square root of its tokens.
+    received: layers whose received q and kv each of them keeps, too. at_work, at_loss: what there is besides at the
+    moments of a layer's backward, and of the loss.
     """
 
     state: float
     kept: float
     received: float
+    spread: float
     at_work: tuple[MomentLine, ...]
     at_loss: tuple[MomentLine, ...]
 
@@ -51,6 +54,7 @@ class StageMoments:
                 constant=self.state + one.constant,
                 token=under_way * self.kept + one.token,
                 received=under_way * self.received + one.received,
+                spread=max(under_way * self.spread + one.spread, 0.0),
             )
             for one in self.moments(is_last)
         )
@@ -60,7 +64,9 @@ class _Layer(NamedTuple):
     """Bytes a token on a rank. layer: a layer keeps without recomputation. own: of its share of a hidden state. whole:
     of one that is not cut, of every GPU that a rank stands for. q, kv: of attention's inputs. ffn: a column's worth of
     the feed-forward, of which it has three. rows: what is sent to experts, and kept; gradients: of rows one way;
-    shared: the share of columns that shared experts have."""
+    relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
+    shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
+    but for experts that tokens choose."""
 
     layer: float
     own: float
@@ -70,7 +76,9 @@ class _Layer(NamedTuple):
     ffn: float
     rows: float = 0.0
     gradients: float = 0.0
+    relayed: float = 0.0
     shared: float = 0.0
+    gathers: bool = True
 
     @property
     def other(self) -> float:
@@ -88,20 +96,31 @@ def stage_moments(
     """
     model, (tp, pp) = cost.model, shape
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
+    spread = RowSpread.of(cost)
     again = again_activation_bytes(model) / tp
     kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
     inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
     if rest:
-        at_work += _backward(cost, of, tp, whole, (0.0, 0, 0), early)
+        at_work += _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
         beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)
-        at_work += _backward(cost, of, tp, whole, beside, early)
+        made = spread.layer if is_full else 3 * spread.columns
+        at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
     kept = rest * of.layer + inputs * kept_again
+    kept_spread = rest * spread.layer + recomputed * (0.0 if is_full else spread.kept)
     received = rest if is_full and recomputed else layers
-    return StageMoments(state, kept, received, tuple(at_work), _loss(cost, of, tp, whole.loss))
+    return StageMoments(state, kept, received, kept_spread, tuple(at_work), _loss(cost, of, tp, whole.loss))
+
+
+def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[MomentLine]:
+    """Returns the moments of a layer's backward with what rows for experts may be more than their mean. more: of what
+    is there beside what is kept, before the backward begins."""
+    gone = more - spread.layer
+    at = more + spread.gradients + spread.columns, more + spread.gradients - spread.columns, gone, gone
+    return [line._replace(spread=size) for line, size in zip(lines, at, strict=True)]
 
 
 def _layer(cost: Cost, tp: int) -> _Layer:
@@ -112,11 +131,14 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     hidden, columns = e * model.hidden, e * model.active_ffn / tp
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         return _Layer(layer_activation_bytes(model) / tp + more, hidden / tp, hidden * cost.tp, q, kv + more, columns)
-    rows = routed_bytes(model, cost.expert_gpus) / tp
+    experts = cost.expert_gpus, cost.expert_cut
+    rows = routed_bytes(model, *experts) / tp
     layer = layer_activation_bytes(model) / tp + more + rows
-    gradients = rows_of_token(model, cost.expert_gpus) * hidden / tp
+    gradients = rows_of_token(model, *experts) * (hidden + model.experts_per_token * model.lse_bytes) / tp
+    relayed = gradients / cost.expert_cut if cost.expert_gpus > cost.expert_cut > 1 else 0.0
     shared = model.shared_experts / (model.shared_experts + model.experts_per_token)
-    return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns, rows, gradients, shared)
+    sizes = layer, hidden / tp, hidden * cost.tp, q, kv + more, columns
+    return _Layer(*sizes, rows, gradients, relayed, shared, shared > 0)
 
 
 def _backward(
@@ -126,10 +148,12 @@ def _backward(
     the backward begins, layers' received q and kv likewise, and hidden states that are whole since they were made
     again."""
     model, (more, received, gathered) = cost.model, beside
-    other, attention = gathered * of.other, more + early - 2 * of.own - 3 * of.ffn
+    of_attention, attention = (gathered == 2) * of.other, more + early - 2 * of.own - 3 * of.ffn
+    other = of_attention + (gathered > 0) * of.gathers * of.other
     more += early
     ffn, chunk, tokens, halving, norming = of.ffn, 0.0, 0, whole.feed_forward, whole.norm
-    norm = max(gathered, 1) * of.other + of.whole + of.own  # of the norm's output, which is whole twice
+    norms = of.other + of.whole if of.gathers else of.own  # the norm's output, which is whole, and its gradient
+    norm = of_attention + norms + of.own
     if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
         tokens = int(model.mlp_chunk_tokens)
         by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
@@ -138,19 +162,21 @@ def _backward(
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
     # Of experts, whose rows' gradients are there before the first and after the second, shared ones have theirs later.
+    # Gradients of rows that a group of GPUs gathers and reduces are there before, and after, as one of these has them.
     ffn *= 1 - of.shared
-    product, halves = other + of.whole + ffn + of.gradients, other + of.own + 2 * ffn
-    entered = other + of.own + of.gradients - ffn
-    norm -= of.rows  # which are gone by then
+    came = of.own if of.rows else of.whole
+    product = other + came + of.gradients + max(ffn, of.relayed)
+    halves, entered = other + of.own + 2 * ffn, other + of.own + of.gradients + of.relayed - ffn
+    norm = max(norm - of.rows - ffn, entered)  # rows are gone behind what they have given to gradients
     attention -= of.rows
     out = of.whole + of.q  # the output's gradient is made of what came back, gathered
     sums = model.lse_bytes * model.num_heads / tp  # of outputs times their gradients, one a head
     attend = of.own + of.q + of.kv + sums
-    attention += of.other * (gathered == 2)
+    attention += of_attention
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
     return [
         MomentLine(halving, more + max(product, halves, entered), chunk, tokens, received),
-        MomentLine(norming, more + norm - ffn, chunk, tokens, received),
+        MomentLine(norming, more + norm, chunk, tokens, received),
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
         MomentLine(whole.inputs, inputs, received=received),
     ]

@@ -49,7 +49,7 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMome
     model = cost.model
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
     params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
-    state = bytes_of_stage(cost, params, stage == 0, stage == cost.pp - 1)
+    state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
     return stage_moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes())
 
 

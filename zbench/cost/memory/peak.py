@@ -39,7 +39,8 @@ def _job_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int) -> Ints:
     stages, peak = moments_of_stages(cost), []
     for stage in range(cost.pp):
         of = stages[stage % len(stages)]
-        lasting = np.repeat(of.kept * tokens + of.received * received, copies, axis=0)
+        kept = of.kept * tokens + of.received * received + of.spread * np.sqrt(tokens)
+        lasting = np.repeat(kept, copies, axis=0)
         peak.append(_fullest(of, stage, cost.pp, lasting, (tokens, received, away)))
     return np.concatenate(peak)
 
@@ -80,7 +81,7 @@ def _fullest(of: StageMoments, stage: int, stages: int, lasting: Floats, each: t
 
 def _beside(line: MomentLine, tokens: Floats, received: Ints, away: Ints) -> Floats:
     """Returns the bytes of micro-batches and ranks at a moment beside what is kept, [micro-batches, ranks]."""
-    found = line.token * tokens + line.received * received
+    found = line.token * tokens + line.received * received + line.spread * np.sqrt(tokens)
     if line.copies:
         found = found + away
     return np.asarray(found + line.chunk * np.minimum(tokens, line.chunk_tokens))

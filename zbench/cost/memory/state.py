@@ -11,6 +11,13 @@ from zbench.describe.model import Model
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
+class Parameters(NamedTuple):
+    """Numbers of parameters: of all, and of those that are experts', shared ones not among them."""
+
+    all: int
+    of_experts: int
+
+
 class WholeBytes(NamedTuple):
     """Bytes of parameters and gradients that are whole for a moment beside a rank's own part of them.
 
@@ -34,27 +41,37 @@ class WholeBytes(NamedTuple):
         model, degrees, ranks = cost.model, degrees_of(cost.model.sharding), cost.cluster.num_ranks
         weights, gradients = (degree != 1 and ranks > 1 for degree in (degrees.weights, degrees.gradients))
         weight, gradient = weights * model.element_bytes, gradients * GRADIENT_BYTES
-        layer, attention, head = model.layer_params, model.attention_params, model.head_params
+        # A rank's own part is one piece of each layer, and one of its experts, which are cut by themselves; and the
+        # fullest's where its gradient is still to come, as far as may be. Of parts that lie in one another, as degrees
+        # have them, none is taken off.
+        all_experts = model.expert_params
+        own, own_experts = ((model.layer_params - all_experts) / ranks, all_experts / ranks)
+        if degrees not in BY_STRATEGY.values():
+            own = own_experts = 0.0
+        experts = all_experts * cost.tp / cost.expert_gpus  # as many as a rank's GPUs have between them
+        attention, head = model.attention_params, model.head_params
+        layer = model.layer_params - all_experts
         ffn, out = layer - attention, attention * model.num_heads / (2 * (model.num_heads + model.num_kv_heads))
-        down = ffn / 3
-        # A rank's own part is one piece of each layer, and the fullest's where its gradient is still to come, as far as
-        # may be. Of parts that lie in one another, as degrees have them, none is taken off.
-        own = layer / ranks * (degrees in BY_STRATEGY.values())
-        one = weight * (layer - own)  # gathered for a layer
+        one = weight * (layer - own + experts - own_experts)  # gathered for a layer
         following = one * min(cost.layers_ahead, max(model.num_layers - 1, 1))
 
-        def there(rest: float) -> float:
-            return following - min(weight, gradient) * min(own, rest) - gradient * max(own - rest, 0)
+        def there(left: float, left_experts: float) -> float:
+            found = following
+            for part, rest in ((own, left), (own_experts, left_experts)):
+                found -= min(weight, gradient) * min(part, rest) + gradient * max(part - rest, 0)
+            return found
 
         # Table and head are cut as one, so some ranks have a part of the table and none of the head.
         loss = (weight + gradient) * head * (1 - model.tied_embeddings / ranks)
-        projections = attention - out
+        projections, down = attention - out, (ffn / 3, experts / 3)
+        kept = layer - down[0], experts - down[1]
+        made = gradient * (ffn + experts)
         return WholeBytes(
-            there(layer - down) + weight * (layer - down) + gradient * down,
-            there(attention) + weight * attention + gradient * ffn,
-            there(attention) + weight * layer + gradient * ffn,
-            there(projections) + weight * projections + gradient * (ffn + out),
-            following + gradient * (layer - own),
+            there(*kept) + weight * sum(kept) + gradient * sum(down),
+            there(attention, 0) + weight * attention + made,
+            there(attention, 0) + weight * (layer + experts) + made,
+            there(projections, 0) + weight * projections + gradient * out + made,
+            following + gradient * (layer - own + experts - own_experts),
             one * min(cost.layers_ahead, model.num_layers) + loss,
         )
 
@@ -63,26 +80,24 @@ def state_bytes(cost: Cost) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on a rank of a job, all the time; of one of its
     stages where these are alike, the fullest."""
     if cost.pp > 1:
-        return bytes_of_stage(cost, cost.layers * cost.model.layer_params, False, True)
-    degrees, ranks = degrees_of(cost.model.sharding), cost.whole.num_ranks
-    weights, gradients, state = (
-        1 / (ranks if degree == WORLD else degree)
-        for degree in (degrees.secondary, degrees.gradients, degrees.optimizer)
-    )
-    return _state_bytes(cost, cost.model.total_params, cost.model.num_layers, (weights, gradients, state))
+        return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
+    model, degrees = cost.model, degrees_of(cost.model.sharding)
+    size = Parameters(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
+    return _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
 
 
-def bytes_of_stage(cost: Cost, params: int, is_first: bool, is_last: bool) -> int:
+def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
     """Returns the bytes of a job's stage, with so many parameters of layers, on the rank of it that has most: state of
-    the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more."""
+    the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more.
+    layers_of_experts: those of its layers that have experts, where a model has."""
     model, ranks = cost.model, cost.cluster.num_ranks
     layers = max(model.with_stages(cost.pp).layers_of_stages)
     outer = is_first * model.table_params + is_last * (model.head_params + model.hidden)
+    size = Parameters(params + outer, layers_of_experts * model.expert_params)
     if degrees_of(model.sharding).optimizer == 1:
-        return _state_bytes(cost, params + outer, layers, (1.0, 1.0, 1.0))
+        return _state_bytes(cost, size, layers, (1, 1, 1))
     more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
-    found = _state_bytes(cost, params + outer, layers, (1.0, 1.0, 1 / ranks))
-    return found + int(max(more, 0) * adam_bytes(model))
+    return _state_bytes(cost, size, layers, (1, 1, WORLD)) + int(max(more, 0) * adam_bytes(model))
 
 
 def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
@@ -106,12 +121,20 @@ def adam_bytes(model: Model) -> int:
     return 0 if model.optimizer_on_hosts else ADAM_BYTES
 
 
-def _state_bytes(cost: Cost, params: int, layers: int, shares: tuple[float, float, float]) -> int:
-    """Returns the bytes of so many parameters, of which a rank has these shares, of their gradients and of their state.
-    Norms' gains and routers are not cut: every GPU has them, and one their state."""
+def _state_bytes(cost: Cost, params: Parameters, layers: int, degrees: tuple[int, int, int]) -> int:
+    """Returns the bytes of so many parameters, each cut over so many of a stage's ranks, of their gradients and of
+    their state.
+
+    Norms' gains and routers are not cut: every GPU has them, and one their state. Experts lie over GPUs of their own:
+    each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part.
+    """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
-    for size, share in zip((model.element_bytes, GRADIENT_BYTES, adam_bytes(model)), shares, strict=True):
-        found += size * (share * params + (cost.tp - share) * _gains(model, layers))
+    for size, degree in zip((model.element_bytes, GRADIENT_BYTES, adam_bytes(model)), degrees, strict=True):
+        ranks = cost.cluster.num_ranks if degree == WORLD else degree
+        gpus = cost.expert_gpus if degree == 1 else max(ranks * cost.tp, cost.expert_gpus)
+        share = 1 / ranks
+        of_rest = share * (params.all - params.of_experts) + (cost.tp - share) * _gains(model, layers)
+        found += size * (of_rest + params.of_experts * cost.tp / gpus)
     return int(found)
 
 

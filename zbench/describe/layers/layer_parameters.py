@@ -30,6 +30,11 @@ class LayerParameters:
         return 3 * self.hidden * self.ffn_hidden
 
     @property
+    def expert_params(self) -> int:
+        """Parameters of one layer's experts that tokens choose among; 0 without experts."""
+        return self.ffn_params * self.num_experts if self.num_experts > 1 else 0
+
+    @property
     def common_ffn(self) -> int:
         """Columns of the feed-forward that every token passes, by which tensor parallelism cuts it: of shared experts
         all of theirs; without these the model's own, which is then no feed-forward of its own if it has experts."""
