@@ -11,7 +11,7 @@ from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
-from zbench.step.template import Step
+from zbench.step.template import Items, Step
 
 THREE = replace(MODEL, num_layers=3)
 CASES = (
@@ -91,3 +91,22 @@ def test_an_order_that_is_another_is_rejected_unless_it_is_right(number: int) ->
         assert bool(told) == bool(unrolled_fault(broken)), at
         assert told or execute(broken, plans, degree, THREE) < 1e-12, at
     assert "is computed" in fault(replace(step, num_layers=4))
+
+
+@pytest.mark.parametrize("name", ["begins", "ends"])
+def test_what_a_step_begins_and_ends_with_is_of_every_layer(name: str) -> None:
+    """An offset to a layer says nothing there; it was taken for other items, of which the last ones counted."""
+    step, _, _ = case(0)
+    rows = getattr(step, name).rows()
+    for offset in (1, -1):
+        rows[0][1] = offset
+        told = fault(replace(step, **{name: Items.of(rows)}))
+        assert told == f"{name} entry 0, of {step.layouts[0].tensors[rows[0][0]].name}, has a layer that is too far"
+
+
+def test_layouts_of_one_form_share_what_is_found_of_it() -> None:
+    """Batches of a model differ in how indices are cut, and not in names and formulas."""
+    one, other = (whole_step(THREE, [plan_of(lengths, 2, 4)]).layouts[0] for lengths in ([7, 1], [5, 3, 1]))
+    assert one.form is other.form
+    assert one.index["t"].sizes.tolist() != other.index["t"].sizes.tolist()
+    assert one.form is not whole_step(THREE, [plan_of([7, 1], 2, 4)], recompute="full").layouts[0].form

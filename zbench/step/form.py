@@ -22,7 +22,7 @@ _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
 
 
 class TensorForm(NamedTuple):
-    """What zbench.step.tensor.Tensor says before indices are cut. has_amounts: whether its cells have sizes of their
+    """A tensor (zbench.step.tensor.Tensor) before indices are cut. has_amounts: whether its cells have sizes of their
     own."""
 
     name: str
@@ -111,7 +111,7 @@ class LayoutForm:
 
     @cached_property
     def layers(self) -> Ints:
-        """What each tensor is one of as a number (zbench.step.tensor.LAYERS), int64 [tensors]."""
+        """The number of what each tensor is one of (zbench.step.tensor.LAYERS), int64 [tensors]."""
         return np.array([LAYERS.index(one.layers) for one in self.tensors], np.int64)
 
     @cached_property
@@ -265,7 +265,7 @@ class LayoutForm:
 
     @cached_property
     def names_fault(self) -> str:
-        """What is wrong with the names of indices and tensors, "" if nothing."""
+        """A sentence about the names of indices and tensors, "" if nothing is wrong with them."""
         for what, names in (
             ("index", [name for name, _ in self.indices]),
             ("tensor", [one.name for one in self.tensors]),
@@ -276,7 +276,7 @@ class LayoutForm:
 
     @cached_property
     def tensors_fault(self) -> str:
-        """What is wrong with the axes, natures and counts of tensors, "" if nothing."""
+        """A sentence about the axes, natures and counts of tensors, "" if nothing is wrong with them."""
         indices = {name for name, _ in self.indices}
         for one in self.tensors:
             if len(one.axes) > 2 or not indices.issuperset(one.axes):
@@ -289,7 +289,7 @@ class LayoutForm:
 
     @cached_property
     def formulas_fault(self) -> str:
-        """What is wrong with formulas, which have to fit the tensors, "" if nothing."""
+        """A sentence about formulas, which have to fit the tensors, "" if nothing is wrong with them."""
         try:
             self.bound  # noqa: B018 - formulas are read here
         except ValueError as error:

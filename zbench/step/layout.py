@@ -34,7 +34,7 @@ class StepLayout:
 
     @cached_property
     def form(self) -> LayoutForm:
-        """Its names and formulas, one object of all layouts that have the same."""
+        """The names and formulas, one object of all layouts that have the same."""
         return LayoutForm(
             tuple((one.name, one.of_batch) for one in self.indices),
             self.aliases,
@@ -90,7 +90,7 @@ class StepLayout:
 
     @cached_property
     def first_cells(self) -> Ints:
-        """Where each tensor's cells begin among those of all, and where the last one's end, int64 [tensors + 1]."""
+        """The number of the first cell of each tensor among all cells, and of all cells, int64 [tensors + 1]."""
         return np.concatenate([[0], np.cumsum(self.shapes[:, 0] * self.shapes[:, 1])])
 
     @cached_property
@@ -144,7 +144,7 @@ class StepLayout:
 
     @cached_property
     def map_tables(self) -> MapTables:
-        """Its maps and relations."""
+        """The maps and relations as tables."""
         return MapTables.of(self.maps, self.relations)
 
     @cached_property

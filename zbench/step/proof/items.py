@@ -39,11 +39,19 @@ def new_table(most: int) -> ItemTable:
 
 @nb.njit(**ENTERED_IN_PLACE)
 def room_for(most):  # type: ignore[no-untyped-def]
-    """Returns the length of a table for at most `most` items: a power of two above 1.5 times as many."""
+    """Returns the length of a table for at most `most` items: a power of two above 1.25 times as many."""
     room = 16
-    while room <= most + most // 2 + 2:
+    while room <= most + most // 4 + 2:
         room *= 2
     return room
+
+
+@nb.njit(**IN_PLACE)
+def forget_items(items):  # type: ignore[no-untyped-def]
+    """Empties a table."""
+    for at in range(len(items)):
+        items[at].key, items[at].count, items[at].flags = NO_ITEM, 0, 0
+        items[at].version, items[at].hops, items[at].encoding, items[at].writer = 0, 0, 0, 0
 
 
 @nb.njit(**IN_PLACE)

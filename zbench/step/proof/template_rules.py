@@ -24,7 +24,7 @@ from zbench.step.proof.item_rules import (
     WalkState,
     WalkTables,
 )
-from zbench.step.proof.items import NO_ITEM, READ_ALREADY, ROW, THERE, find_item, new_table, room_for
+from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, find_item, forget_items, new_table, room_for
 from zbench.step.proof.ranges import Owners, numbers_fault
 from zbench.step.proof.sentences import Sentence
 from zbench.step.proof.template_rows import ItemRows, TemplateRows, items_of_contracts
@@ -62,7 +62,8 @@ def templates_fault(
         which, fault, rows = broken, Sentence(step, templates[broken]).at(op, word), rows.first(broken)
     items, ends = items_of_contracts(rows.entries, rows.entry_ends, tables)
     hops, touches = np.zeros(len(tables.tensors), np.int64), np.zeros(which, np.int64)
-    broken, code, told = _follow(tables, rows, items, ends, hops, touches)
+    room = new_table(int(_most_items(tables, rows, ends)))  # for all templates, one after another
+    broken, code, told = _follow(tables, rows, items, ends, room, (hops, touches))
     if code != _FINE:
         which, fault = broken, _sentence(Sentence(step, templates[broken]), code, told)
     return which, fault, Looked(rows, items, ends, touches, hops)
@@ -91,14 +92,25 @@ def _sentence(say: Sentence, code: int, told: Ints) -> str:
 
 
 @nb.njit(cache=True)
-def _follow(t, rows, items, ends, hops, touches):  # type: ignore[no-untyped-def]
+def _most_items(t, rows, ends):  # type: ignore[no-untyped-def]
+    """Returns the most items that there can be of a template."""
+    most = 0
+    for which in range(len(rows.op_ends) - 1):
+        ops = rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]
+        most = max(most, _writes(t, ops) + ends[2 * which + 1] - ends[2 * which])
+    return most
+
+
+@nb.njit(cache=True)
+def _follow(t, rows, items, ends, room, found):  # type: ignore[no-untyped-def]
     """Follows the items of each template from its first contract through its operations to its second one, until one
-    breaks a rule: returns (which, the rule, what is told of it); notes touches, and the hops that reads see.
+    breaks a rule: returns (which, the rule, what is told of it). room: a table that is empty. found: the hops that
+    reads see, and the touches of each template, which are noted.
 
     What is told: of a walk its fault; else the contract's side, the item (tensor, layer, place, cell), and of _DIFFERS
     the column (-1: it is not there), what it says and what there is; of _LEFT who added to it, and the count.
     """
-    told = np.zeros(TOUCHES + 1, np.int64)
+    (hops, touches), told = found, np.zeros(TOUCHES + 1, np.int64)
     for which in range(len(rows.op_ends) - 1):
         begin, middle, end = ends[2 * which], ends[2 * which + 1], ends[2 * which + 2]
         for at in range(begin + 1, end):
@@ -107,7 +119,7 @@ def _follow(t, rows, items, ends, hops, touches):  # type: ignore[no-untyped-def
                 _tell_item(told, items, at)
                 return which, _NAMED_TWICE, told
         ops = rows.ops[rows.op_ends[which] : rows.op_ends[which + 1]]
-        table = np.zeros(room_for(_writes(t, ops) + middle - begin), ROW)
+        table = room[: room_for(_writes(t, ops) + middle - begin)]
         enter_items(t, items, begin, middle, table)
         fault = np.zeros(TOUCHES + 1, np.int64)
         walk_items(t, ops, 0, 0, 0, WalkState(table, fault, hops))
@@ -117,6 +129,7 @@ def _follow(t, rows, items, ends, hops, touches):  # type: ignore[no-untyped-def
         code = _ended(t, items, middle, end, table, told)
         if code != _FINE:
             return which, code, told
+        forget_items(table)
     return -1, _FINE, told
 
 
