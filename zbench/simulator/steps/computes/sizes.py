@@ -73,7 +73,7 @@ class Sizes:
             of_batch[:-1],
             arrays.unit * np.append(index_sizes, 1.0)[arrays.axes].prod(axis=1),
             np.array([number.get(name.removeprefix("d"), at) for at, name in enumerate(names)], np.int64),
-            of_batch[arrays.axes].any(axis=1),
+            np.asarray(of_batch[arrays.axes].any(axis=1), np.bool_),
         )
 
     @cached_property

@@ -87,8 +87,8 @@ def term_rows(layout: StepLayout, model: Model) -> TermRows:
         rows += _added(formula, results[0], each["add"])
         offsets.append(len(rows))
     table = np.array(rows, np.float64).reshape(-1, 8)
-    refs, kind = table[:, :5].astype(np.int64), table[:, 5].astype(np.int64)
-    return TermRows(np.array(offsets, np.int64), refs, kind, table[:, 6].copy(), table[:, 7].copy())
+    refs, kinds = table[:, :5].astype(np.int64), table[:, 5].astype(np.int64)
+    return TermRows(np.array(offsets, np.int64), refs, kinds, table[:, 6].copy(), table[:, 7].copy())
 
 
 def _added(formula: Formula, result: int, each: float) -> list[tuple[float, ...]]:

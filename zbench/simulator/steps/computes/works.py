@@ -68,6 +68,10 @@ class Works(NamedTuple):
     again: Flags
     shape: Ints
 
+    def take(self, index: Ints) -> "Works":
+        """Returns some of them."""
+        return Works(*(getattr(self, name)[index] for name in self._fields))
+
 
 def works(ops: Ints, begin: Ints, terms: TermRows, named: Named, counted: Counted, element_bytes: int) -> Works:
     """Counts what the computes of templates have to do. ops: int64 [n, columns], of templates that begin at `begin`.
