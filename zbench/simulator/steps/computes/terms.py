@@ -1,4 +1,4 @@
-"""What the terms of formulas take, as rows that loops over all computes of a layout read.
+"""Makes rows of what the terms of formulas take, which loops over all computes of a layout read.
 
 A row is a term of a formula: a matmul, or work that elements pass through memory in, or both, and how many kernels
 start. What a row refers to, it refers to by the rows of references (zbench.step.layout.FormulaRows).
