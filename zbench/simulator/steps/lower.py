@@ -171,8 +171,8 @@ def lower(step: Step, layout: StepLayout, variants: Sequence[PlacedOps], wires: 
         busy[trains[:, 0]] = np.add.reduceat(pieces, np.cumsum(trains[:, 1]) - trains[:, 1])
     between = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])
     queued = QueuedHops(table[QUEUE_A], table[QUEUE_B], serial, computes, busy, delay)
-    joined = (np.concatenate(ends) for ends in zip(inside, between, strict=True))
-    needed = needed_edges(*joined, queued, all_queues(cost.cluster))
+    producer, consumer = (np.concatenate(ends) for ends in zip(inside, between, strict=True))
+    needed = needed_edges(producer, consumer, queued, all_queues(cost.cluster))
     return _apart((begin, first[begin]), table, (queued, purpose), needed, meetings.tolist(), (trains, pieces))
 
 
@@ -195,7 +195,14 @@ def _apart(
         mine, edge, train = table[:, first:end].copy(), slice(*of_edges[at : at + 2]), slice(*of_trains[at : at + 2])
         mine[OP] -= number
         mine[AFTER] -= np.where(mine[AFTER] >= 0, first, 0)
-        queued = QueuedHops(mine[QUEUE_A], mine[QUEUE_B], *(column[first:end] for column in columns[0][2:]))
+        queued = QueuedHops(
+            mine[QUEUE_A],
+            mine[QUEUE_B],
+            columns[0].serial[first:end],
+            columns[0].computes[first:end],
+            columns[0].busy[first:end],
+            columns[0].latency[first:end],
+        )
         found.append(
             Lowered(
                 mine,

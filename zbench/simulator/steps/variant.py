@@ -88,8 +88,8 @@ class PlayedInstance:
 def variants_of(asked: Sequence[AskedVariant], wires: ClusterPorts) -> list[Variant]:
     """Returns templates of one step without the transfers of what is not there, those of a layout lowered together."""
     found, layouts = dict[int, Variant](), dict[int, list[int]]()
-    for number, one in enumerate(asked):
-        layouts.setdefault(id(one.of.layout), []).append(number)
+    for number, of in enumerate(one.of for one in asked):
+        layouts.setdefault(id(of.layout), []).append(number)
     for numbers in layouts.values():
         placed, rows = [], []
         for number in numbers:
@@ -97,15 +97,14 @@ def variants_of(asked: Sequence[AskedVariant], wires: ClusterPorts) -> list[Vari
             gone = np.array(missing, np.int64).reshape(-1, 2)
             size, mine = of.without(missing)
             edges = of.flow.producer, of.flow.consumer
-            *columns, there = _of_layers(of.ops, (size, of.seconds), edges, mine, gone, where)
-            placed.append(PlacedOps(*columns, where))
+            ops, *amounts, producer, consumer, there = _of_layers(of.ops, (size, of.seconds), edges, mine, gone, where)
+            placed.append(PlacedOps(ops, amounts[0], amounts[1], producer, consumer, where))
             rows.append(there)
         first = asked[numbers[0]].of
-        for number, one, mine, lowered in zip(
-            numbers, placed, rows, lower(first.step, first.layout, placed, wires), strict=True
-        ):
+        lowered = lower(first.step, first.layout, placed, wires)
+        for number, one, there, hops in zip(numbers, placed, rows, lowered, strict=True):
             of, missing, place, where = asked[number]
-            found[number] = Variant(of, one.ops, lowered, mine, missing, place, where)
+            found[number] = Variant(of, one.ops, hops, there, missing, place, where)
     return [found[number] for number in range(len(asked))]
 
 

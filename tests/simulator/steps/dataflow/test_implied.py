@@ -7,7 +7,7 @@ import pytest
 
 from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
-from zbench.simulator.steps import lower, variant
+from zbench.simulator.steps import lower
 from zbench.simulator.steps.dataflow import touched
 from zbench.simulator.steps.dataflow.implied import QueuedHops, needed_edges
 from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
@@ -37,8 +37,8 @@ def test_a_step_is_played_as_with_all_edges(system: str, channels: int, monkeypa
         patch.setattr(lower, "needed_edges", lambda producer, consumer, *_: (producer, consumer))
         for name in ("keep_last", "keep_first"):
             patch.setattr(touched, name, lambda *_: None)
-        patch.setattr(touched, "_put_groups", touched._put_groups.py_func)
-        patch.setattr(variant, "hops_of_groups", touched.hops_of_groups.py_func)
+        for name in ("_relations", "_related", "_hops_of_groups", "_put_marked", "_put_groups"):
+            patch.setattr(touched, name, getattr(touched, name).py_func)
         want, all_of_them = play_step(step, found.plans, of), play_layers(step, found.plans, of)
     assert_same(have, want)
     for name in ("start", "release", "done"):

@@ -57,7 +57,7 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
     done = works(ops, sizes.begin, terms, sizes.named, sizes.counted, cost.model.element_bytes)
     found = np.zeros(len(ops))
     for which, rows in _by_rows(sizes, done):
-        part = done if which is None else Works(*(column[which] for column in done))
+        part = done if which is None else done.take(which)
         seconds = _Terms(sizes, terms, part, rows, cost).seconds()
         found += np.bincount(part.op, weights=seconds, minlength=len(ops))
     if plan is not None:

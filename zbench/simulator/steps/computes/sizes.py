@@ -34,7 +34,7 @@ class Sizes:
 
     @cached_property
     def begin(self) -> Ints:
-        """Where the operations of each template begin, and one more for the end, int64 [templates + 1]."""
+        """The beginning of each template's operations, and the end of the last one's, int64 [templates + 1]."""
         return np.cumsum([0, *(len(one.operations) for one in self.templates)])
 
     @cached_property
@@ -57,7 +57,7 @@ class Sizes:
 
     @cached_property
     def named(self) -> Named:
-        """What operations may name, as compiled loops read it."""
+        """The tensors, lists and indices that operations may name, as compiled loops read them."""
         layout, arrays = self.layout, self.arrays
         bound, number = layout.bound, layout.number
         index_sizes = arrays.index_sizes.astype(np.float64)
@@ -73,7 +73,7 @@ class Sizes:
             of_batch[:-1],
             arrays.unit * np.append(index_sizes, 1.0)[arrays.axes].prod(axis=1),
             np.array([number.get(name.removeprefix("d"), at) for at, name in enumerate(names)], np.int64),
-            of_batch[arrays.axes].any(axis=1),
+            np.asarray(of_batch[arrays.axes].any(axis=1), np.bool_),
         )
 
     @cached_property
@@ -91,7 +91,8 @@ class Sizes:
 
     @cached_property
     def counted(self) -> Counted:
-        """What is counted formula by formula: cells of which some tokens go somewhere, and pairs of which some meet."""
+        """The amounts that are counted formula by formula: of cells of which some tokens go somewhere, and of pairs of
+        which some meet."""
         layout = self.layout
         bytes_at, meeting_at = (
             np.full(len(layout.bound.rows), -1, np.int64),

@@ -1,4 +1,4 @@
-"""What the terms of formulas take, as rows that loops over all computes of a layout read.
+"""Makes rows of what the terms of formulas take, which loops over all computes of a layout read.
 
 A row is a term of a formula: a matmul, or work that elements pass through memory in, or both, and how many kernels
 start. What a row refers to, it refers to by the rows of references (zbench.step.layout.FormulaRows).
@@ -87,8 +87,8 @@ def term_rows(layout: StepLayout, model: Model) -> TermRows:
         rows += _added(formula, results[0], each["add"])
         offsets.append(len(rows))
     table = np.array(rows, np.float64).reshape(-1, 8)
-    refs, kind = table[:, :5].astype(np.int64), table[:, 5].astype(np.int64)
-    return TermRows(np.array(offsets, np.int64), refs, kind, table[:, 6].copy(), table[:, 7].copy())
+    refs, kinds = table[:, :5].astype(np.int64), table[:, 5].astype(np.int64)
+    return TermRows(np.array(offsets, np.int64), refs, kinds, table[:, 6].copy(), table[:, 7].copy())
 
 
 def _added(formula: Formula, result: int, each: float) -> list[tuple[float, ...]]:

@@ -14,7 +14,7 @@ TURNED, STRAIGHT, GRADIENT = range(3)  # matmuls: rows by inner, by columns; of 
 
 
 class Named(NamedTuple):
-    """What operations of a layout may name.
+    """The tensors, lists and indices that operations of a layout may name.
 
     ref_offsets, refs, slots: zbench.step.layout.FormulaRows. list_offsets, list_sizes: parts of lists, and tokens,
     heads or columns of all of them; index_sizes: those of every index, index_of_batch: whether its parts are tokens.
@@ -35,7 +35,7 @@ class Named(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What is counted beside, by the computes of a formula in their order.
+    """Amounts that are counted beside, by the computes of a formula in their order.
 
     bytes_at: by reference, where the bytes that computes name by it begin in `bytes`, -1 where lists say them.
     meeting_at: by formula, the same of the shares of pairs that meet, -1 where all do. routed: by formula, whether
@@ -50,7 +50,7 @@ class Counted(NamedTuple):
 
 
 class Works(NamedTuple):
-    """What terms of computes have to do, one after another, those of one operation in the formula's order.
+    """The work of terms of computes, one after another, those of one operation in the formula's order.
 
     op, row: the operation and the row of terms. passed: bytes that pass through memory once; of them the share
     `meeting` does. tokens: of the operation. elements: of a parameter, and share: of all of it, that the term
@@ -67,6 +67,10 @@ class Works(NamedTuple):
     share: Floats
     again: Flags
     shape: Ints
+
+    def take(self, index: Ints) -> "Works":
+        """Returns some of them."""
+        return Works(*(getattr(self, name)[index] for name in self._fields))
 
 
 def works(ops: Ints, begin: Ints, terms: TermRows, named: Named, counted: Counted, element_bytes: int) -> Works:

@@ -52,15 +52,22 @@ class AtomTables(NamedTuple):
 def atom_tables(layout: StepLayout, template: Template, arrays: LayoutArrays) -> AtomTables:
     """Cuts a template's indices into atoms, and says its lists, maps and homes in them. arrays: of its layout."""
     contract = template.needs.table, template.leaves.table
-    (list_offsets, atoms), maps, shape, homes, cell_bytes = _tables(template.operations.table, *contract, arrays)
+    found = _tables(template.operations.table, *contract, arrays)
+    (list_offsets, atoms), (map_offsets, maps), (shape0, shape1, first_cell), homes, cell_bytes = found
+    home_offsets, places, home_bytes = homes
     return AtomTables(
         list_offsets,
         atoms,
         layout.bound.offsets,
         layout.bound.rows,
-        *maps,
-        *shape,
-        *homes,
+        map_offsets,
+        maps,
+        shape0,
+        shape1,
+        first_cell,
+        home_offsets,
+        places,
+        home_bytes,
         layout.lists.offsets,
         layout.lists.parts,
         arrays.nature,

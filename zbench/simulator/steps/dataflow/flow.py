@@ -51,7 +51,9 @@ class Flow:
 def template_flow(layout: StepLayout, template: Template, num_places: int, arrays: LayoutArrays) -> Flow:
     """Follows the items of a template that was proven. arrays: of its layout."""
     tables = atom_tables(layout, template, arrays)
-    return Flow(*_walked(tables, template.operations.table, template.needs.table, num_places), tables)
+    ops, needs = template.operations.table, template.needs.table
+    producer, consumer, rows, items, ended = _walked(tables, ops, needs, num_places)
+    return Flow(producer, consumer, rows, items, ended, tables)
 
 
 @nb.njit(cache=True)

@@ -112,8 +112,8 @@ def relations_of(
     (zbench.simulator.steps.expand).
     """
     marked = hops[OP], hops[AFTER], hops[IS_LAST]
-    *groups, finals, begins = _relations(_sorted_keys(rows, shape), shape, about, marked, queued)
-    return TouchRelations(*groups, HopsOfGroups(*finals), HopsOfGroups(*begins))
+    waits, notes, ends, finals, begins = _relations(_sorted_keys(rows, shape), shape, about, marked, queued)
+    return TouchRelations(waits, notes, ends, HopsOfGroups(*finals), HopsOfGroups(*begins))
 
 
 def _sorted_keys(rows: Ints, shape: tuple[int, int, int]) -> Ints:
