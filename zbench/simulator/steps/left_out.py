@@ -155,7 +155,7 @@ class LeftOut:
     def _later_by(self, late: Floats) -> Floats:
         """Returns the seconds by which each hop is later where cuts add `late` (Added.late), [hops]."""
         program, times, of = self.program, self.timeline, self.added.cut
-        adds = (of[:, 1] == 1) & late.any(axis=1)[of[:, 0]]
+        adds = (of[:, 1] == 1) & np.isin(of[:, 0], np.flatnonzero(late.any(axis=1)))
         if not adds.any():
             return np.zeros(len(times.start))
         moments, hops = (times.start, times.release, times.done), (program.hops, program.begin, program.owner)
