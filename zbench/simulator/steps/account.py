@@ -65,8 +65,8 @@ def _fullest_moments(parts: StepParts) -> StepMemory:
         one, times = held[which[number]], np.bincount(which[:number], minlength=len(held))
         inside = began + np.tensordot(times, changes, 1) - one.before + one.then
         best[:, here] = inside[:, here]
-    here = best.any(axis=1)
-    return StepMemory(peak, {name: best[at] for name, at in names.items() if here[at]})
+    some = set(np.flatnonzero(best.any(axis=1)).tolist())
+    return StepMemory(peak, {name: best[at] for name, at in names.items() if at in some})
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:

@@ -42,13 +42,13 @@ def stacked_variants(variants: Sequence[Variant], meetings: Sequence[int], clust
     """Stacks variants. meetings: the queue of each one's first meeting."""
     begin = np.cumsum([0, *(len(one.lowered.busy) for one in variants)])
     count, lowered = int(begin[-1]), [one.lowered for one in variants]
-    narrow, small = np.empty((4, count), np.int32), np.empty((3, count), np.int8)
-    rows = VariantHops(
-        *narrow, *small, np.concatenate([one.busy for one in lowered]), np.concatenate([one.latency for one in lowered])
-    )
+    queue_a, queue_b, link_a, link_b = np.empty((4, count), np.int32)
+    link_class, channels, slot = np.empty((3, count), np.int8)
+    busy, latency = np.concatenate([one.busy for one in lowered]), np.concatenate([one.latency for one in lowered])
+    rows = VariantHops(queue_a, queue_b, link_a, link_b, link_class, channels, slot, busy, latency)
     channels_of = np.array([one.channels for one in cluster.links] + [1], np.int8)
     for one, first, meeting in zip(variants, begin.tolist(), meetings, strict=False):
-        _put_rows(one.ops, one.lowered.table, channels_of, (first, meeting), narrow, small)
+        _put_rows(one.ops, one.lowered.table, channels_of, (first, meeting), rows)
     pair = np.full(count, -1, np.int32)
     several = np.flatnonzero((rows.channels > 1) & (rows.queue_b >= 0))
     if len(several):
@@ -98,17 +98,17 @@ def assembled_hops(of: StackedVariants, instances: Ints, between: tuple[Ints, In
 
 
 @nb.njit(**ENTERED_IN_PLACE)
-def _put_rows(ops, table, channels_of, where, narrow, small):  # type: ignore[no-untyped-def]
-    """Writes the rows of a variant: queues and links to `narrow`, the class of links, channels and slot to `small`.
-    where: its first row, and the queue of its first meeting. channels_of: of classes of links, and of none."""
+def _put_rows(ops, table, channels_of, where, rows):  # type: ignore[no-untyped-def]
+    """Writes the rows of a variant, but for seconds. where: its first row, and the queue of its first meeting.
+    channels_of: of classes of links, and of none."""
     first, meeting = where
     for hop in range(table.shape[1]):
         at, queue, kind = first + hop, table[QUEUE_A, hop], ops[table[OP, hop], 0]
-        narrow[0, at] = meeting - 2 - queue if queue < -1 else queue
-        narrow[1, at], narrow[2, at], narrow[3, at] = table[QUEUE_B, hop], table[LINK_A, hop], table[LINK_B, hop]
         channels = channels_of[table[CLASS, hop]]
-        small[0, at], small[1, at] = table[CLASS, hop], channels
-        small[2, at] = channels - 1 if kind in (GATHER, REDUCE) else 0
+        rows.queue_a[at] = meeting - 2 - queue if queue < -1 else queue
+        rows.queue_b[at], rows.link_a[at], rows.link_b[at] = table[QUEUE_B, hop], table[LINK_A, hop], table[LINK_B, hop]
+        rows.link_class[at], rows.channels[at] = table[CLASS, hop], channels
+        rows.slot[at] = channels - 1 if kind in (GATHER, REDUCE) else 0
 
 
 @nb.njit(**ENTERED_IN_PLACE)

@@ -155,7 +155,7 @@ class LeftOut:
     def _later_by(self, late: Floats) -> Floats:
         """Returns the seconds by which each hop is later where cuts add `late` (Added.late), [hops]."""
         program, times, of = self.program, self.timeline, self.added.cut
-        adds = (of[:, 1] == 1) & late.any(axis=1)[of[:, 0]]
+        adds = (of[:, 1] == 1) & np.isin(of[:, 0], np.flatnonzero(late.any(axis=1)))
         if not adds.any():
             return np.zeros(len(times.start))
         moments, hops = (times.start, times.release, times.done), (program.hops, program.begin, program.owner)
@@ -223,9 +223,9 @@ def _later(hops, following, times, cuts, first):  # type: ignore[no-untyped-def]
 
 @nb.njit(**IN_PLACE)
 def _follow(hops, following, times, cuts, since, before, found):  # type: ignore[no-untyped-def]
-    """Follows all hops, as `_later`. since: the first hop that may be later. before: of hops that stand before it when
-    they could begin, as they were played. found: with all layers, and since they were followed by how much that is
-    later."""
+    """Follows all hops, as `_later`. since: the first hop that may be later. before: when hops could begin, as they
+    were played, for all that was followed. found: the same with all layers, and once a hop is followed by how much that
+    is later."""
     next_a, next_b, next_pair, offsets, followers = following
     start, release, done = times
     ((row, rows), begin, owner), (cut, late) = hops, cuts

@@ -10,7 +10,7 @@ from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 from zbench.simulator.hops import COMPUTE
-from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, Occupancy
+from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, Occupancy, TrainPieces
 
 QUEUES = 4  # of a GPU
 MOVING = 1  # one of them that is not for computing
@@ -104,3 +104,14 @@ def test_a_step_by_hand() -> None:
     assert found.moving.tolist() == [[4, 4], [4, 4]]  # the second after the last mark is the last span's
     assert found.exposed.tolist() == [[2, 3], [4, 4]]
     assert found.exposed_nic.tolist() == [[2, 0], [4, 0]]
+
+
+def test_between_pieces_that_are_apart_a_train_moves_nothing() -> None:
+    """GPU 0 sends three pieces, of which two follow one another at once, and computes from 3 to 7; then a plain hop."""
+    hops = LinkedHops(np.arange(3), np.array([1, 0, 1]), np.array([5, -1, 5]), np.array([NIC, -1, INSIDE]), QUEUES)
+    start, release = np.array([0.0, 3.0, 9.0]), np.array([8.0, 7.0, 11.0])
+    pieces = TrainPieces(np.array([[0, 0, 3, 0]]), np.array([0.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0]))
+    found = LinkUse.of(hops, Timeline(start, release, release), 2, pieces).spans(np.array([5.0, 11.0]))
+    assert found.moving.tolist() == [[4, 4], [4, 4]]
+    assert found.exposed.tolist() == [[3, 3], [4, 4]]
+    assert found.exposed_nic.tolist() == [[3, 1], [4, 2]]
