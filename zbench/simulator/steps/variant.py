@@ -11,7 +11,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
-from zbench.simulator.steps.expand import OP
+from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
 from zbench.simulator.steps.played_template import PlayedTemplate, pair_codes
 from zbench.step.operations import COMPUTE, GATHER, MOVE, REDUCE, SEND
@@ -70,7 +70,9 @@ class Variant:
         of, gone = self.of, np.array(self.missing, np.int64).reshape(-1, 2)
         about = of.nature, of.pairs.replaced, of.pairs.held, pair_codes(gone[:, 0], gone[:, 1])
         shape = len(of.nature), of.step.num_places + 1, len(self.ops)
-        return relations_of(self.rows, shape, about, self.lowered.table, self.lowered.queued)
+        table = self.lowered.table
+        hops = table[OP], table[AFTER], table[IS_LAST], START
+        return relations_of(self.rows, shape, about, hops, self.lowered.queued)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats, Ints
-from zbench.simulator.steps.computes.works import Counted, Named
+from zbench.simulator.steps.computes.works import CountedAmounts, Named
 from zbench.simulator.steps.dataflow.atoms import row_positions
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.formula import Formula, Reference
@@ -90,7 +90,7 @@ class Sizes:
         return found
 
     @cached_property
-    def counted(self) -> Counted:
+    def counted(self) -> CountedAmounts:
         """The amounts that are counted formula by formula: of cells of which some tokens go somewhere, and of pairs of
         which some meet."""
         layout = self.layout
@@ -115,7 +115,7 @@ class Sizes:
             if formula.relation and not routed[number]:
                 meeting_at[number] = sum(map(len, shares))
                 shares.append(one.meeting)
-        return Counted(bytes_at, np.concatenate(sizes), meeting_at, np.concatenate(shares), routed)
+        return CountedAmounts(bytes_at, np.concatenate(sizes), meeting_at, np.concatenate(shares), routed)
 
     def moved(self, encodings: tuple[Encoding, ...]) -> Ints:
         """Returns the bytes of the cells that every operation names, int64 [operations]; 0 of computes."""

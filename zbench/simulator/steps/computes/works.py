@@ -34,7 +34,7 @@ class Named(NamedTuple):
     of_batch: Flags
 
 
-class Counted(NamedTuple):
+class CountedAmounts(NamedTuple):
     """Amounts that are counted beside, by the computes of a formula in their order.
 
     bytes_at: by reference, where the bytes that computes name by it begin in `bytes`, -1 where lists say them.
@@ -73,7 +73,7 @@ class Works(NamedTuple):
         return Works(*(getattr(self, name)[index] for name in self._fields))
 
 
-def works(ops: Ints, begin: Ints, terms: TermRows, named: Named, counted: Counted, element_bytes: int) -> Works:
+def works(ops: Ints, begin: Ints, terms: TermRows, named: Named, counted: CountedAmounts, element_bytes: int) -> Works:
     """Counts what the computes of templates have to do. ops: int64 [n, columns], of templates that begin at `begin`.
 
     A matmul without a parameter has share -1.

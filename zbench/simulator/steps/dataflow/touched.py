@@ -9,7 +9,6 @@ from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.dataflow.implied import QueuedHops, keep_first, keep_last
-from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.step.operations import COMPUTE
 from zbench.step.tensor import STATE
 
@@ -103,16 +102,19 @@ def touched_items(rows: Ints, shape: tuple[int, int, int]) -> TouchedItems:
 
 
 def relations_of(
-    rows: Ints, shape: tuple[int, int, int], about: tuple[Ints, Flags, Ints, Ints], hops: Ints, queued: QueuedHops
+    rows: Ints,
+    shape: tuple[int, int, int],
+    about: tuple[Ints, Flags, Ints, Ints],
+    hops: tuple[Ints, Ints, Ints, int],
+    queued: QueuedHops,
 ) -> TouchRelations:
     """Returns the relations of rows of Flow.
 
     shape: tensors, places and operations. about: the nature of tensors, of codes of pairs whether what arrives takes no
-    room of its own, NamedPairs.held, and the codes of what is not there. hops: a table of them
-    (zbench.simulator.steps.expand).
+    room of its own, NamedPairs.held, and the codes of what is not there. hops: of each its operation, what it waits
+    for, and whether it is its operation's last; and what the first ones wait for.
     """
-    marked = hops[OP], hops[AFTER], hops[IS_LAST]
-    waits, notes, ends, finals, begins = _relations(_sorted_keys(rows, shape), shape, about, marked, queued)
+    waits, notes, ends, finals, begins = _relations(_sorted_keys(rows, shape), shape, about, hops, queued)
     return TouchRelations(waits, notes, ends, HopsOfGroups(*finals), HopsOfGroups(*begins))
 
 
@@ -126,12 +128,11 @@ def _sorted_keys(rows: Ints, shape: tuple[int, int, int]) -> Ints:
 
 @nb.njit(cache=True)
 def _relations(keys, shape, about, hops, queued):  # type: ignore[no-untyped-def]
-    """Returns the fields of `TouchRelations`, the last two as those of theirs. keys: of rows, sorted. hops: of each its
-    operation, what it waits for, and whether it is its operation's last."""
+    """Returns the fields of `TouchRelations`, the last two as those of theirs. keys: of rows, sorted."""
     touches = TouchedItems(*_touch_groups(keys, shape))
     waits, notes, ends = _related(touches.kinds, touches.pairs, about)
     finals = _hops_of_groups(touches, (hops[0], hops[2], 1, shape[2]), queued, True)
-    begins = _hops_of_groups(touches, (hops[0], hops[1], START, shape[2]), queued, False)
+    begins = _hops_of_groups(touches, (hops[0], hops[1], hops[3], shape[2]), queued, False)
     return waits, notes, ends, finals, begins
 
 
