@@ -18,7 +18,7 @@ from zbench.step.proof.computed import computed_fault
 from zbench.step.proof.groups import Groups, difference_word, named
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.pipelines import Slots, places_fault
-from zbench.step.proof.template_rows import items_of_contracts, joined
+from zbench.step.proof.template_rows import items_of_contracts, one_below_another
 from zbench.step.proof.template_rules import Looked
 from zbench.step.template import ACROSS, Step
 from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE, STATE
@@ -91,7 +91,7 @@ def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots], about:
     """Returns the groups that the step begins and ends with, each int64 [slots, layers + 1, 3] (-1: none): of every
     layer that has them, in the places of the stages of their pipelines. about: of `_about`."""
     groups, slots = known
-    items, ends = items_of_contracts(*joined([step.begins.table, step.ends.table]), tables)
+    items, ends = items_of_contracts(*one_below_another([step.begins.table, step.ends.table]), tables)
     contracts = np.array([[begin, end, 1] for begin, end in pairwise(ends.tolist())], np.int64)
     found, ends = groups.of(items, contracts, step.pipeline_of)
     spans = np.array([one.layers_of(0, step.num_layers - 1, step.leading) for one in step.layouts[0].tensors], np.int64)

@@ -30,10 +30,10 @@ class TemplateRows(NamedTuple):
         """Puts templates of a layout side by side."""
         contracts = [items for one in templates for items in (one.needs, one.leaves)]
         return TemplateRows(
-            *joined([one.operations.table for one in templates]),
+            *one_below_another([one.operations.table for one in templates]),
             np.array([formula for one in templates for formula in one.formulas], np.int64),
             _ends([one.formulas for one in templates]),
-            *joined([items.table for items in contracts]),
+            *one_below_another([items.table for items in contracts]),
         )
 
     def first(self, count: int) -> "TemplateRows":
@@ -57,7 +57,7 @@ class ItemRows(NamedTuple):
 
 def item_rows(items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
-    return items_of_contracts(*joined([items.table]), tables)[0]
+    return items_of_contracts(*one_below_another([items.table]), tables)[0]
 
 
 def items_of_contracts(entries: Ints, ends: Ints, tables: WalkTables) -> tuple[ItemRows, Ints]:
@@ -74,7 +74,7 @@ def _ends(rows: Sequence[Sequence[object] | Ints]) -> Ints:
     return np.cumsum([0, *map(len, rows)])
 
 
-def joined(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
+def one_below_another(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Returns tables one below another, and where each begins, with one more for the end."""
     return np.concatenate(tables), _ends(tables)
 
