@@ -212,19 +212,14 @@ class _Played:
         times = np.bincount(which, minlength=len(variants)).tolist()
         lowered = {id(one.lowered): one for one in variants}  # those of micro-batches that are alike have the same hops
         amounts_of_hops = {number: amounts_of(one, cluster) for number, one in lowered.items()}
+        each = [amounts_of_hops[id(one.lowered)] for one in variants]
+        busy, sent, received, inside = (
+            sum(count * one for count, one in zip(times, column, strict=True)) for column in zip(*each, strict=True)
+        )
         rows = {"attend": ATTEND, "optimizer": OPTIMIZER, **{name: row for row, name in enumerate(QUEUES)}}
-        busy = {name: np.zeros(cluster.num_ranks) for name in rows}
-        sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
-        inside = dict.fromkeys(QUEUES[1:], 0)
-        for variant, count in zip(variants, times, strict=True):
-            amounts = amounts_of_hops[id(variant.lowered)]
-            for name, row in rows.items():
-                busy[name] += count * amounts.busy[row]
-            for row, name in enumerate(QUEUES[1:], start=1):
-                sent[name] += count * amounts.sent[row]
-                received[name] += count * amounts.received[row]
-                inside[name] += count * int(amounts.inside[row])
-        return busy, sent, received, inside
+        nics = [{name: found[row] for name, row in rows.items() if name in QUEUES[1:]} for found in (sent, received)]
+        within = {name: int(inside[row]) for row, name in enumerate(QUEUES[1:], start=1)}
+        return {name: busy[row] for name, row in rows.items()}, nics[0], nics[1], within
 
 
 def _played(parts: StepParts, kept: int, runs: _Runs | None) -> LeftOut | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Flags, Ints
+from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
@@ -47,22 +47,6 @@ class Variant:
     def kinds(self) -> Ints:
         """The kind of every hop's operation."""
         return np.asarray(self.ops[self.lowered.table[OP], 0])
-
-    @cached_property
-    def attends(self) -> Flags:
-        """Whether each operation computes attention, forward or backward."""
-        return self._computes(("attend", "attend_d"))
-
-    @cached_property
-    def updates(self) -> Flags:
-        """Whether each operation is the optimizer's."""
-        return self._computes(("adam",))
-
-    def _computes(self, functions: tuple[str, ...]) -> Flags:
-        """Returns whether each operation is a compute of a formula that begins with one of some functions."""
-        formulas = self.of.layout.formulas
-        named = np.array([one.terms[0].function in functions for one in formulas] + [False])
-        return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property
     def relations(self) -> TouchRelations:
