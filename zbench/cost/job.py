@@ -7,6 +7,7 @@ from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.sync import NODE, RoundSync
 
@@ -18,19 +19,27 @@ def make_cost(
     even_slices: bool = False,
     expert_gpus: int = 1,
     expert_cut: int = 1,
+    exchanges: ExchangeOverlap = WHOLE,
 ) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
     pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors
         and whole steps have.
-    even_slices, expert_gpus, expert_cut: as of the cost model.
+    even_slices, expert_gpus, expert_cut, exchanges: as of the cost model.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.
     """
     model = _with_ranks(cluster, model)
-    own = {"even_slices": even_slices, "expert_gpus": expert_gpus, "expert_cut": expert_cut}
-    one = Cost(cluster=cluster, model=model, pipelines=pipelines, **own)
+    one = Cost(
+        cluster=cluster,
+        model=model,
+        pipelines=pipelines,
+        even_slices=even_slices,
+        expert_gpus=expert_gpus,
+        expert_cut=expert_cut,
+        exchanges=exchanges,
+    )
     cost = grouped(one, model.tensor_parallel)
     return stacked(cost, model.pipeline_parallel)
 
@@ -56,4 +65,5 @@ def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     gpus = sync.worker_gpus(cluster.gpus_per_node)
     nics = cluster.nics_per_node if sync.worker == NODE else 1
     own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
-    return make_cost(own, cost.gpus.model, False, cost.even_slices, cost.expert_gpus, cost.expert_cut)
+    experts = cost.expert_gpus, cost.expert_cut
+    return make_cost(own, cost.gpus.model, False, cost.even_slices, *experts, cost.exchanges)

@@ -12,6 +12,7 @@ from zbench.cost.matmul import check_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
@@ -89,9 +90,9 @@ class Parts:
         usual = usual and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
-        experts = parallel.expert_gpus, parallel.expert_tensor_parallel
-        cost = make_cost(cluster, model, pipelines, whole_steps, *experts)
-        seen = make_cost(*nominal, pipelines, whole_steps, *experts) if settings.planners_see == NOMINAL else cost
+        told = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
+        cost = make_cost(cluster, model, pipelines, whole_steps, *told)
+        seen = make_cost(*nominal, pipelines, whole_steps, *told) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
@@ -123,9 +124,10 @@ class Parts:
         )
 
     @property
-    def has(self) -> tuple[bool, bool, int, int]:
+    def has(self) -> tuple[bool, bool, int, int, ExchangeOverlap]:
         """What zbench.cost.job.make_cost is told beside cluster and model, of planners' cost model."""
-        return self.pipelines, self.cost.even_slices, self.cost.expert_gpus, self.cost.expert_cut
+        cost = self.cost
+        return self.pipelines, cost.even_slices, cost.expert_gpus, cost.expert_cut, cost.exchanges
 
     @property
     def told(self) -> Machine:

@@ -24,6 +24,7 @@ from zbench.cost.recompute import (
     routed_bytes,
     rows_of_token,
 )
+from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED
 from zbench.describe.model import AUTO, WHOLE
 
 
@@ -167,6 +168,9 @@ def _backward(
     came = of.own if of.rows else of.whole
     product = other + came + of.gradients + max(ffn, of.relayed)
     halves, entered = other + of.own + 2 * ffn, other + of.own + of.gradients + of.relayed - ffn
+    beside_matmuls = _beside_matmuls(cost, of)
+    if beside_matmuls and not of.rows and not tokens:
+        product = halves = other + beside_matmuls
     norm = max(norm - of.rows - ffn, entered)  # rows are gone behind what they have given to gradients
     attention -= of.rows
     out = of.whole + of.q  # the output's gradient is made of what came back, gathered
@@ -180,6 +184,24 @@ def _backward(
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
         MomentLine(whole.inputs, inputs, received=received),
     ]
+
+
+def _beside_matmuls(cost: Cost, of: _Layer) -> float:
+    """Returns the bytes of a token that there are at the halves of a dense feed-forward's backward where exchanges go
+    beside matmuls, in place of gradients of a half and what came back: that is whole until gradients of parameters have
+    read it, and there are partial sums. By async_tp gates and products are of all tokens, and so are their gradients;
+    else a slice at a time is made from the other.
+    """
+    how, slices, tp = cost.exchanges, cost.exchanges.count, cost.tp
+    if tp == 1 or how.method == NONE or (how.method == SLICED and slices == 1):
+        return 0.0  # of the best number of slices one may be best, and needs most
+    if how.method == ASYNC_TP:
+        return of.whole + 3 * of.ffn
+    reduced = (1 - 1 / slices) * of.own  # of the slices before the last one
+    if how.method == SLICED:
+        return of.whole + reduced + 3 * of.ffn / slices
+    sums = min(2, tp - 1) if how.transfers == RING else 1  # by a ring what comes is there beside what it is added to
+    return of.whole + reduced + (sums * of.own + 3 * of.ffn / tp) / slices
 
 
 def loss_lines(cost: Cost) -> tuple[MomentLine, ...]:
