@@ -20,6 +20,7 @@ from zbench.cost.recompute import (
     again_activation_bytes,
     chunk_activation_bytes,
     chunk_gradient_bytes,
+    chunk_routed_bytes,
     layer_activation_bytes,
     routed_bytes,
     rows_of_token,
@@ -131,7 +132,9 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
     hidden, columns = e * model.hidden, e * model.active_ffn / tp
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
-        return _Layer(layer_activation_bytes(model) / tp + more, hidden / tp, hidden * cost.tp, q, kv + more, columns)
+        gathered = (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp  # of experts that are cut, on each of its GPUs
+        layer = layer_activation_bytes(model) / tp + more + gathered
+        return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns)
     experts = cost.expert_gpus, cost.expert_cut
     rows = routed_bytes(model, *experts) / tp
     layer = layer_activation_bytes(model) / tp + more + rows
@@ -158,7 +161,10 @@ def _backward(
     if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
         tokens = int(model.mlp_chunk_tokens)
         by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
-        more, chunk, ffn = more - by_chunk, by_chunk + chunk_gradient_bytes(model) / tp, 0.0
+        if gathered == 2:
+            by_chunk += (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
+        rows = chunk_gradient_bytes(model) + 2 * (cost.expert_cut - 1) * chunk_routed_bytes(model)
+        more, chunk, ffn = more - by_chunk, by_chunk + rows / tp, 0.0
         norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
