@@ -50,7 +50,8 @@ def test_experts_over_gpus_are_as_much_as_is_there(sharding: str, layout: tuple[
     every = list(product((EIGHT, FINE), ("none", "selective", "full"), ((1, ""), *((2, how) for how in EXPERT_HOWS))))
     first = (SHARDING.index(sharding) + LAYOUTS.index(layout)) % 7  # so that all of them are with some layout
     for at, (model, recompute, (tp, how)) in list(enumerate(every))[first::7]:
-        of = {"sharding": sharding, "recompute": recompute, "tensor_parallel": tp, "vocab": (1000, 64000)[at % 5 == 0]}
+        vocab = (1000, 64000)[at % 5 == 0]
+        of: dict[str, Any] = {"sharding": sharding, "recompute": recompute, "tensor_parallel": tp, "vocab": vocab}
         reckoned, found = reckoned_and_found(replace(model, **of), layout, how, (1024, 4096)[at % 2])
         assert (found <= reckoned).all()
         assert found.max() >= 0.98 * reckoned.max()
@@ -86,7 +87,7 @@ def test_there_is_room_for_as_many_tokens_as_have_the_bytes(layout: tuple[int, i
     memory = memory_of(make_cost(BASE.cluster, replace(EIGHT, sharding="zero1"), False, True, groups * cut, cut))
     assert any(line.spread for line in memory.lines) == (groups > 1)
     for tokens in (1, 100, 4096, 65536):
-        assert memory.tokens(memory.bytes(tokens)) == pytest.approx(tokens, rel=1e-6)
+        assert memory.tokens(memory.bytes(tokens)) == pytest.approx(tokens, rel=1e-4)  # bytes are whole
 
 
 def test_each_gpu_has_its_part_of_experts_alone() -> None:

@@ -92,7 +92,11 @@ class Parts:
         parallel = strategy.parallel
         told = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         cost = make_cost(cluster, model, pipelines, whole_steps, *told)
-        seen = make_cost(*nominal, pipelines, whole_steps, *told) if settings.planners_see == NOMINAL else cost
+        seen = (
+            make_cost(nominal.cluster, nominal.model, pipelines, whole_steps, *told)
+            if settings.planners_see == NOMINAL
+            else cost
+        )
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)

@@ -132,7 +132,9 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
     hidden, columns = e * model.hidden, e * model.active_ffn / tp
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
-        gathered = (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp  # of experts that are cut, on each of its GPUs
+        gathered = (
+            (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
+        )  # of experts that are cut, on each of its GPUs
         layer = layer_activation_bytes(model) / tp + more + gathered
         return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns)
     experts = cost.expert_gpus, cost.expert_cut
