@@ -22,6 +22,7 @@ from zbench.cost.use import Repeats, Use, given
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, degrees_of
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.links import NIC, NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
@@ -48,6 +49,7 @@ class Cost:
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
+    exchanges: how those of tensor-parallel groups go beside matmuls, which only memory asks: seconds are of whole ones.
     layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
         which planners' memory has to know.
     """
@@ -64,6 +66,7 @@ class Cost:
     single: "Cost | None" = None
     expert_gpus: int = 1
     expert_cut: int = 1
+    exchanges: ExchangeOverlap = WHOLE
     layers_ahead: int = 1
 
     @property

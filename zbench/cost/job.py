@@ -7,6 +7,7 @@ from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
+from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
 from zbench.describe.sync import NODE, RoundSync
 
@@ -18,13 +19,14 @@ def make_cost(
     even_slices: bool = False,
     expert_gpus: int = 1,
     expert_cut: int = 1,
+    exchanges: ExchangeOverlap = WHOLE,
     layers_ahead: int = 1,
 ) -> Cost:
     """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
     pipelines: what runs the plans has pipelines that a planner chooses (Plan.pipelines), as simulated executors
         and whole steps have.
-    even_slices, expert_gpus, expert_cut, layers_ahead: as of the cost model.
+    even_slices, expert_gpus, expert_cut, exchanges, layers_ahead: as of the cost model.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.
@@ -37,6 +39,7 @@ def make_cost(
         even_slices=even_slices,
         expert_gpus=expert_gpus,
         expert_cut=expert_cut,
+        exchanges=exchanges,
         layers_ahead=layers_ahead,
     )
     cost = grouped(one, model.tensor_parallel)
@@ -64,5 +67,5 @@ def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     gpus = sync.worker_gpus(cluster.gpus_per_node)
     nics = cluster.nics_per_node if sync.worker == NODE else 1
     own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
-    own_model, experts = cost.gpus.model, (cost.expert_gpus, cost.expert_cut)
-    return make_cost(own, own_model, False, cost.even_slices, *experts, cost.layers_ahead)
+    known = cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
+    return make_cost(own, cost.gpus.model, False, cost.even_slices, *known)

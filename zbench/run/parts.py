@@ -12,6 +12,7 @@ from zbench.cost.matmul import check_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
@@ -89,8 +90,8 @@ class Parts:
         usual = of_step.plans_pipelines and not strategy.job.has_rollouts  # forwards by themselves have none
         pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
-        experts = parallel.expert_gpus, parallel.expert_tensor_parallel
-        have = pipelines, whole_steps, *experts, of_step.sharding_overlap.layers_ahead
+        of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
+        have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         cost = make_cost(cluster, model, *have)
         seen = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
         _check_clock(settings, config, simulated)
@@ -129,10 +130,10 @@ class Parts:
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
     @property
-    def have(self) -> tuple[bool, bool, int, int, int]:
+    def have(self) -> tuple[bool, bool, int, int, ExchangeOverlap, int]:
         """What zbench.cost.job.make_cost is told beside cluster and model, of planners' cost model."""
         of = self.cost
-        return self.pipelines, of.even_slices, of.expert_gpus, of.expert_cut, of.layers_ahead
+        return self.pipelines, of.even_slices, of.expert_gpus, of.expert_cut, of.exchanges, of.layers_ahead
 
     def batch(self, step: int) -> Batch:
         """Returns the workload's batch of `step`, checked."""

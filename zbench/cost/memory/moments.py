@@ -20,10 +20,12 @@ from zbench.cost.recompute import (
     again_activation_bytes,
     chunk_activation_bytes,
     chunk_gradient_bytes,
+    chunk_routed_bytes,
     layer_activation_bytes,
     routed_bytes,
     rows_of_token,
 )
+from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED
 from zbench.describe.model import AUTO, WHOLE
 
 
@@ -130,7 +132,11 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
     hidden, columns = e * model.hidden, e * model.active_ffn / tp
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
-        return _Layer(layer_activation_bytes(model) / tp + more, hidden / tp, hidden * cost.tp, q, kv + more, columns)
+        gathered = (
+            (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
+        )  # of experts that are cut, on each of its GPUs
+        layer = layer_activation_bytes(model) / tp + more + gathered
+        return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns)
     experts = cost.expert_gpus, cost.expert_cut
     rows = routed_bytes(model, *experts) / tp
     layer = layer_activation_bytes(model) / tp + more + rows
@@ -157,7 +163,10 @@ def _backward(
     if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
         tokens = int(model.mlp_chunk_tokens)
         by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
-        more, chunk, ffn = more - by_chunk, by_chunk + chunk_gradient_bytes(model) / tp, 0.0
+        if gathered == 2:
+            by_chunk += (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
+        rows = chunk_gradient_bytes(model) + 2 * (cost.expert_cut - 1) * chunk_routed_bytes(model)
+        more, chunk, ffn = more - by_chunk, by_chunk + rows / tp, 0.0
         norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
@@ -167,6 +176,9 @@ def _backward(
     came = of.own if of.rows else of.whole
     product = other + came + of.gradients + max(ffn, of.relayed)
     halves, entered = other + of.own + 2 * ffn, other + of.own + of.gradients + of.relayed - ffn
+    beside_matmuls = _beside_matmuls(cost, of)
+    if beside_matmuls and not of.rows and not tokens:
+        product = halves = other + beside_matmuls
     norm = max(norm - of.rows - ffn, entered)  # rows are gone behind what they have given to gradients
     attention -= of.rows
     out = of.whole + of.q  # the output's gradient is made of what came back, gathered
@@ -180,6 +192,24 @@ def _backward(
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
         MomentLine(whole.inputs, inputs, received=received),
     ]
+
+
+def _beside_matmuls(cost: Cost, of: _Layer) -> float:
+    """Returns the bytes of a token that there are at the halves of a dense feed-forward's backward where exchanges go
+    beside matmuls, in place of gradients of a half and what came back: that is whole until gradients of parameters have
+    read it, and there are partial sums. By async_tp gates and products are of all tokens, and so are their gradients;
+    else a slice at a time is made from the other.
+    """
+    how, slices, tp = cost.exchanges, cost.exchanges.count, cost.tp
+    if tp == 1 or how.method == NONE or (how.method == SLICED and slices == 1):
+        return 0.0  # of the best number of slices one may be best, and needs most
+    if how.method == ASYNC_TP:
+        return of.whole + 3 * of.ffn
+    reduced = (1 - 1 / slices) * of.own  # of the slices before the last one
+    if how.method == SLICED:
+        return of.whole + reduced + 3 * of.ffn / slices
+    sums = min(2, tp - 1) if how.transfers == RING else 1  # by a ring what comes is there beside what it is added to
+    return of.whole + reduced + (sums * of.own + 3 * of.ffn / tp) / slices
 
 
 def loss_lines(cost: Cost) -> tuple[MomentLine, ...]:

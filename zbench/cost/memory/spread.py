@@ -2,7 +2,8 @@
 
 A GPU has rows of the tokens of all GPUs that hold all experts together. Each of these has its rows, and its experts
 there, with a chance of its own, so sums of n tokens lie around their mean by standard deviations that grow with the
-square root of n. Planners reckon with DEVIATIONS of them: of normal numbers one in 31,000 is more than 4 above its mean.
+square root of n. Planners reckon with DEVIATIONS of them: of normal numbers one in 31,000 is more than 4 of them above
+its mean.
 """
 
 from math import comb, sqrt

@@ -11,7 +11,7 @@ from zbench.describe.model import Model
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
-class Parameters(NamedTuple):
+class ParameterCount(NamedTuple):
     """Numbers of parameters: of all, and of those that are experts', shared ones not among them."""
 
     all: int
@@ -82,7 +82,7 @@ def state_bytes(cost: Cost) -> int:
     if cost.pp > 1:
         return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
-    size = Parameters(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
+    size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
     return _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
 
 
@@ -93,7 +93,7 @@ def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bo
     model, ranks = cost.model, cost.cluster.num_ranks
     layers = max(model.with_stages(cost.pp).layers_of_stages)
     outer = is_first * model.table_params + is_last * (model.head_params + model.hidden)
-    size = Parameters(params + outer, layers_of_experts * model.expert_params)
+    size = ParameterCount(params + outer, layers_of_experts * model.expert_params)
     if degrees_of(model.sharding).optimizer == 1:
         return _state_bytes(cost, size, layers, (1, 1, 1))
     more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
@@ -121,7 +121,7 @@ def adam_bytes(model: Model) -> int:
     return 0 if model.optimizer_on_hosts else ADAM_BYTES
 
 
-def _state_bytes(cost: Cost, params: Parameters, layers: int, degrees: tuple[int, int, int]) -> int:
+def _state_bytes(cost: Cost, params: ParameterCount, layers: int, degrees: tuple[int, int, int]) -> int:
     """Returns the bytes of so many parameters, each cut over so many of a stage's ranks, of their gradients and of
     their state.
 

@@ -1,0 +1,98 @@
+"""Planners' memory beside live ranges, of models whose experts lie over GPUs, whole and cut, and of groups whose
+exchanges go beside matmuls."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.oracles import small
+from tests.step.test_exchanges import HOWS
+from zbench.cost.job import make_cost
+from zbench.cost.memory.needs import memory_of
+from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.memory.state import WholeBytes
+from zbench.describe.arrays import Floats
+from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, ShardDegrees
+from zbench.describe.exchanges import WHOLE
+from zbench.describe.model import SHARDING, Model
+from zbench.simulated.executor import Simulated
+from zbench.systems.local_packing import LocalPacking
+
+BASE = small(1, 8, memory=4e12)
+EIGHT = replace(BASE.model, num_layers=3, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=1024)
+EIGHT = replace(EIGHT, num_experts=8, experts_per_token=2)
+FINE = replace(EIGHT, ffn_hidden=128, num_experts=16, experts_per_token=6, shared_experts=2)
+DENSE = replace(EIGHT, num_experts=1, experts_per_token=1)
+LAYOUTS = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (1, 4), (4, 2)]  # expert_parallel, expert_tensor_parallel
+EXPERT_HOWS = ["", "async_tp", "commfuse", "commfuse direct", "sliced 2", "query_split"]
+
+
+def reckoned_and_found(model: Model, layout: tuple[int, int], how: str, length: int) -> tuple[Floats, Floats]:
+    """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges."""
+    (groups, cut), exchanges = layout, HOWS.get(how, WHOLE)
+    cost = make_cost(BASE.cluster, model, False, True, groups * cut, cut, exchanges)
+    batch = Batch(np.full(3 * cost.cluster.num_ranks, length), 0, 0)
+    plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+    played = Simulated(cost, exchanges=exchanges, expert_parallel=groups, expert_tensor_parallel=cut)
+    found = np.array(played.step(batch, plans).peak_bytes, np.float64)
+    return peak_bytes(plans, cost) / cost.tp, found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("sharding", SHARDING)
+def test_experts_over_gpus_are_as_much_as_is_there(sharding: str, layout: tuple[int, int]) -> None:
+    """Never less than live ranges, and to 2 %: parameters, gradients, state and drawn rows, whatever is recomputed,
+    beside tensor parallelism and its overlap, where a layer is what is fullest and where the loss is."""
+    every = list(product((EIGHT, FINE), ("none", "selective", "full"), ((1, ""), *((2, how) for how in EXPERT_HOWS))))
+    first = (SHARDING.index(sharding) + LAYOUTS.index(layout)) % 7  # so that all of them are with some layout
+    for at, (model, recompute, (tp, how)) in list(enumerate(every))[first::7]:
+        vocab = (1000, 64000)[at % 5 == 0]
+        of: dict[str, Any] = {"sharding": sharding, "recompute": recompute, "tensor_parallel": tp, "vocab": vocab}
+        reckoned, found = reckoned_and_found(replace(model, **of), layout, how, (1024, 4096)[at % 2])
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_exchanges_beside_matmuls_are_as_much_as_is_there(tp: int, how: str) -> None:
+    """Dense models: what came back stays until gradients of parameters have read it, and sums are partial."""
+    for recompute, (sharding, length) in product(("none", "selective", "full"), (("zero1", 4096), ("zero3", 1024))):
+        of: dict[str, Any] = {"sharding": sharding, "recompute": recompute, "tensor_parallel": tp, "vocab": 1000}
+        reckoned, found = reckoned_and_found(replace(DENSE, **of), (1, 1), how, length)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("layout", [(4, 1), (2, 2), (1, 4)], ids=str)
+def test_nested_degrees_and_chunks_of_memory_are_no_less(layout: tuple[int, int]) -> None:
+    for model, recompute in product((EIGHT, FINE), ("none", "full")):
+        for degrees in ((4, 4, WORLD, WORLD), (2, 2, 4, WORLD)):
+            of: dict[str, Any] = {"sharding": ShardDegrees(*degrees), "recompute": recompute, "vocab": 1000}
+            reckoned, found = reckoned_and_found(replace(model, **of), layout, "", 1024)
+            assert (found <= reckoned).all()
+        of = {"mlp_chunk_tokens": 256, "loss_chunk_tokens": 256, "sharding": "zero1", "recompute": recompute}
+        reckoned, found = reckoned_and_found(replace(model, vocab=1000, **of), layout, "", 2048)
+        assert (found <= reckoned).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_there_is_room_for_as_many_tokens_as_have_the_bytes(layout: tuple[int, int]) -> None:
+    """`tokens` is the inverse of `bytes` with rows that are spread, too; nothing is spread with experts at home."""
+    groups, cut = layout
+    memory = memory_of(make_cost(BASE.cluster, replace(EIGHT, sharding="zero1"), False, True, groups * cut, cut))
+    assert any(line.spread for line in memory.lines) == (groups > 1)
+    for tokens in (1, 100, 4096, 65536):
+        assert memory.tokens(memory.bytes(tokens)) == pytest.approx(tokens, rel=1e-4)  # bytes are whole
+
+
+def test_each_gpu_has_its_part_of_experts_alone() -> None:
+    """With ZeRO-3 over eight GPUs and experts over all of them a layer's experts are never whole anywhere."""
+    model = replace(EIGHT, sharding="zero3")
+    at_home, over = (WholeBytes.of(make_cost(BASE.cluster, model, False, True, gpus)) for gpus in (1, 8))
+    experts = model.num_experts * 3 * model.hidden * model.ffn_hidden
+    assert at_home.inputs - over.inputs == pytest.approx((model.element_bytes + 4) * experts * 7 / 8)
