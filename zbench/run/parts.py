@@ -216,8 +216,9 @@ def _check_executor(settings: Settings, executor: Any) -> None:
             f"from 0, so it takes at least {executor.first_step + 1}"
         )
     if settings.trace is not None and not isinstance(executor, TracesSteps):
-        of = f"{type(executor).__name__} traces no steps"
-        raise ValueError(f"trace is {settings.trace}; {of}, executor=simulated and those that train do")
+        raise ValueError(
+            f"trace is {settings.trace}; the run's executor traces no steps, executor=simulated and those that train do"
+        )
 
 
 def _machine(
