@@ -131,7 +131,7 @@ class Parts:
 
     @property
     def have(self) -> tuple[bool, bool, int, int, ExchangeOverlap, int]:
-        """What zbench.cost.job.make_cost is told beside cluster and model, of planners' cost model."""
+        """The arguments of zbench.cost.job.make_cost beside cluster and model, of planners' cost model."""
         of = self.cost
         return self.pipelines, of.even_slices, of.expert_gpus, of.expert_cut, of.exchanges, of.layers_ahead
 

@@ -1,4 +1,4 @@
-"""How many more rows a GPU may be sent for its experts than are expected, where experts are drawn and all as popular.
+"""The rows that a GPU may be sent for its experts beyond those expected, where experts are drawn and all as popular.
 
 A GPU has rows of the tokens of all GPUs that hold all experts together. Each of these has its rows, and its experts
 there, with a chance of its own, so sums of n tokens lie around their mean by standard deviations that grow with the
@@ -26,7 +26,7 @@ class RowSpread(NamedTuple):
 
     @property
     def layer(self) -> float:
-        """Of all that a layer keeps without recomputation."""
+        """The spread of all that a layer keeps without recomputation."""
         return self.kept + 3 * self.columns
 
     @staticmethod
