@@ -30,7 +30,7 @@ WAYS = ("", "async_tp", "commfuse", "commfuse direct", "sliced 2", "query_split"
 
 
 class Combination(NamedTuple):
-    """What is drawn. fine: sixteen small experts, six a token, and two that all pass; else eight, two a token."""
+    """One combination of choices. fine: sixteen small experts, six a token, two that all pass; else eight, two each."""
 
     fine: bool
     sharding: str

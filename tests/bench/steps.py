@@ -12,6 +12,7 @@ alone and beside the other and attention, is told. Attention's bytes through eve
 each batch follow its whole step, so that what else the machine does meanwhile is in both.
 """
 
+import gc
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -168,7 +169,8 @@ def large(gpus: int) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as every command does
+    keep_freed_memory()  # this and the next line as every command does
+    gc.freeze()
     if sys.argv[1:] and sys.argv[1].isdigit():
         large(int(sys.argv[1]))
     elif sys.argv[1:2] == ["times"]:

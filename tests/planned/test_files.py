@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.strategies import cases, masks
 from zbench.cost.cost import Cost
+from zbench.cost.job import cost_like
 from zbench.describe.curve import Curve
 from zbench.describe.degrees import ShardDegrees, TransferBits
 from zbench.describe.exchanges import ExchangeOverlap
@@ -139,6 +140,14 @@ def test_a_strategy_comes_back_whole(uneven: Cost, tmp_path: Path) -> None:
         (tmp_path / "q.plan").write_text(json.dumps({**values, "strategy": {**values["strategy"], **change}}))
         with pytest.raises(ValueError, match=re.escape(told)):
             StepPlans.load(tmp_path / "q.plan")
+
+
+def test_planners_know_where_experts_are_and_what_is_beside_matmuls(uneven: Cost) -> None:
+    own = StepStrategy(2, expert_parallel=2, exchanges=ExchangeOverlap("sliced", 4), expert_tensor_parallel=2)
+    cost = replace(step_of(uneven), strategy=own).cost
+    assert (cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead) == (4, 2, own.exchanges, 2)
+    other = cost_like(cost, cost.cluster, replace(cost.model, num_layers=1), False)
+    assert other == replace(cost, model=other.model, pipelines=False)
 
 
 BROKEN: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.advise.question import BASELINE, Question
-from zbench.cost.job import make_cost
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
@@ -62,7 +61,7 @@ def study_of(question: Question, tell: Tell) -> Study:
         parts.cluster,
         parts.model,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.cluster, model, layers_ahead=parts.cost.layers_ahead),
+        lambda model: parts.cost_of(parts.cluster, model),
         clock_of(parts),
         tell=tell,
     )

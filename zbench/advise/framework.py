@@ -12,7 +12,6 @@ from typing import Any, Literal
 from zbench.advise.candidate import PinnedSystem, Tell, study_of
 from zbench.advise.question import Question
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
 from zbench.describe.model import Model
 from zbench.interfaces.study import Sample
 from zbench.run.fastest import Setting, fastest_of
@@ -89,7 +88,7 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Pi
     settings, problem = [], ""
     for keys, model in _models(option, parts.model, parts.cluster.gpus_per_node):
         try:
-            cost = make_cost(parts.cluster, model, layers_ahead=parts.cost.layers_ahead)
+            cost = parts.cost_of(parts.cluster, model)
             for one in option.settings(cost, parts.tokens, question.longest):
                 system = make_system(question.system_config(option.system, one), cost)
                 settings.append(Setting(keys, one, cost, system))

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from zbench import CONF
 from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
-from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.model import NONE, SHARDING, WHOLE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
@@ -109,8 +108,7 @@ class Question:
         """Returns the nominal parts as they are in another world."""
         nominal, world = self.parts(model), self.world(name)
         machine = world.of(nominal.nominal)
-        ahead = nominal.cost.layers_ahead
-        cost = make_cost(*machine, not nominal.job.has_rollouts, layers_ahead=ahead)  # forwards have no pipelines
+        cost = nominal.cost_of(*machine)
         executor = replace(nominal.executor, cost=cost)  # type: ignore[type-var]
         return replace(
             nominal, world=world, cluster=machine.cluster, model=machine.model, cost=cost, seen=cost, executor=executor

@@ -46,6 +46,13 @@ def make_cost(
     return stacked(cost, model.pipeline_parallel)
 
 
+def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Cost:
+    """Makes the cost model of the same job on another machine, or with another model; arguments and errors as of
+    `make_cost`."""
+    of_steps = cost.even_slices, cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
+    return make_cost(cluster, model, pipelines, *of_steps)
+
+
 def _with_ranks(cluster: Cluster, model: Model) -> Model:
     """Returns a model whose degrees of sharding, where it has some, are numbers of the cluster's ranks.
 
@@ -67,5 +74,4 @@ def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     gpus = sync.worker_gpus(cluster.gpus_per_node)
     nics = cluster.nics_per_node if sync.worker == NODE else 1
     own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
-    known = cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
-    return make_cost(own, cost.gpus.model, False, cost.even_slices, *known)
+    return cost_like(cost, own, cost.gpus.model, False)

@@ -48,7 +48,9 @@ class StepPlans:
     @cached_property
     def cost(self) -> Cost:
         """The cost model of cluster and model, as the plans' ranks see it."""
-        return make_cost(self.cluster, self.model, layers_ahead=self.strategy.sharding_overlap.layers_ahead)
+        of, cut = self.strategy, self.strategy.expert_tensor_parallel
+        of_memory = of.expert_parallel * cut, cut, of.exchanges, of.sharding_overlap.layers_ahead
+        return make_cost(self.cluster, self.model, True, False, *of_memory)
 
     def verify(self, memory: bool = True) -> None:
         """Returns if the plans are correct (zbench.proof.verify) and, with `memory`, fit the cluster's GPUs.

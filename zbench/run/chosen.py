@@ -20,7 +20,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import PLANNED
 from zbench.describe.strategies.step_strategy import StepStrategy
@@ -126,8 +125,8 @@ def _settled(
         return Settled(system, parts)
     model = replace(parts.model, **choice.model)
     if model != parts.model:
-        cost = make_cost(parts.cluster, model, *parts.have)
-        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), *parts.have)
+        cost = parts.cost_of(parts.cluster, model)
+        seen = parts.cost_of(parts.told.cluster, replace(parts.told.model, **choice.model))
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
@@ -184,7 +183,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.told.cluster, model, *parts.have),
+        lambda model: parts.cost_of(parts.told.cluster, model),
         clock_of(parts),
         PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
         not parts.simulated,

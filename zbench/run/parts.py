@@ -7,12 +7,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
+from zbench.cost.job import cost_like, make_cost
 from zbench.cost.matmul import check_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
@@ -129,11 +128,13 @@ class Parts:
         """The machine that planners are told of."""
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
-    @property
-    def have(self) -> tuple[bool, bool, int, int, ExchangeOverlap, int]:
-        """The arguments of zbench.cost.job.make_cost beside cluster and model, of planners' cost model."""
-        of = self.cost
-        return self.pipelines, of.even_slices, of.expert_gpus, of.expert_cut, of.exchanges, of.layers_ahead
+    def cost_of(self, cluster: Cluster, model: Model) -> Cost:
+        """Makes the cost model of this run's planners on another machine, or with another model.
+
+        Raises:
+            ValueError: the cluster or the model cannot be divided so.
+        """
+        return cost_like(self.cost, cluster, model, self.pipelines)
 
     def batch(self, step: int) -> Batch:
         """Returns the workload's batch of `step`, checked."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
+from zbench.cost.job import cost_like
 from zbench.cost.memory.state import state_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.job import STREAMED, RolloutJob
@@ -64,8 +64,7 @@ class PlacedModels:
             return self.actor
         if (model, nodes) not in self._others:
             given = {one.name: getattr(self.actor, one.name) for one in fields(Simulated) if one.init}
-            cluster, own = replace(gpus.cluster, num_nodes=nodes), self.actor.cost
-            cost = make_cost(cluster, model, False, own.even_slices, layers_ahead=own.layers_ahead)
+            cost = cost_like(self.actor.cost, replace(gpus.cluster, num_nodes=nodes), model, False)
             self._others[model, nodes] = Simulated(**{**given, "cost": cost})
         return self._others[model, nodes]
 

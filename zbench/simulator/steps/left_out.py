@@ -75,7 +75,7 @@ class LeftOut:
 
     @cached_property
     def _known(self) -> dict[int, tuple[Floats, float]]:
-        """What `_steady` has found, by cut."""
+        """The results of `_added_by` that are known, by cut."""
         return {}
 
     def _steady(self, number: int) -> tuple[Floats, float]:

@@ -26,8 +26,8 @@ def formulas_fault(layout: StepLayout, tables: WalkTables, rows: TemplateRows) -
     An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may
     be held in several places, each of which updates its own, and versions say how often.
     """
-    lists, groups = (tables.list_offsets, tables.parts), (tables.group_offsets, tables.groups)
-    pairs = (tables.row_begin, tables.partner_offsets, tables.partners)
+    lists, groups = (tables.list_offsets, tables.parts), (tables.maps.group_offsets, tables.maps.groups)
+    pairs = (tables.maps.row_begin, tables.maps.partner_offsets, tables.maps.partners)
     about = layout.parts_of_slots, tables.relation, layout.form.updates
     which, formula, code, op, other, first = _first_fault(rows, about, lists, groups, pairs)
     if code == _OK:

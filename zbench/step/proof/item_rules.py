@@ -10,6 +10,7 @@ import numba as nb
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.step.contributions import MapTables
 from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, ItemTable, find_item
 from zbench.step.tensor import STATE, SUM
 
@@ -21,9 +22,7 @@ class WalkTables(NamedTuple):
     """The tables that a walk reads, few and wide, as each array of a compiled function's arguments costs compiling.
 
     rows, row_offsets, relation: zbench.step.form.FormulaRows. tensors: a row each, columns SHAPE0 to COUNTS. cells:
-    of all tensors, the contributions that make a cell complete, and its home. groups: of parts, the group and whether
-    the part is the first of it; group_offsets: where those of the first and the second index of each relation begin.
-    row_begin: where a relation's rows begin in partner_offsets. lossy: of encodings.
+    of all tensors, the contributions that make a cell complete, and its home. lossy: of encodings.
     """
 
     list_offsets: Ints
@@ -33,13 +32,7 @@ class WalkTables(NamedTuple):
     relation: Ints
     tensors: Ints
     cells: Ints
-    map_offsets: Ints
-    maps: Ints
-    group_offsets: Ints
-    groups: Ints
-    row_begin: Ints
-    partner_offsets: Ints
-    partners: Ints
+    maps: MapTables
     lossy: Flags
     num_places: int
 

@@ -59,7 +59,7 @@ def walk_tables(step: Step, layout: StepLayout, counts: Ints) -> WalkTables:
         bound.relation,
         tensors,
         np.stack([counts, layout.homes], axis=1),
-        *layout.map_tables,
+        layout.map_tables,
         np.array([one.lossy for one in step.encodings], bool),
         step.num_places,
     )

@@ -49,14 +49,14 @@ def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
 @nb.njit(**IN_PLACE)
 def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-def]
     """Counts the groups of a list that a part meets; is_second: whether the part is of the second index."""
-    count, mine = 0, t.groups[t.group_offsets[2 * relation + is_second] + part, 0]
-    begin = t.group_offsets[2 * relation + 1 - is_second]
+    count, mine = 0, t.maps.groups[t.maps.group_offsets[2 * relation + is_second] + part, 0]
+    begin = t.maps.group_offsets[2 * relation + 1 - is_second]
     for at in range(t.list_offsets[which], t.list_offsets[which + 1]):
         other = begin + t.parts[at]
-        if t.groups[other, 1]:
-            theirs = t.groups[other, 0]
+        if t.maps.groups[other, 1]:
+            theirs = t.maps.groups[other, 0]
             first, second = (theirs, mine) if is_second else (mine, theirs)
-            count += rows_meet((t.row_begin, t.partner_offsets, t.partners), relation, first, second)
+            count += rows_meet((t.maps.row_begin, t.maps.partner_offsets, t.maps.partners), relation, first, second)
     return count
 
 
@@ -79,7 +79,7 @@ def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
         return amount * _partners(t, relation, part, 1 - int(has_first), op[4 + (second if has_first else first)])
     pairs = 0
     for at in range(t.list_offsets[op[4 + first]], t.list_offsets[op[4 + first] + 1]):
-        if t.groups[t.group_offsets[2 * relation] + t.parts[at], 1]:
+        if t.maps.groups[t.maps.group_offsets[2 * relation] + t.parts[at], 1]:
             pairs += _partners(t, relation, t.parts[at], 0, op[4 + second])
     return amount * pairs
 
@@ -104,20 +104,20 @@ def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-u
     by_first = varies and (slots[0] == first or slots[0] == second)
     for i in range(count0):
         part0 = i if slots[0] < 0 else t.parts[begin0 + i]
-        cell0 = part0 if t.rows[row, 4] < 0 else t.maps[t.map_offsets[t.rows[row, 4]] + part0]
+        cell0 = part0 if t.rows[row, 4] < 0 else t.maps.maps[t.maps.map_offsets[t.rows[row, 4]] + part0]
         for j in range(count1):
             part1 = j if slots[1] < 0 else t.parts[begin1 + j]
             if both:
                 one, two = (part0, part1) if slots[0] == first else (part1, part0)
-                groups = t.group_offsets[2 * relation], t.group_offsets[2 * relation + 1]
+                groups = t.maps.group_offsets[2 * relation], t.maps.group_offsets[2 * relation + 1]
                 if not rows_meet(
-                    (t.row_begin, t.partner_offsets, t.partners),
+                    (t.maps.row_begin, t.maps.partner_offsets, t.maps.partners),
                     relation,
-                    t.groups[groups[0] + one, 0],
-                    t.groups[groups[1] + two, 0],
+                    t.maps.groups[groups[0] + one, 0],
+                    t.maps.groups[groups[1] + two, 0],
                 ):
                     continue
-            cell1 = part1 if t.rows[row, 6] < 0 else t.maps[t.map_offsets[t.rows[row, 6]] + part1]
+            cell1 = part1 if t.rows[row, 6] < 0 else t.maps.maps[t.maps.map_offsets[t.rows[row, 6]] + part1]
             item = (number, tensor, layer, place, cell0 * about[SHAPE1] + cell1)
             if does == READ:
                 at = read_item(t, state, item, version)

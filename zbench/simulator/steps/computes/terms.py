@@ -54,8 +54,9 @@ class TermRows(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What a function takes of a formula. name: of what passes through memory, "" for what is read and written as it
-    is. of: the references that do, `times` as often as the table has it; of those that sort, hidden states of rows."""
+    """The work that a function is in a formula. name: of what passes through memory, "" for what is read and written as
+    it is. of: the references that do, `times` as often as the table has it; of those that sort, hidden states of rows.
+    """
 
     kind: int
     name: str
