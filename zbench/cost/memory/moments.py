@@ -132,10 +132,8 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
     hidden, columns = e * model.hidden, e * model.active_ffn / tp
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
-        gathered = (
-            (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
-        )  # of experts that are cut, on each of its GPUs
-        layer = layer_activation_bytes(model) / tp + more + gathered
+        # An expert that is cut has its rows on each of its GPUs.
+        layer = layer_activation_bytes(model) / tp + more + (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
         return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns)
     experts = cost.expert_gpus, cost.expert_cut
     rows = routed_bytes(model, *experts) / tp
