@@ -1,6 +1,7 @@
 """Whole steps beside executor=simulated_attention, the older clock: seconds of the step, and what each takes to tell.
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
+                                               # (cluster.num_nodes=32: of another configuration)
 python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
 python -m tests.bench.steps 1024               # as many GPUs (4096 too), tensor parallelism 8, ZeRO-3, a 70B model
 
@@ -46,6 +47,8 @@ from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
 SYSTEMS, WORKLOADS = ("zeppelin", "ring", "flexsp"), ("longtail_128k", "github", "prolong64k")
+SAID = [one for one in sys.argv[1:] if "=" not in one]
+OVERRIDES = [one for one in sys.argv[1:] if "=" in one]
 TIMED, BATCHES = (*WORKLOADS, "byted_2m", "pystdlib"), 6
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ def timed(work: Callable[[], T], again: int = 3) -> tuple[T, float]:
 
 
 def cases(system: str, workload: str, zero: str, count: int) -> Iterator[tuple[Batch, tuple[Plan, ...], Cost]]:
-    overrides = ["cluster=a800_4x8", "model=llama_7b", f"sharding=zero{zero}", f"workload={workload}"]
+    overrides = ["cluster=a800_4x8", "model=llama_7b", f"sharding=zero{zero}", f"workload={workload}", *OVERRIDES]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [*overrides, f"system={system}", "tracker=none"])
     parts = Parts.of(config, Settings.of(config))
@@ -171,9 +174,9 @@ def large(gpus: int) -> None:
 if __name__ == "__main__":
     keep_freed_memory()  # this and the next line as every command does
     gc.freeze()
-    if sys.argv[1:] and sys.argv[1].isdigit():
-        large(int(sys.argv[1]))
-    elif sys.argv[1:2] == ["times"]:
+    if SAID and SAID[0].isdigit():
+        large(int(SAID[0]))
+    elif SAID[:1] == ["times"]:
         words = [
             "system",
             "workload",
@@ -188,14 +191,14 @@ if __name__ == "__main__":
             "verify and simulate over older",
         ]
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
-        for system in sys.argv[2:] or SYSTEMS:
+        for system in SAID[1:] or SYSTEMS:
             for workload in TIMED:
                 times(system, workload)
     else:
         words = ["system", "workload", "ZeRO", "batches", "older, s", "step", "longest waiting", "no links", "none"]
         words += ["no gathers", "no reductions", "older, ms", "step, ms"]
         print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
-        for system in sys.argv[1:] or SYSTEMS:
+        for system in SAID or SYSTEMS:
             for workload in WORKLOADS:
                 for zero in ("3", "1"):
                     row(system, workload, zero)
