@@ -33,13 +33,15 @@ from zbench.systems.nodewise.trial import seconds_of
 from zbench.systems.zeppelin.planner import Zeppelin
 
 Plans = tuple[Plan, ...]
-# Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
+# Judgements, to keep planning short: loongtrain and meshes were faster from FAR on only, where tried, and so was flexsp
+# but on MANY_RANKS and more (docs/planner.md).
 NEAR, FAR = 0.96, 0.6  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
+MANY_RANKS, FAR_OF_MANY = 256, 0.75  # ranks, and what FAR is for flexsp on so many
 # Linear modules' seconds over those of gathers and reductions. Below it a network is one of pipelines: a judgement, by
 # the mean of eight batches in 30 cells (docs/planner.md); lengths have no part in it, so that batches agree.
 COVERED = 0.5
 EITHER = 0.75  # below it a run settles by its lengths; at 0.94 no pipelines were faster on six batches
-MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
+MOST_RANKS = 256  # beyond it rivals but flexsp take longer to plan than all the rest
 NEVER, USUAL = "never", "usual"  # what `system.rival_pipelines` takes
 
 
@@ -62,7 +64,7 @@ class Rivals:
         (zbench.systems.nodewise.trial); None if it was not played. By them it is known, mostly, that no rival is
         faster; only where one may be are steps played.
         """
-        even = own if self.cost.cluster.num_ranks > MOST_RANKS else self._even(own, batch, predicted)
+        even = self._even(own, batch, predicted)
         usual = self.settled or (USUAL if narrow(batch.num_tokens, self.cost) else NEVER)
         return even if usual == NEVER or not self.cost.pipelines else self._unusual_or_pipelines(even, batch)
 
@@ -105,10 +107,12 @@ class Rivals:
 
     def asked(self, near: float) -> Iterator[System]:
         """Makes the systems that may be faster than a step so near the ceiling."""
-        if near < NEAR:
+        ranks = self.cost.cluster.num_ranks
+        if near < NEAR and ranks <= MOST_RANKS:
             yield self._system("zeppelin", Zeppelin)
-        if near < FAR:
+        if near < (FAR_OF_MANY if ranks >= MANY_RANKS else FAR):
             yield self._system("flexsp", FlexSP)
+        if near < FAR and ranks <= MOST_RANKS:
             yield self._system("loongtrain", LoongTrain)
             yield self._system("all-to-alls", lambda cost: _inside(cost, "ulysses"))
             yield self._system("rings", lambda cost: _inside(cost, "ring"))

@@ -19,10 +19,12 @@ from zbench.interfaces.protocols import System
 from zbench.run.target import make_model
 from zbench.simulator.estimate.changes import ChangePrices
 from zbench.simulator.estimate.step import StepEstimate
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise.planner import Nodewise
-from zbench.systems.nodewise.rivals import COVERED, FAR, MOST_RANKS, NEAR, Rivals, covered
+from zbench.systems.nodewise.rivals import COVERED, FAR, FAR_OF_MANY, MANY_RANKS, MOST_RANKS, NEAR, Rivals, covered
 from zbench.systems.zeppelin.planner import Zeppelin
 
 
@@ -160,13 +162,32 @@ def test_more_nics_or_bandwidth_never_make_it_slower(seed: int, sharding: str, t
             assert found[more] <= 1.01 * found[less], (less, more)
 
 
-def test_near_the_ceiling_and_on_many_ranks_nobody_else_plans(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Rivals(wide).asked
-    assert [len(list(asked(near))) for near in (1.0, NEAR, NEAR - 0.01, FAR, FAR - 0.01)] == [0, 0, 1, 1, 5]
-    many = network(wide, MOST_RANKS // 8 + 1, 8, 400)
-    monkeypatch.setattr(Rivals, "asked", lambda *_: pytest.fail("rivals were asked"))
-    batch = Batch(np.full(many.cluster.num_ranks, 512, np.int64), 0, 0)
-    assert Nodewise(many).plan(batch)
+def test_who_is_asked_by_nearness_to_the_ceiling_and_ranks(wide: Cost) -> None:
+    """Beyond MOST_RANKS flexsp alone, from MANY_RANKS on nearer to the ceiling than on fewer."""
+
+    def asked(ranks: int, near: float) -> int:
+        return len(list(Rivals(network(wide, ranks // 8, 8, 400)).asked(near)))
+
+    nearness = (1.0, NEAR, NEAR - 0.01, FAR_OF_MANY - 0.01, FAR, FAR - 0.01)
+    found = {ranks: [asked(ranks, near) for near in nearness] for ranks in (32, MANY_RANKS - 8, MANY_RANKS, 512)}
+    assert MANY_RANKS == MOST_RANKS
+    few = [0, 0, 1, 1, 1, 5]
+    assert found == {32: few, MANY_RANKS - 8: few, MANY_RANKS: [0, 0, 1, 2, 2, 5], 512: [0, 0, 0, 1, 1, 1]}
+
+
+def test_on_many_ranks_a_plan_of_flexsp_is_taken_where_it_is_sooner_done() -> None:
+    """A batch of github on 256 A800, half a second of planning."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster=a800_4x8", "cluster.num_nodes=32", "workload=github", "tracker=none"])
+    parts = Parts.of(config, Settings.of(config))
+    batch, rivals = parts.batch(0), Rivals(parts.cost)
+    plans = [
+        system.plan(batch)
+        for system in (Nodewise(parts.cost, adopt_rivals=False), FlexSP(parts.cost), Nodewise(parts.cost))
+    ]
+    own, theirs, taken = (rivals._judged(one, batch) for one in plans)
+    assert theirs < own
+    assert taken == theirs
 
 
 def test_rivals_are_made_once(wide: Cost) -> None:
