@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zbench.cost.cost import Cost
 from zbench.cost.recompute import chunk_routed_bytes, rows_of_token
-from zbench.describe.expert_schedule import DEGREES, DRAWN, DROPLESS
+from zbench.describe.expert_schedule import DEGREES, DRAWN, DROPLESS, USUAL_EXPERTS
 from zbench.describe.model import WHOLE, Model
 from zbench.describe.routing.choices import SliceRows, busiest_slice
 from zbench.describe.routing.popularity import Popularity
@@ -40,9 +40,12 @@ class RoutedRows(NamedTuple):
     @staticmethod
     def of(cost: Cost) -> "RoutedRows":
         """Returns the rows of a job's ranks."""
-        if cost.experts.routing != DRAWN or cost.experts.padded:
+        experts, is_dense = cost.experts, cost.model.num_experts == 1
+        if experts == USUAL_EXPERTS or is_dense:
+            return _even(cost)
+        if experts.routing != DRAWN or experts.padded:
             return _of_room(cost)
-        return _of_law(cost) if cost.experts.skew or cost.experts.capacity != DROPLESS else _even(cost)
+        return _of_law(cost) if experts.skew or experts.capacity != DROPLESS else _even(cost)
 
     def kept_bytes(self, model: Model) -> float:
         """Returns the bytes of a token that a layer keeps of what is sent to experts: rows, what is beside them, and at
@@ -82,7 +85,7 @@ def _even(cost: Cost) -> RoutedRows:
     count, chosen = model.num_experts, model.experts_per_token
     rows, shares = rows_of_token(model, cost.expert_gpus, cost.expert_cut), chosen * model.lse_bytes
     relayed = cost.expert_gpus > cost.expert_cut > 1
-    if model.num_experts == 1 or groups == 1:  # tokens have all of their experts at home, or on the same GPUs
+    if count == 1 or groups == 1:  # tokens have all of their experts at home, or on the same GPUs
         return RoutedRows(chosen, rows, shares, relayed=relayed)
     own = count / groups
     sent = 1 - comb(count - int(own), chosen) / comb(count, chosen)  # a token's chance to have a row there

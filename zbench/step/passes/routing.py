@@ -42,10 +42,10 @@ class ExpertParallel:
 
     degree: GPUs that hold all experts together. tensor_parallel: of these the ones that follow one another and have the
     same experts, each some of their columns; 1: experts are whole. seed, step: of the batch, which the draw depends on.
-    popularity, skew, drift: as zbench.describe.routing.popularity.Popularity has them. node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go
-    to each GPU. capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many
-    tokens as choose it. routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router),
-    of ROUTINGS.
+    popularity, skew, drift: as zbench.describe.routing.popularity.Popularity has them. node: GPUs of a node to which a
+    row goes once, from where it goes to those of its experts; 0: rows go to each GPU. capacity, padded: of an expert,
+    as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose it. routing: DRAWN here, or
+    chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
     inside_first: whether rows go by 2DH: first to the GPU of their node that has their experts' GPU's number in it.
     """
 
