@@ -70,7 +70,7 @@ class _Layer(NamedTuple):
     relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
     shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
     but for experts that tokens choose. again: what recomputation of the feed-forward makes again. fixed: of a layer,
-    whatever tokens there are. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
+    whatever tokens there are; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
     recomputation that makes some of it again; chunk_gradients, at its fullest moment; late, both of rows that go with
     the last chunk."""
 
@@ -87,6 +87,7 @@ class _Layer(NamedTuple):
     gathers: bool = True
     again: float = 0.0
     fixed: float = 0.0
+    counts: tuple[float, float] = (0.0, 0.0)
     chunk_again: float = 0.0
     chunk_gradients: float = 0.0
     late: float = 0.0
@@ -108,7 +109,7 @@ def stage_moments(
     model, (tp, pp) = cost.model, shape
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
-    kept_again = of.own if is_full else of.layer - of.again  # what a layer keeps that is recomputed
+    kept_again = of.own + of.counts[1] if is_full else of.layer - of.again  # what a layer keeps that is recomputed
     inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
@@ -122,7 +123,7 @@ def stage_moments(
     kept = rest * of.layer + inputs * kept_again
     kept_spread = rest * spread.layer + recomputed * (0.0 if is_full else spread.kept)
     received = rest if is_full and recomputed else layers
-    fixed = of.fixed * (rest if is_full else layers)
+    fixed = of.fixed * (rest if is_full else layers) + of.counts[0] * layers
     return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), _loss(cost, of, tp, whole.loss))
 
 
@@ -142,8 +143,8 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     of = RoutedRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
-    sizes = hidden / tp, hidden * cost.tp, q, kv + more, columns
-    fixed, again = cost.tp * of.fixed_bytes(model, cost.expert_cut), (again_activation_bytes(model) + 3 * wider) / tp
+    sizes, again = (hidden / tp, hidden * cost.tp, q, kv + more, columns), (again_activation_bytes(model) + 3 * wider) / tp
+    fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         # An expert that is cut has its rows on each of its GPUs.
         routed, others = of.chunk_kept_bytes(model), cost.expert_cut - 1
@@ -154,13 +155,13 @@ def _layer(cost: Cost, tp: int) -> _Layer:
         chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
         gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
         late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp
-        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, again, fixed, chunk_again, gradients, late)
+        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, again, fixed, counts, chunk_again, gradients, late)
     rows = of.kept_bytes(model) / tp
     layer = (layer_activation_bytes(model) + 3 * wider) / tp + more + rows
     gradients = of.rows * (hidden + of.shares) / tp
-    relayed = gradients / cost.expert_cut if of.relayed else 0.0
+    relayed = gradients / of.passing if of.passing else 0.0
     shared = model.shared_experts / (model.shared_experts + of.experts)
-    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, again, fixed)
+    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, again, fixed, counts)
 
 
 def _backward(
@@ -199,7 +200,7 @@ def _backward(
     attend = of.own + of.q + of.kv + sums
     attention += of_attention
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
-    fixed = 2 * of.fixed  # what is made again, and gradients
+    fixed = 2 * of.fixed + of.counts[0]  # what is made again, and gradients
     return [
         MomentLine(halving + fixed, more + max(product, halves, entered), chunk, tokens, received),
         MomentLine(norming + fixed, more + norm, chunk, tokens, received),

@@ -23,8 +23,10 @@ class RoutedRows(NamedTuple):
     """Rows of a token. experts: of all columns of an expert, as a token has of its own experts where routing is even;
     rows: that are sent, each to every GPU over which its expert is cut; shares: bytes beside each. late: rows of
     experts that go with the last chunk of tokens, whatever that has. home: bytes at a token's home beside its logits.
-    relayed: whether rows pass a GPU on their way, or go on from it. rounded: rows that every expert may have more, one
-    for each GPU that sends some; counts: bytes of numbers of rows, whatever there are of tokens. deviations: standard
+    passing: of gradients of rows one of so many parts is on its way at a time, beside those that are there or still
+    to be sent; 0: none that counts. rounded: rows that every expert may have more, one
+    for each GPU that sends some; counts: bytes of numbers of rows, whatever there are of tokens, which stay though a layer
+    is made again; counts_of_chunks: of each token, where each chunk has such numbers. deviations: standard
     ones of rows and of experts, times the square root of tokens."""
 
     experts: float
@@ -32,9 +34,10 @@ class RoutedRows(NamedTuple):
     shares: float
     late: float = 0.0
     home: float = 0.0
-    relayed: bool = False
+    passing: int = 0
     rounded: float = 0.0
     counts: float = 0.0
+    counts_of_chunks: float = 0.0
     deviations: tuple[float, float] = (0.0, 0.0)
 
     @staticmethod
@@ -63,13 +66,14 @@ class RoutedRows(NamedTuple):
         and of one of the GPUs over which an expert is cut."""
         usual, shares = chunk_routed_bytes(model), model.experts_per_token * model.lse_bytes
         row, even = model.element_bytes * model.hidden, model.experts_per_token
-        return usual + self.experts * (row + self.shares) - even * (row + shares) + self.home
+        more = self.experts * (row + self.shares) - even * (row + shares)
+        return usual + more + self.home + self.counts_of_chunks
 
     def fixed_bytes(self, model: Model, cut: int) -> float:
-        """Returns the bytes of a layer, of a GPU, whatever tokens it has."""
+        """Returns the bytes of a layer, of a GPU, whatever tokens it has, but for numbers of rows."""
         row = cut * (model.element_bytes * model.hidden + self.shares)
         columns = 3 * model.element_bytes * model.ffn_hidden
-        return self.rounded * model.num_experts * (row + columns) + self.counts
+        return self.rounded * model.num_experts * (row + columns)
 
 
 def draws_rows(cost: Cost) -> bool:
@@ -84,13 +88,13 @@ def _even(cost: Cost) -> RoutedRows:
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     count, chosen = model.num_experts, model.experts_per_token
     rows, shares = rows_of_token(model, cost.expert_gpus, cost.expert_cut), chosen * model.lse_bytes
-    relayed = cost.expert_gpus > cost.expert_cut > 1
+    passing = cost.expert_cut if cost.expert_gpus > cost.expert_cut > 1 else 0
     if count == 1 or groups == 1:  # tokens have all of their experts at home, or on the same GPUs
-        return RoutedRows(chosen, rows, shares, relayed=relayed)
+        return RoutedRows(chosen, rows, shares, passing=passing)
     own = count / groups
     sent = 1 - comb(count - int(own), chosen) / comb(count, chosen)  # a token's chance to have a row there
     experts = sqrt(chosen * (own / count) * (1 - own / count) * (count - chosen) / (count - 1))  # hypergeometric
-    return RoutedRows(chosen, rows, shares, relayed=relayed, deviations=(sqrt(sent * (1 - sent)), experts))
+    return RoutedRows(chosen, rows, shares, passing=passing, deviations=(sqrt(sent * (1 - sent)), experts))
 
 
 def _of_law(cost: Cost) -> RoutedRows:
@@ -98,8 +102,8 @@ def _of_law(cost: Cost) -> RoutedRows:
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     of, shares = _drawn(cost), model.experts_per_token * model.lse_bytes
     deviations = sqrt(of.rows_variance), sqrt(of.experts_variance)
-    rows, relayed = cost.expert_cut * groups * of.rows, cost.expert_gpus > cost.expert_cut > 1
-    return RoutedRows(groups * of.experts, rows, shares, relayed=relayed, deviations=deviations)
+    rows, passing = cost.expert_cut * groups * of.rows, _passing(cost, groups > 1)
+    return RoutedRows(groups * of.experts, rows, shares, passing=passing, deviations=deviations)
 
 
 def _drawn(cost: Cost) -> SliceRows:
@@ -121,14 +125,21 @@ def _of_room(cost: Cost) -> RoutedRows:
     rounded = 0.0 if capacity is None else 1.0
     if experts.routing == DRAWN:
         late = 0.0 if model.mlp_chunk_tokens == WHOLE else rows - _drawn(cost).least * (cost.expert_gpus // cut)
-        relayed = cost.expert_gpus > cut > 1
-        return RoutedRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, relayed, rounded)
+        passing = _passing(cost, cost.expert_gpus > cut)
+        return RoutedRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, passing, rounded)
     # Of a rank's GPUs together, as lse_bytes are.
-    shares, home, counts = model.lse_bytes / cost.tp, SEAT_BYTES * rows, 0.0
+    shares, home, counts, each = model.lse_bytes / cost.tp, SEAT_BYTES * rows, 0.0, 0.0
     if experts.counted:  # of every GPU that sends some, at home and at experts, and of a group and its GPUs
         one = cost.tp * SEAT_BYTES * count * (2 * cut + (2 if cut > 1 else 0))
         schedule = experts.exchanges
         counts = one * (max(*DEGREES, schedule.chunks.forward) if schedule.is_open else schedule.chunks.forward)
         if model.mlp_chunk_tokens != WHOLE:
-            home += counts / cost.tp / int(model.mlp_chunk_tokens)
-    return RoutedRows(rows, cut * rows, shares, 0.0, home, cut > 1, rounded, counts)
+            each = counts / cost.tp / int(model.mlp_chunk_tokens)
+    return RoutedRows(rows, cut * rows, shares, 0.0, home, _passing(cost, True), rounded, counts, each)
+
+
+def _passing(cost: Cost, relayed: bool) -> int:
+    """Returns RoutedRows.passing. relayed: whether those GPUs over which an expert is cut pass rows on."""
+    if cost.expert_gpus == 1:
+        return 0
+    return cost.expert_cut if relayed and cost.expert_cut > 1 else cost.expert_gpus
