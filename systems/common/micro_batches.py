@@ -104,7 +104,7 @@ def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
     least, most = 0.0, 0.0
     for line in memory_of(cost).lines:
         there = line.constant + line.token * tokens + line.chunk * np.minimum(tokens, line.chunk_tokens)
-        there = there + line.received * kept
+        there = there + line.received * kept + line.spread * np.sqrt(tokens)
         least, most = max(least, there.max()), max(most, (there + line.copies * moment).max())
     return int(np.ceil(least)), int(np.ceil(most))
 

@@ -135,5 +135,5 @@ def _room(stage: Stage) -> tuple[float, float, float, float]:
     first, last = (MemoryLines(of.lines(under_way, under_way == 1)) for under_way in (stage.pp, 1))
     alone = last.tokens(memory)
     constant = max(line.constant + line.chunk * line.chunk_tokens for line in of.at_work)
-    free, working = max(memory - of.state - constant, 0), max(line.token for line in of.at_work)
+    free, working = max(memory - of.state - stage.pp * of.fixed - constant, 0), max(line.token for line in of.at_work)
     return min(alone, first.tokens(memory)), alone, free / of.kept, working / of.kept

@@ -23,6 +23,7 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
+from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.links import NIC, NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
@@ -49,6 +50,8 @@ class Cost:
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
+    experts: how tokens choose them; draw: the seed of what is drawn of that and its step, None: any step. Only memory
+        asks for both.
     exchanges: how those of tensor-parallel groups go beside matmuls, which only memory asks: seconds are of whole ones.
     layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
         which planners' memory has to know.
@@ -68,6 +71,13 @@ class Cost:
     expert_cut: int = 1
     exchanges: ExchangeOverlap = WHOLE
     layers_ahead: int = 1
+    experts: Experts = USUAL_EXPERTS
+    draw: tuple[int, int | None] = (0, None)
+
+    def routed_by(self, experts: Experts, draw: tuple[int, int | None]) -> "Cost":
+        """Returns the same cost model for another choice of experts, or another draw of it."""
+        single = None if self.single is None else self.single.routed_by(experts, draw)
+        return replace(self, experts=experts, draw=draw, single=single)
 
     @property
     def gpus(self) -> "Cost":

@@ -36,23 +36,14 @@ def rows_of_token(model: Model, expert_gpus: int, expert_cut: int = 1) -> float:
     return expert_cut * groups * (1 - comb(others, chosen) / comb(count, chosen))
 
 
-def routed_bytes(model: Model, expert_gpus: int, expert_cut: int = 1) -> float:
-    """Returns the bytes per token that one layer keeps of what is sent to experts on so many GPUs: rows, shares of a
-    token's experts with each, and its logits; 0 without experts. expert_cut: as of `rows_of_token`."""
-    return _routed(model, rows_of_token(model, expert_gpus, expert_cut)) if model.num_experts > 1 else 0.0
-
-
 def chunk_routed_bytes(model: Model) -> int:
-    """Returns the same of feed-forwards by chunks of tokens, whose planners have less room to be wrong in: rows as if
-    each of a token's experts were on a GPU of its own; 0 of other layers."""
+    """Returns the bytes per token that one layer keeps of what is sent to experts where feed-forwards go by chunks of
+    tokens: logits, rows as if each of a token's experts were on a GPU of its own, and shares of its experts with each;
+    0 of other layers."""
     if model.num_experts == 1 or model.mlp_chunk_tokens == WHOLE:
         return 0
-    return int(_routed(model, model.experts_per_token))
-
-
-def _routed(model: Model, rows: float) -> float:
-    shares = model.experts_per_token * model.lse_bytes
-    return rows * (model.element_bytes * model.hidden + shares) + model.element_bytes * model.num_experts
+    row = model.element_bytes * model.hidden + model.experts_per_token * model.lse_bytes
+    return model.experts_per_token * row + model.element_bytes * model.num_experts
 
 
 def is_selective(model: Model) -> bool:
@@ -70,11 +61,13 @@ def chunk_activation_bytes(model: Model) -> int:
     return again_activation_bytes(model) - norm + (chunk_routed_bytes(model) if model.recompute == "full" else 0)
 
 
-def chunk_gradient_bytes(model: Model) -> int:
+def chunk_gradient_bytes(model: Model, experts: float) -> float:
     """Returns the bytes of gradients per token of a chunk of the feed-forward at their fullest moment, when the product
-    is gone: of gate and up, and, of experts, of the rows that came and of those that go back."""
-    rows = model.experts_per_token * model.hidden if model.num_experts > 1 else 0
-    return 2 * model.element_bytes * (model.active_ffn + rows)
+    is gone: of gate and up, and, of experts, of the rows that came and of those that go back. experts: rows of a token,
+    as many as it has experts where these are all as popular."""
+    rows = experts * model.hidden if model.num_experts > 1 else 0
+    columns = model.active_ffn + model.ffn_hidden * (experts - model.experts_per_token)
+    return 2 * model.element_bytes * (columns + rows)
 
 
 def again_flops(model: Model) -> int:

@@ -1,5 +1,5 @@
 """Systems around systems: a batch in parts, for systems that do not choose a number of micro-batches themselves and for
-workers that train apart, and plans that are changed after planning."""
+workers that train apart, what is made for each batch, and plans that are changed after planning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -84,9 +84,29 @@ class ChangedPlans:
         return self.change(batch, self.system.plan(batch))
 
 
+@dataclass(frozen=True, slots=True)
+class MadeForDraws:
+    """A system that is made anew for every batch, as what it plans for depends on what is drawn with it. system: as it
+    is made for any batch; made: for a batch's seed and step."""
+
+    system: System
+    made: Callable[[int, int], System]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of `system` (zbench.interfaces.protocols)."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """Returns the plans of the system that is made for the batch."""
+        return self.made(batch.seed, batch.step).plan(batch)
+
+
 def undealt(system: System) -> System:
-    """Returns the system itself, without what gives it parts of batches or changes its plans around it."""
-    return undealt(system.system) if isinstance(system, Dealt | WorkerPlans | ChangedPlans) else system
+    """Returns the system itself, without what gives it parts of batches, makes it anew or changes its plans around
+    it."""
+    around = isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws)
+    return undealt(system.system) if around else system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:

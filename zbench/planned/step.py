@@ -50,7 +50,8 @@ class StepPlans:
         """The cost model of cluster and model, as the plans' ranks see it."""
         of, cut = self.strategy, self.strategy.expert_tensor_parallel
         of_memory = of.expert_parallel * cut, cut, of.exchanges, of.sharding_overlap.layers_ahead
-        return make_cost(self.cluster, self.model, True, False, *of_memory)
+        cost = make_cost(self.cluster, self.model, True, False, *of_memory)
+        return cost.routed_by(of.experts, (self.batch.seed, self.batch.step))
 
     def verify(self, memory: bool = True) -> None:
         """Returns if the plans are correct (zbench.proof.verify) and, with `memory`, fit the cluster's GPUs.

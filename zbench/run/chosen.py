@@ -33,7 +33,7 @@ from zbench.record.fingerprint import own_digest
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
-from zbench.run.system import make_system, step_strategy
+from zbench.run.system import for_draws, make_system, step_strategy
 from zbench.run.target import Make, from_yaml, make_part
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
@@ -130,7 +130,9 @@ def _settled(
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
     if isinstance(system, Chooses):
-        planner = in_expert_homes(system.planner(choice, parts.seen), parts.seen, step_strategy(config, make))
+        chosen = choice
+        planner = for_draws(system.planner(choice, parts.seen), parts.seen, lambda one: system.planner(chosen, one))
+        planner = in_expert_homes(planner, parts.seen, step_strategy(config, make))
         return Settled(planner, parts, choice)
     return Settled(make_system(_with_keys(config, choice.keys), parts.seen, make), parts, choice)
 

@@ -91,8 +91,10 @@ class Parts:
         parallel = strategy.parallel
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
-        cost = make_cost(cluster, model, *have)
-        seen = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
+        drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
+        cost = make_cost(cluster, model, *have).routed_by(*drawn)
+        told = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
+        seen = told.routed_by(*drawn)
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)

@@ -1,14 +1,15 @@
 """The system of a run, made from its configuration for a cost model. An edge."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
+from zbench.cost.memory.routed import draws_rows
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.abilities import Chooses, PlansStages
-from zbench.interfaces.dealt import Dealt, WorkerPlans
+from zbench.interfaces.dealt import Dealt, MadeForDraws, WorkerPlans
 from zbench.interfaces.protocols import System
 from zbench.run.target import Make, expect, from_yaml, make_part, make_strategy
 from zbench.simulated.expert_homes import in_expert_homes
@@ -24,9 +25,19 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     if isinstance(system, Chooses):
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
-    if cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages):
+    in_parts = cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages)
+    system = for_draws(system, cost, lambda one: make_part(make, config, "system", cost=one))
+    if in_parts:
         system = Dealt(system, cost.model.micro_batches)
     return in_expert_homes(system, cost, step_strategy(config, make))
+
+
+def for_draws(system: System, cost: Cost, made: Callable[[Cost], System]) -> System:
+    """Returns a system that knows for every batch how many rows the GPU of its most popular experts is sent; itself
+    where this is the same in all. cost: that it was made for; made: makes it for another one."""
+    if not draws_rows(cost):
+        return system
+    return MadeForDraws(system, lambda seed, step: made(cost.routed_by(cost.experts, (seed, step))))
 
 
 def step_strategy(config: Mapping[str, Any], make: Make) -> StepStrategy:
@@ -40,11 +51,13 @@ def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundS
     Raises:
         ValueError: it chooses before a run, or cannot plan for a worker.
     """
-    system: System = make_part(make, config, "system", cost=worker_cost(cost, sync))
+    own = worker_cost(cost, sync)
+    system: System = make_part(make, config, "system", cost=own)
     if isinstance(system, Chooses):
         raise ValueError(
             f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
             f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
         )
     expect("system", system, "plan")
+    system = for_draws(system, own, lambda one: make_part(make, config, "system", cost=one))
     return WorkerPlans(system, cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))

@@ -72,7 +72,8 @@ def chosen_steps(
     run; cost: of GPUs."""
     again = None
     if steps.model.offload_layers == FEWEST and plans[0].pipelines is None:
-        steps = steps.with_offloaded(chosen_offload(plans, cost, steps.tensor_parallel))
+        drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
+        steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
         again = chosen_recompute(first, batch, plans, cost)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
 from zbench.cost.memory.lines import MomentLine
+from zbench.cost.memory.routed import RoutedRows
 from zbench.cost.memory.spread import RowSpread
 from zbench.cost.memory.state import WholeBytes
 from zbench.cost.recompute import (
@@ -22,8 +23,6 @@ from zbench.cost.recompute import (
     chunk_gradient_bytes,
     chunk_routed_bytes,
     layer_activation_bytes,
-    routed_bytes,
-    rows_of_token,
 )
 from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED
 from zbench.describe.model import AUTO, WHOLE
@@ -33,7 +32,8 @@ from zbench.describe.model import AUTO, WHOLE
 class StageMoments:
     """The bytes that a rank of a stage has. state: bytes of parameters, gradients and optimizer state.
 
-    kept: bytes a token that every micro-batch under way keeps; spread: and times the square root of its tokens.
+    kept: bytes a token that every micro-batch under way keeps; spread: and times the square root of its tokens; fixed:
+    and whatever these are.
     received: layers whose received q and kv each of them keeps, too. at_work, at_loss: what there is besides at the
     moments of a layer's backward, and of the loss.
     """
@@ -42,6 +42,7 @@ class StageMoments:
     kept: float
     received: float
     spread: float
+    fixed: float
     at_work: tuple[MomentLine, ...]
     at_loss: tuple[MomentLine, ...]
 
@@ -53,7 +54,7 @@ class StageMoments:
         """Returns the lines of a rank with so many micro-batches under way, all alike."""
         return tuple(
             one._replace(
-                constant=self.state + one.constant,
+                constant=self.state + under_way * self.fixed + one.constant,
                 token=under_way * self.kept + one.token,
                 received=under_way * self.received + one.received,
                 spread=max(under_way * self.spread + one.spread, 0.0),
@@ -68,7 +69,10 @@ class _Layer(NamedTuple):
     the feed-forward, of which it has three. rows: what is sent to experts, and kept; gradients: of rows one way;
     relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
     shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
-    but for experts that tokens choose."""
+    but for experts that tokens choose. again: what recomputation of the feed-forward makes again. fixed: of a layer,
+    whatever tokens there are; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
+    recomputation that makes some of it again; chunk_gradients, at its fullest moment; late, both of rows that go with
+    the last chunk."""
 
     layer: float
     own: float
@@ -81,6 +85,12 @@ class _Layer(NamedTuple):
     relayed: float = 0.0
     shared: float = 0.0
     gathers: bool = True
+    again: float = 0.0
+    fixed: float = 0.0
+    counts: tuple[float, float] = (0.0, 0.0)
+    chunk_again: float = 0.0
+    chunk_gradients: float = 0.0
+    late: float = 0.0
 
     @property
     def other(self) -> float:
@@ -99,8 +109,7 @@ def stage_moments(
     model, (tp, pp) = cost.model, shape
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
-    again = again_activation_bytes(model) / tp
-    kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
+    kept_again = of.own + of.counts[1] if is_full else of.layer - of.again  # what a layer keeps that is recomputed
     inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
@@ -114,7 +123,8 @@ def stage_moments(
     kept = rest * of.layer + inputs * kept_again
     kept_spread = rest * spread.layer + recomputed * (0.0 if is_full else spread.kept)
     received = rest if is_full and recomputed else layers
-    return StageMoments(state, kept, received, kept_spread, tuple(at_work), _loss(cost, of, tp, whole.loss))
+    fixed = of.fixed * (rest if is_full else layers) + of.counts[0] * layers
+    return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), _loss(cost, of, tp, whole.loss))
 
 
 def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[MomentLine]:
@@ -130,19 +140,28 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     more = 2 * copies * model.head_dim * e
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
-    hidden, columns = e * model.hidden, e * model.active_ffn / tp
+    of = RoutedRows.of(cost)
+    wider = of.more_columns(model)
+    hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
+    sizes, again = (hidden / tp, hidden * cost.tp, q, kv + more, columns), (again_activation_bytes(model) + 3 * wider) / tp
+    fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         # An expert that is cut has its rows on each of its GPUs.
-        layer = layer_activation_bytes(model) / tp + more + (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
-        return _Layer(layer, hidden / tp, hidden * cost.tp, q, kv + more, columns)
-    experts = cost.expert_gpus, cost.expert_cut
-    rows = routed_bytes(model, *experts) / tp
-    layer = layer_activation_bytes(model) / tp + more + rows
-    gradients = rows_of_token(model, *experts) * (hidden + model.experts_per_token * model.lse_bytes) / tp
-    relayed = gradients / cost.expert_cut if cost.expert_gpus > cost.expert_cut > 1 else 0.0
-    shared = model.shared_experts / (model.shared_experts + model.experts_per_token)
-    sizes = layer, hidden / tp, hidden * cost.tp, q, kv + more, columns
-    return _Layer(*sizes, rows, gradients, relayed, shared, shared > 0)
+        routed, others = of.chunk_kept_bytes(model), cost.expert_cut - 1
+        sent = routed - chunk_routed_bytes(model)
+        layer = (layer_activation_bytes(model) + 3 * wider + sent) / tp + more + others * routed / tp
+        is_full, made = model.recompute == "full", chunk_activation_bytes(model)
+        made += 3 * wider if made else 0
+        chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
+        gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
+        late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp
+        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, again, fixed, counts, chunk_again, gradients, late)
+    rows = of.kept_bytes(model) / tp
+    layer = (layer_activation_bytes(model) + 3 * wider) / tp + more + rows
+    gradients = of.rows * (hidden + of.shares) / tp
+    relayed = gradients / of.passing if of.passing else 0.0
+    shared = model.shared_experts / (model.shared_experts + of.experts)
+    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, again, fixed, counts)
 
 
 def _backward(
@@ -160,11 +179,8 @@ def _backward(
     norm = of_attention + norms + of.own
     if model.mlp_chunk_tokens != WHOLE:  # gradients of a chunk, and what is made again for it
         tokens = int(model.mlp_chunk_tokens)
-        by_chunk = chunk_activation_bytes(model) / tp if gathered else 0.0
-        if gathered == 2:
-            by_chunk += (cost.expert_cut - 1) * chunk_routed_bytes(model) / tp
-        rows = chunk_gradient_bytes(model) + 2 * (cost.expert_cut - 1) * chunk_routed_bytes(model)
-        more, chunk, ffn = more - by_chunk, by_chunk + rows / tp, 0.0
+        by_chunk = of.chunk_again if gathered else 0.0
+        more, chunk, ffn = more - by_chunk + of.late, by_chunk + of.chunk_gradients, 0.0
         norm = norm if cost.tp * tp > 1 else of.own  # without a group a chunk's as well
         halving = norming = whole.chunks
     # The product's gradient is made of what came back, gathered; those of gate and up when the product itself is gone.
@@ -184,9 +200,10 @@ def _backward(
     attend = of.own + of.q + of.kv + sums
     attention += of_attention
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
+    fixed = 2 * of.fixed + of.counts[0]  # what is made again, and gradients
     return [
-        MomentLine(halving, more + max(product, halves, entered), chunk, tokens, received),
-        MomentLine(norming, more + norm, chunk, tokens, received),
+        MomentLine(halving + fixed, more + max(product, halves, entered), chunk, tokens, received),
+        MomentLine(norming + fixed, more + norm, chunk, tokens, received),
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
         MomentLine(whole.inputs, inputs, received=received),
     ]

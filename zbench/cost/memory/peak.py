@@ -39,7 +39,7 @@ def _job_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int) -> Ints:
     stages, peak = moments_of_stages(cost), []
     for stage in range(cost.pp):
         of = stages[stage % len(stages)]
-        kept = of.kept * tokens + of.received * received + of.spread * np.sqrt(tokens)
+        kept = of.kept * tokens + of.received * received + of.spread * np.sqrt(tokens) + of.fixed
         lasting = np.repeat(kept, copies, axis=0)
         peak.append(_fullest(of, stage, cost.pp, lasting, (tokens, received, away)))
     return np.concatenate(peak)
@@ -58,7 +58,7 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
         of, nothing = pipeline_moments(cost, tp, pp), np.zeros((len(rows), 1), np.int64)
         for stage in range(pp):
             first = lead + stage * tp
-            peak[first : first + tp] = _fullest(of, stage, pp, of.kept * rows, (rows, nothing, nothing))
+            peak[first : first + tp] = _fullest(of, stage, pp, of.kept * rows + of.fixed, (rows, nothing, nothing))
     return peak
 
 

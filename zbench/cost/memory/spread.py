@@ -1,4 +1,4 @@
-"""The rows that a GPU may be sent for its experts beyond those expected, where experts are drawn and all as popular.
+"""The rows that a GPU may be sent for its experts beyond those expected, where experts are drawn.
 
 A GPU has rows of the tokens of all GPUs that hold all experts together. Each of these has its rows, and its experts
 there, with a chance of its own, so sums of n tokens lie around their mean by standard deviations that grow with the
@@ -6,10 +6,11 @@ square root of n. Planners reckon with DEVIATIONS of them: of normal numbers one
 its mean.
 """
 
-from math import comb, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory.routed import RoutedRows, draws_rows
 from zbench.describe.model import WHOLE
 
 DEVIATIONS = 4
@@ -32,19 +33,18 @@ class RowSpread(NamedTuple):
     @staticmethod
     def of(cost: Cost) -> "RowSpread":
         """Returns the spread of a job's ranks: none with experts at home, where tokens have all of theirs, nor by
-        chunks of tokens, whose rows are reckoned as the most that there can be."""
-        model, groups = cost.model, cost.expert_gpus // cost.expert_cut
-        if model.num_experts == 1 or groups == 1 or model.mlp_chunk_tokens != WHOLE:
+        chunks of tokens with even routing, whose rows are reckoned as the most that there can be."""
+        model, by_chunks = cost.model, cost.model.mlp_chunk_tokens != WHOLE
+        if model.num_experts == 1 or (by_chunks and not draws_rows(cost)):
             return RowSpread()
-        count, chosen = model.num_experts, model.experts_per_token
-        own = count / groups
-        sent = 1 - comb(count - int(own), chosen) / comb(count, chosen)  # a token's chance to have a row there
-        rows = sqrt(sent * (1 - sent))
-        experts = sqrt(chosen * (own / count) * (1 - own / count) * (count - chosen) / (count - 1))  # hypergeometric
+        rows, experts = RoutedRows.of(cost).deviations
+        rows = experts if by_chunks else rows  # a row for each of a token's experts there
+        if not (rows or experts):
+            return RowSpread()
         # A GPU's tokens are the rank's over tp; a rank has the bytes of tp GPUs.
         scale = DEVIATIONS * sqrt(cost.expert_gpus * cost.tp)
         row = model.element_bytes * model.hidden
-        shares = chosen * model.lse_bytes / cost.tp  # lse_bytes are those of a rank's GPUs together
+        shares = model.experts_per_token * model.lse_bytes / cost.tp  # lse_bytes are those of a rank's GPUs together
         return RowSpread(
             scale * rows * (row + shares),
             scale * experts * model.element_bytes * model.ffn_hidden / cost.expert_cut,

@@ -5,9 +5,7 @@ of their home. A token goes once to a GPU, whatever number of experts it has the
 token chooses is a function of the batch and of its place in its sequence, so it is the same whatever a system does with
 it. One draw holds for all layers: that layers route alike is a simplification, and no measured fact.
 
-How popular experts are is a law with one number. Loads of models in use were told as power laws: of Qwen3-235B's 128
-experts a fifth has about 65 % of all choices, of DeepSeek-V3's 256 30 to 40 % (NVIDIA's aiconfigurator,
-docs/POWER_LAW_DISTRIBUTION.md), which Zipf's law has with exponents of 1.0 and 0.3 (tests/step/test_routing.py).
+How popular experts are is a law with one number (zbench.describe.routing.popularity).
 """
 
 from dataclasses import dataclass, replace
@@ -29,6 +27,8 @@ from zbench.describe.expert_schedule import (
     Experts,
 )
 from zbench.describe.model import SOFTMAX_ALL, WHOLE, Model
+from zbench.describe.routing.popularity import Popularity
+from zbench.describe.routing.room import room_for
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
@@ -42,13 +42,10 @@ class ExpertParallel:
 
     degree: GPUs that hold all experts together. tensor_parallel: of these the ones that follow one another and have the
     same experts, each some of their columns; 1: experts are whole. seed, step: of the batch, which the draw depends on.
-    popularity, skew: ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET,
-    odds are a draw of Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike.
-    drift: steps after which the order has nothing in common with what it was, 1: it is drawn in every step (a guess,
-    all numbers). node: GPUs of a node to which a row goes once, from where it goes to those of its experts; 0: rows go
-    to each GPU. capacity, padded: of an expert, as zbench.describe.expert_schedule.Experts has them; None: as many
-    tokens as choose it. routing: DRAWN here, or chosen by the router while the step runs (zbench.step.passes.router),
-    of ROUTINGS.
+    popularity, skew, drift: as zbench.describe.routing.popularity.Popularity has them. node: GPUs of a node to which a
+    row goes once, from where it goes to those of its experts; 0: rows go to each GPU. capacity, padded: of an expert,
+    as zbench.describe.expert_schedule.Experts has them; None: as many tokens as choose it. routing: DRAWN here, or
+    chosen by the router while the step runs (zbench.step.passes.router), of ROUTINGS.
     inside_first: whether rows go by 2DH: first to the GPU of their node that has their experts' GPU's number in it.
     """
 
@@ -203,27 +200,10 @@ class ExpertParallel:
 
     def odds(self, num_experts: int) -> Floats:
         """Returns the logarithms of experts' odds, but for a common addend, float64 [experts]."""
-        order = self._order(num_experts)
-        if self.popularity == ZIPF or not self.skew:
-            return -self.skew * np.log1p(order)
-        drawn = np.random.default_rng((self.seed, _DRIFT)).gamma(1 / self.skew, size=num_experts)
-        return np.asarray(np.log(np.maximum(np.sort(drawn)[::-1], np.finfo(float).tiny))[order])
-
-    def _order(self, num_experts: int) -> Ints:
-        """Returns every expert's rank, 0 for the most popular.
-
-        Where popularity drifts, it is by cos(angle) a + sin(angle) b of an expert's own normal numbers a and b: as
-        large in every step, the same a step later but for a small turn, and unrelated after a quarter of a circle.
-        """
-        if self.drift == 1:
-            return np.random.default_rng((self.seed, self.step)).permutation(num_experts)
-        first, second = np.random.default_rng((self.seed, _DRIFT, 1)).standard_normal((2, num_experts))
-        angle = np.pi / 2 * self.step / self.drift
-        return np.argsort(np.argsort(-(np.cos(angle) * first + np.sin(angle) * second)))
+        return Popularity(self.popularity, self.skew, self.drift, self.seed, self.step).odds(num_experts)
 
 
 TOGETHER = ExpertParallel()  # all experts on every GPU
-_DRIFT = 2**20  # beside the seed: no step's number of a run
 
 
 @dataclass(frozen=True)
@@ -258,7 +238,7 @@ class Routing:
         if how.capacity is None:
             return Routing(chosen, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         gpu = np.repeat(home, sizes)
-        room = np.ceil(how.capacity * np.bincount(gpu) * chosen.shape[1] / model.num_experts).astype(np.int64)
+        room = room_for(np.bincount(gpu), chosen.shape[1], model.num_experts, how.capacity)
         limited = with_room(chosen, gpu, room, model.num_experts)
         found = Routing(limited, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         if not how.padded:

@@ -8,6 +8,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
+from zbench.describe.routing.room import SEAT_BYTES
 from zbench.step.formula import Formula, Reference
 from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS
 from zbench.step.passes.parameters.zero import (
@@ -18,7 +19,7 @@ from zbench.step.passes.parameters.zero import (
     weight_elements,
 )
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.router.seats import SEAT_BYTES, SEATS, RouterSeats
+from zbench.step.passes.router.seats import SEATS, RouterSeats
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}

@@ -15,12 +15,12 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.routing.room import room_for
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
 
 TOGETHER = "a"  # the index of all tokens of a GPU
 SEATS = "to"  # the tensor that says which token is in which seat
-SEAT_BYTES = 8  # of the number of the token in a seat, as indices of torch are
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ class RouterSeats:
     @cached_property
     def to_experts(self) -> Ints:
         """The seats that every part of an expert has for each part of a, int64 [parts of a, parts of e]."""
-        even = self.tokens * self.per_token / self.cut.num_experts
-        room = self.tokens if self.capacity is None else np.ceil(self.capacity * even).astype(np.int64)
-        room = np.minimum(room, self.tokens) if self.counted else room
+        room = room_for(self.tokens, self.per_token, self.cut.num_experts, self.capacity, self.counted)
         return np.repeat(room[:, None], self.cut.parts, axis=1)
 
     @cached_property
