@@ -101,7 +101,8 @@ def stage_moments(
     spread = RowSpread.of(cost)
     again = again_activation_bytes(model) / tp
     kept_again = of.own if is_full else of.layer - again  # what a layer keeps that is recomputed
-    inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
+    away, two = model.offloaded_layers, min(2, layers)  # what waits on hosts is of layers that are all alike
+    here = max(layers - away, 1 if model.activations_on_hosts else two) if away else layers
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
     if rest:
@@ -111,10 +112,19 @@ def stage_moments(
         beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)
         made = spread.layer if is_full else 3 * spread.columns
         at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
-    kept = rest * of.layer + inputs * kept_again
-    kept_spread = rest * spread.layer + recomputed * (0.0 if is_full else spread.kept)
-    received = rest if is_full and recomputed else layers
+    kept_spread_again = 0.0 if is_full else spread.kept
+    kept = min(rest, here) * of.layer + min(recomputed, here) * kept_again
+    kept_spread = min(rest, here) * spread.layer + min(recomputed, here) * kept_spread_again
+    received = rest if is_full and recomputed else here
+    if here < two:  # a layer at work beside the one that was brought, or is sent
+        sizes = (of.layer, spread.layer) if rest else (kept_again, kept_spread_again)
+        at_work = [_with_layer(line, *sizes) for line in at_work]
     return StageMoments(state, kept, received, kept_spread, tuple(at_work), _loss(cost, of, tp, whole.loss))
+
+
+def _with_layer(line: MomentLine, token: float, spread: float) -> MomentLine:
+    """Returns a moment with one more layer's activations. token, spread: bytes of what it keeps."""
+    return line._replace(token=line.token + token, received=line.received + 1, spread=line.spread + spread)
 
 
 def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[MomentLine]:
