@@ -115,7 +115,9 @@ def test_what_has_no_room_is_one_sentence() -> None:
     step, need = with_host_memory(plain, FIVE, 2, [5]), 5 * 200 * FIVE.hidden * FIVE.element_bytes
     assert layer_host_bytes(step, 0).tolist() == [need // 5] * 2
     check_host_room(step, FIVE, replace(cluster, host_memory=float(need)), [5])
-    with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the inputs of 5 layers of a micro-batch"):
+    with pytest.raises(
+        ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the inputs of 5 layers of a micro-batch"
+    ):
         check_host_room(step, FIVE, replace(cluster, host_memory=need - 1.0), [5])
     check_host_room(with_host_memory(plain, FIVE, 2, [0]), FIVE, replace(cluster, host_memory=1000.0), [0])
     with pytest.raises(ValueError, match=r"^cluster.host_bandwidth is not given; memory.offload is inputs"):

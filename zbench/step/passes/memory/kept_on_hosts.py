@@ -165,12 +165,12 @@ def _by_gpu(row: Sequence[int], layout: StepLayout, lists: ListTable) -> Iterato
         return
     home = layout.tensors[tensor].home  # of tokens, the only axis of what contracts have at home of a layer
     for gpu in np.unique(home).tolist():
-        yield _Cells(tensor, gpu, (lists.number(layout.tensors[tensor].axes[0], np.flatnonzero(home == gpu)), -1), count)
+        yield _Cells(
+            tensor, gpu, (lists.number(layout.tensors[tensor].axes[0], np.flatnonzero(home == gpu)), -1), count
+        )
 
 
-def _once_a_node(
-    there: Sequence[_Cells], layout: StepLayout, lists: ListTable, gpus_per_node: int
-) -> Iterator[_Cells]:
+def _once_a_node(there: Sequence[_Cells], layout: StepLayout, lists: ListTable, gpus_per_node: int) -> Iterator[_Cells]:
     """Yields cells without those that a GPU before on the same node has, too. there: by tensor and GPU in order."""
     at, gone = (-1, -1), np.zeros((0, 0), np.bool_)
     for one in there:
