@@ -175,7 +175,7 @@ def test_the_layer_before_goes_while_a_layer_is_computed() -> None:
             if (one.operations.queue == HOST_QUEUE).any()
         }
         ways = [(way, layer) for way in ("forward", "backward") for layer in range(changed)]
-        assert moved == dict.fromkeys(ways, {-1})
+        assert moved == {one: {-1} for one in ways}
     assert rejected_mutants(step, 3) > 8
 
 

@@ -156,12 +156,13 @@ class TrainingMemory:
         Raises:
             ValueError: it cannot; the message names the keys.
         """
+        inputs = self.offload.replace(ACTIVATIONS, INPUTS)
         if self.offload in WITH_ACTIVATIONS and (granularity in (FULL, ADAPTIVE) or stages != 1):
             raise ValueError(
                 f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
-                f"parallel.pipeline_parallel {stages}; what a layer keeps has to be known, and all layers to be on all "
-                f"GPUs, so it takes recompute=none, selective or chunked and parallel.pipeline_parallel=1; with "
-                f"recompute={FULL} layers keep their inputs alone, as {self.offload.replace(ACTIVATIONS, INPUTS)} has it"
+                f"parallel.pipeline_parallel {stages}; layers have to keep more than their input, and all of them to "
+                f"be on all GPUs, so it takes recompute=none, selective or chunked and parallel.pipeline_parallel=1, "
+                f"or memory.offload={inputs} and recompute={FULL}"
             )
         if self.offload in WITH_INPUTS and (granularity, stages) != (FULL, 1):
             raise ValueError(

@@ -36,7 +36,7 @@ def edges_across(variants: Sequence[Variant], which: Ints, begin: Ints, num_gpus
         found.append(np.stack([before, of.brought[:, 1] + shift], axis=1)[before >= 0])
         behind = of.first[open_sends[:, 0]]
         found.append(np.stack([open_sends[:, 1], behind + shift], axis=1)[behind >= 0])
-        open_sends = np.concatenate([open_sends[behind < 0], of.sent + [0, shift]])
+        open_sends = np.concatenate([open_sends[behind < 0], of.sent + np.array([0, shift])])
         last = np.where(of.last >= 0, of.last + shift, last)
     producer, consumer = np.concatenate(found).T
     return producer, consumer

@@ -80,12 +80,12 @@ def _in_two(order: Sequence[Instance], template: int, cut: int, below: int) -> l
 
 
 class _Cells(NamedTuple):
-    """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. count: as of a contract's entry."""
+    """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. complete: the count of a contract's entry."""
 
     tensor: int
     gpu: int
     lists: tuple[int, int]
-    count: int
+    complete: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Waiting:
     def _at_hosts(self, layer: int) -> Rows:
         """Returns the entries of a layer's items in host memory."""
         return [
-            [one.tensor, layer, self.lists.number(PLACE, [self._host(one.gpu)]), *one.lists, one.count, 0, 0]
+            [one.tensor, layer, self.lists.number(PLACE, [self._host(one.gpu)]), *one.lists, one.complete, 0, 0]
             for one in self.sent
         ]
 
@@ -163,11 +163,9 @@ def _by_gpu(row: Sequence[int], layout: StepLayout, lists: ListTable) -> Iterato
         for gpu in lists.rows[places].tolist():
             yield _Cells(tensor, gpu, (first, second), count)
         return
-    home = layout.tensors[tensor].home  # of tokens, the only axis of what contracts have at home of a layer
+    (axis,), home = layout.tensors[tensor].axes, layout.tensors[tensor].home  # what is at home is of tokens alone
     for gpu in np.unique(home).tolist():
-        yield _Cells(
-            tensor, gpu, (lists.number(layout.tensors[tensor].axes[0], np.flatnonzero(home == gpu)), -1), count
-        )
+        yield _Cells(tensor, gpu, (lists.number(axis, np.flatnonzero(home == gpu)), -1), count)
 
 
 def _once_a_node(there: Sequence[_Cells], layout: StepLayout, lists: ListTable, gpus_per_node: int) -> Iterator[_Cells]:
@@ -185,7 +183,7 @@ def _once_a_node(there: Sequence[_Cells], layout: StepLayout, lists: ListTable, 
             yield one
             continue
         for parts, columns in _rectangles(fresh):
-            inside = zip(sides, (parts, columns), one.lists, axes + ("",), strict=False)
+            inside = zip(sides, (parts, columns), one.lists, (*axes, ""), strict=False)
             numbers = [lists.number(axis, side[mine]) if which >= 0 else -1 for side, mine, which, axis in inside]
             yield one._replace(lists=(numbers[0], numbers[1]))
 
