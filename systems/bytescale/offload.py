@@ -1,10 +1,10 @@
-"""ByteScale's offloading: over how few ranks a sequence may be cut where its layers' inputs wait in host memory.
+"""ByteScale's offloading: over how few ranks a sequence may be cut where what its layers keep waits in host memory.
 
 The paper's first algorithm has, for a sequence of s tokens that is longer than C, which a GPU holds, a share r of the
 activations of all layers but two on hosts, as large as transfers take no longer than what is computed meanwhile, and
 so D(s) = ceil((2 Act(s) + (1 - r) (l - 2) Act(s)) / (l Act(C))) ranks (arXiv 2502.21231, section 4). Here what waits is
-inputs of layers, of the first ones, and what a GPU holds with so many of them away is what planners' memory says, which
-has two inputs and a layer at work in it.
+of the first layers, all that they keep (memory.offload=activations, the paper's) or their inputs, and what a GPU holds
+with so many of them away is what planners' memory says, which has two layers' and a layer at work in it.
 """
 
 from dataclasses import replace
@@ -12,16 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.recompute import kept_activation_bytes
 from zbench.describe.checks import FEWEST
 from zbench.plans.plan import Ints
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 
 def tokens_with_hosts(lengths: Ints, cost: Cost) -> Ints | None:
-    """Returns the tokens of each sequence that a rank may have, int64 [n]: what a GPU holds with as many layers' inputs
-    on hosts as are behind the sequence's own layers. None where a run does not leave their number open: what a GPU
+    """Returns the tokens of each sequence that a rank may have, int64 [n]: what a GPU holds with as many layers on
+    hosts as are behind the sequence's own layers. None where a run does not leave their number open: what a GPU
     holds is the same for all sequences then."""
-    if not (cost.model.inputs_on_hosts and cost.model.offload_layers == FEWEST):
+    if not (cost.model.layers_on_hosts and cost.model.offload_layers == FEWEST):
         return None
     layers = hidden_layers(lengths, cost)
     every, which = np.unique(layers, return_inverse=True)
@@ -30,13 +31,14 @@ def tokens_with_hosts(lengths: Ints, cost: Cost) -> Ints | None:
 
 
 def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
-    """Returns of how many layers a sequence's inputs reach host memory while all its layers are computed, int64 [n].
+    """Returns of how many layers what waits reaches host memory while all of a sequence's layers are computed, int64
+    [n]: of at most those of which something can wait there.
 
     Ranks that share a sequence have the same share of both. A backward takes longer than the forward, which is what
     counts, and links to hosts are as fast in both directions.
     """
     model, link = cost.model, cost.cluster.host
-    assert link is not None, "a run with inputs on hosts has refused a cluster without a link there"
+    assert link is not None, "a run with something of layers on hosts has refused a cluster without a link there"
     computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
-    sending = cost.message_seconds(lengths * model.hidden * model.element_bytes, link)
-    return np.minimum(model.num_layers * computing / sending, model.num_layers).astype(np.int64)
+    sending = cost.message_seconds(lengths * kept_activation_bytes(model), link)
+    return np.minimum(model.num_layers * computing / sending, model.most_offloaded).astype(np.int64)

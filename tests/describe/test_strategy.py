@@ -185,7 +185,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (
             lambda: TrainingMemory(offload="all"),
-            "memory.offload is 'all'; it takes none, inputs, optimizer or",
+            "memory.offload is 'all'; it takes none, inputs, activations, optimizer, inputs_and_optimizer or",
         ),
         (lambda: TrainingMemory("whole", "all"), "memory.loss_chunk_tokens is 'all'; it takes .*, or whole or auto"),
         (
@@ -292,6 +292,17 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stage
             ExchangeOverlap(),
             Experts(),
         )
+
+
+@pytest.mark.parametrize("offload", ["activations", "activations_and_optimizer"])
+@pytest.mark.parametrize(("level", "stages"), [("full", 1), ("adaptive", 1), ("none", 2)])
+def test_activations_wait_in_host_memory_where_they_are_kept(level: str, stages: int, offload: str) -> None:
+    told = (
+        rf"^memory.offload is {offload} with recompute.granularity {level} and .* so it takes recompute=none, .*=full$"
+    )
+    with pytest.raises(ValueError, match=told):
+        TrainingMemory(offload=offload).check_offload(level, stages, "zero2")
+    assert TrainingMemory(offload=offload, offload_layers="auto").check_offload("selective", 1, "zero2") is None
 
 
 @pytest.mark.parametrize(("sharding", "stages"), [("none", 1), ("zero1", 2)])

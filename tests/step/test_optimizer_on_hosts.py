@@ -115,11 +115,13 @@ def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the optimizer state of tiny is 0.0 GiB"):
         check_host(FIVE, replace(cluster, host_memory=1000.0))
     both, state = replace(FIVE, offload="inputs_and_optimizer"), 14 * FIVE.total_params // 2
-    check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12), [5])
+    step = with_host_memory(whole_step(both, plans, 1, "3", 1, "full"), both, 2, [5])
+    need = state + 200 * 5 * both.hidden * both.element_bytes
+    check_host_room(step, both, replace(cluster, host_memory=float(need)), [5])
     with pytest.raises(
         ValueError, match=r"^cluster.host_memory .* are 0.0 GiB, beside 0.0 GiB of optimizer state: use"
     ):
-        check_host_room(both, plans, 1, replace(cluster, host_memory=state + 200 * 5 * 12 - 1), [5])
+        check_host_room(step, both, replace(cluster, host_memory=need - 1.0), [5])
     with pytest.raises(ValueError, match=r"^memory.offload has optimizer and layers are in stages"):
         with_optimizer_on_hosts(whole_step(FIVE, plans, 1, "3", stages=2), 2)
     with pytest.raises(

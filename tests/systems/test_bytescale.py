@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -390,12 +391,12 @@ def test_as_published_a_stretch_is_what_a_gpu_holds() -> None:
 HOST = {"host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13}
 
 
-def offloading(rate: float, layers: int | str = "auto", memory: float = 30e9) -> Cost:
-    """Eight GPUs with a link to their hosts of `rate` bytes/s."""
+def offloading(rate: float, layers: int | str = "auto", memory: float = 30e9, **model: Any) -> Cost:
+    """Eight GPUs with a link to their hosts of `rate` bytes/s; inputs of layers go there unless the model says else."""
     cost = small(1, 8, memory=memory)
     cluster = replace(cost.cluster, host_bandwidth=rate, **HOST)
-    recomputing = replace(cost.model, num_layers=32, recompute="full", sharding="zero3", loss_chunk_tokens="auto")
-    return make_cost(cluster, replace(recomputing, offload="inputs", offload_layers=layers), False)
+    of = {"num_layers": 32, "recompute": "full", "sharding": "zero3", "loss_chunk_tokens": "auto", "offload": "inputs"}
+    return make_cost(cluster, replace(cost.model, offload_layers=layers, **(of | model)), False)
 
 
 def without(cost: Cost, layers: int) -> Cost:
@@ -417,6 +418,27 @@ def test_as_many_layers_inputs_on_hosts_as_a_sequence_hides() -> None:
     assert held is not None
     assert held.tolist() == [capacity_tokens(without(cost, each)) for each in layers.tolist()]
     assert tokens_with_hosts(lengths, offloading(2e9, "all")) is None
+
+
+@pytest.mark.parametrize(("level", "hiddens"), [("none", 0), ("selective", 1)])
+def test_algorithm_1_with_activations(level: str, hiddens: int) -> None:
+    """All that layers keep goes to hosts, but the last one's: at the same link fewer layers are hidden than of inputs,
+    and a sequence's ranks hold more tokens than with none."""
+    cost, lengths = offloading(20e9, recompute=level, offload="activations"), np.array([100, 30_000, 1_000_000])
+    layers, model = hidden_layers(lengths, cost), cost.model
+    e, columns = model.element_bytes, 3 * model.active_ffn
+    each = 4 * e * model.hidden + 2 * e * model.head_dim * (model.num_heads + model.num_kv_heads)
+    each += model.lse_bytes * model.num_heads + e * columns - hiddens * e * (model.hidden + columns)
+    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
+    wanted = model.num_layers * computing / (lengths * each / 16e9)
+    assert layers.tolist() == np.minimum(wanted, 31).astype(int).tolist()
+    assert 0 < layers[0] <= layers[1] < layers[2] == 31
+    inputs = hidden_layers(lengths, offloading(20e9))
+    assert (layers[:2] < inputs[:2]).all()
+    held = tokens_with_hosts(lengths, cost)
+    assert held is not None
+    assert held.tolist() == [capacity_tokens(without(cost, count)) for count in layers.tolist()]
+    assert capacity_tokens(without(cost, 0)) < held[0] < held[2]
 
 
 def test_a_long_sequence_takes_fewer_ranks_where_it_hides_its_transfers() -> None:

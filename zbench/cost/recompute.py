@@ -27,6 +27,14 @@ def layer_activation_bytes(model: Model) -> int:
     return 4 * e * model.hidden + attention + 3 * e * model.active_ffn + chunk_routed_bytes(model)
 
 
+def kept_activation_bytes(model: Model) -> int:
+    """Returns the bytes per token that one layer keeps for its backward with the model's recomputation, without what is
+    sent to experts where feed-forwards are whole."""
+    if model.recompute == "full":
+        return model.element_bytes * model.hidden
+    return layer_activation_bytes(model) - (again_activation_bytes(model) if is_selective(model) else 0)
+
+
 def rows_of_token(model: Model, expert_gpus: int, expert_cut: int = 1) -> float:
     """Returns the rows that a token has with its experts on so many GPUs, one on each of those that have some: as many
     as are expected where all experts are as popular. expert_cut: GPUs that have the same experts, some columns each."""

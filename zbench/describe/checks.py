@@ -90,17 +90,17 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
         )
 
 
-def check_offload_layers(layers: int | str, inputs: bool) -> None:
-    """Raises ValueError unless `layers` is a number of layers whose inputs may wait in host memory, or all, or auto.
-    inputs: whether any wait there; else it has to be all."""
+def check_offload_layers(layers: int | str, some: bool) -> None:
+    """Raises ValueError unless `layers` is a number of layers of which something may wait in host memory, or all, or
+    auto. some: whether anything of layers waits there; else it has to be all."""
     if layers not in (ALL_LAYERS, FEWEST) and not (is_whole(layers) and 1 <= int(layers) <= MOST):
         raise ValueError(
             f"memory.offload_layers is {layers!r}; it takes a whole number from 1 to {MOST}, {ALL_LAYERS} or {FEWEST}"
         )
-    if layers != ALL_LAYERS and not inputs:
+    if layers != ALL_LAYERS and not some:
         raise ValueError(
-            f"memory.offload_layers is {layers}; without inputs of layers in memory.offload it takes {ALL_LAYERS}, or "
-            "memory.offload=inputs beside it"
+            f"memory.offload_layers is {layers}; without inputs or activations of layers in memory.offload it takes "
+            f"{ALL_LAYERS}, or memory.offload=inputs or activations beside it"
         )
 
 

@@ -32,7 +32,12 @@ RecomputeLevel = Literal["none", "selective", "chunked", "full"]
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
-NONE, INPUTS, OPTIMIZER, BOTH = OFFLOAD = ("none", "inputs", "optimizer", "inputs_and_optimizer")
+NONE, INPUTS, ACTIVATIONS, OPTIMIZER, *_ = OFFLOAD = (
+    "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
+)  # fmt: skip
+WITH_INPUTS, WITH_ACTIVATIONS, WITH_OPTIMIZER = (
+    tuple(one for one in OFFLOAD if what in one.split("_and_")) for what in (INPUTS, ACTIVATIONS, OPTIMIZER)
+)
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WORDS, VALUE = HEADS = ("words", "value")
@@ -75,9 +80,11 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
     stage_layers: how many layers each stage has, or "even".
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
-        backward, where these are all that they keep, "optimizer", its state, which CPUs update, or both.
-    offload_layers: whose inputs these are: of "all" layers, of so many first ones, or "auto": of as few first ones of
-        each micro-batch as it fits with; planners plan as if of all.
+        backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
+        CPUs update, or that and one of the others.
+    offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones, or "auto": of as few
+        first ones of each micro-batch as it fits with; planners plan as if of all. The last layer's activations stay,
+        as its backward is next.
     Of these, recompute, its layers, sharding, both numbers of tokens, offload, its layers, both degrees and stages'
     layers are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
@@ -110,7 +117,9 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
-    offload: Literal["none", "inputs", "optimizer", "inputs_and_optimizer"] = "none"
+    offload: Literal[
+        "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
+    ] = "none"
     offload_layers: int | str = ALL_LAYERS
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -157,7 +166,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         if self.recompute_layers != ALL_LAYERS:
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
-        check_offload_layers(self.offload_layers, self.inputs_on_hosts)
+        check_offload_layers(self.offload_layers, self.layers_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):
@@ -170,11 +179,11 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
 
     def _check_recompute_layers(self) -> None:
         check_recompute_layers(self.recompute_layers)
-        if self.recompute == NONE or self.offload in (INPUTS, BOTH):
+        if self.recompute == NONE or self.layers_on_hosts:
             what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
             raise ValueError(
                 f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a "
-                "number with selective, chunked or full and inputs on GPUs"
+                "number with selective, chunked or full and all that layers keep on GPUs"
             )
 
     @property
@@ -191,18 +200,28 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         return replace(self, pipeline_parallel=stages, stage_layers=EVEN, recompute_layers=again)
 
     @property
-    def inputs_on_hosts(self) -> bool:
-        """Whether inputs of layers wait in host memory."""
-        return self.offload in (INPUTS, BOTH)
+    def layers_on_hosts(self) -> bool:
+        """Whether something that layers keep, inputs or activations, waits in host memory."""
+        return self.offload in WITH_INPUTS + WITH_ACTIVATIONS
+
+    @property
+    def activations_on_hosts(self) -> bool:
+        """Whether all that layers keep waits in host memory."""
+        return self.offload in WITH_ACTIVATIONS
+
+    @property
+    def most_offloaded(self) -> int:
+        """The most layers of which something can wait in host memory: the last one's activations stay."""
+        return self.num_layers - self.activations_on_hosts if self.layers_on_hosts else 0
 
     @property
     def offloaded_layers(self) -> int:
-        """The layers whose inputs wait in host memory; of those that are open, the most."""
+        """The layers of which something waits in host memory; of those that are open, the most."""
         most = self.num_layers if isinstance(self.offload_layers, str) else self.offload_layers
-        return min(most, self.num_layers) if self.inputs_on_hosts else 0
+        return min(most, self.most_offloaded)
 
     def offloading(self, layers: int) -> "Model":
-        """Returns the model of whose layers so many first ones have their inputs in host memory, where some have."""
+        """Returns the model of whose layers so many first ones have in host memory what waits there of some."""
         if layers:
             return replace(self, offload_layers=layers)
         here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
@@ -211,7 +230,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     @property
     def optimizer_on_hosts(self) -> bool:
         """Whether optimizer state is in host memory, and updated there."""
-        return self.offload in (OPTIMIZER, BOTH)
+        return self.offload in WITH_OPTIMIZER
 
     # -- parameters -------------------------------------------------------------------------------
     @property

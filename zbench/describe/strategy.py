@@ -22,7 +22,18 @@ from zbench.describe.checks import (
     check_whole_number,
 )
 from zbench.describe.degrees import NESTED, ShardDegrees
-from zbench.describe.model import AUTO, BOTH, INPUTS, OFFLOAD, OPTIMIZER, RECOMPUTE, SHARDING, WHOLE
+from zbench.describe.model import (
+    ACTIVATIONS,
+    AUTO,
+    INPUTS,
+    OFFLOAD,
+    RECOMPUTE,
+    SHARDING,
+    WHOLE,
+    WITH_ACTIVATIONS,
+    WITH_INPUTS,
+    WITH_OPTIMIZER,
+)
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
@@ -136,7 +147,7 @@ class TrainingMemory:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
-        check_offload_layers(self.offload_layers, self.offload in (INPUTS, BOTH))
+        check_offload_layers(self.offload_layers, self.offload in WITH_INPUTS + WITH_ACTIVATIONS)
 
     def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
         """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
@@ -145,13 +156,21 @@ class TrainingMemory:
         Raises:
             ValueError: it cannot; the message names the keys.
         """
-        if self.offload in (INPUTS, BOTH) and (granularity, stages) != (FULL, 1):
+        inputs = self.offload.replace(ACTIVATIONS, INPUTS)
+        if self.offload in WITH_ACTIVATIONS and (granularity in (FULL, ADAPTIVE) or stages != 1):
+            raise ValueError(
+                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
+                f"parallel.pipeline_parallel {stages}; layers have to keep more than their input, and all of them to "
+                f"be on all GPUs, so it takes recompute=none, selective or chunked and parallel.pipeline_parallel=1, "
+                f"or memory.offload={inputs} and recompute={FULL}"
+            )
+        if self.offload in WITH_INPUTS and (granularity, stages) != (FULL, 1):
             raise ValueError(
                 f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
                 f"parallel.pipeline_parallel {stages}; a layer has to keep nothing but its input, and all layers to be "
                 f"on all GPUs, so it takes recompute={FULL} and parallel.pipeline_parallel=1"
             )
-        if self.offload in (OPTIMIZER, BOTH) and (stages != 1 or sharding not in SHARDING[1:]):
+        if self.offload in WITH_OPTIMIZER and (stages != 1 or sharding not in SHARDING[1:]):
             raise ValueError(
                 f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
                 "each parameter's optimizer state has to be in one host's memory, and all layers on all GPUs, so it "

@@ -101,9 +101,10 @@ def _recompute_words(step: Step) -> str:
 
 
 def _offload_words(step: Step) -> str:
-    """Returns of how many layers inputs waited in host memory, of the micro-batch with most, where that was chosen."""
+    """Returns of how many layers inputs or activations waited in host memory, of the micro-batch with most, where that
+    was chosen."""
     layers, whole = _of(step, "recompute", "offloaded_layers"), _of(step, "recompute", "of_layers")
-    return "" if layers is None else f"inputs of {max(layers)} of {whole} layers on hosts"
+    return "" if layers is None else f"{max(layers)} of {whole} layers on hosts"
 
 
 def _homes_words(step: Step) -> str:
@@ -130,6 +131,6 @@ _WORDS: Mapping[str, Callable[[Step], str]] = {  # by what others of the kind ar
     "times of experts' gradients": _late_words,
     "pieces of gradients": _pieces_words,
     "recomputation": _recompute_words,
-    "inputs on hosts": _offload_words,
+    "layers on hosts": _offload_words,
     "homes of tokens": _homes_words,
 }

@@ -1,9 +1,9 @@
-"""The layers whose inputs wait in host memory, where a run leaves them open: as few first ones as each micro-batch fits
-with.
+"""The layers whose inputs or activations wait in host memory, where a run leaves them open: as few first ones as each
+micro-batch fits with.
 
 Whether one fits is what planners reckon (zbench.cost.memory.peak), which is never less than a step's live ranges. A
 copy to a host is beside what is computed, but takes memory and the GPU's link there, and gains nothing where there is
-room. Where a micro-batch does not fit whatever is on hosts, all of them are.
+room. Where a micro-batch does not fit whatever is on hosts, all of them are that can be.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from zbench.plans.plan import Plan
 
 
 def fewest_offloaded(plan: Plan, cost: Cost) -> int:
-    """Returns the fewest layers whose inputs have to be on hosts for a micro-batch to fit, 0 if it fits as it is, all
-    if it fits with none. cost: of the plan's ranks."""
+    """Returns the fewest layers that have to have something on hosts for a micro-batch to fit, 0 if it fits as it is,
+    the most if it fits with none. cost: of the plan's ranks."""
     room = cost.cluster.device.memory_bytes
 
     def fits(layers: int) -> bool:
@@ -25,7 +25,7 @@ def fewest_offloaded(plan: Plan, cost: Cost) -> int:
 
     if fits(0):
         return 0
-    low, high = 0, cost.model.num_layers  # with `low` it does not fit
+    low, high = 0, cost.model.most_offloaded  # with `low` it does not fit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -1,7 +1,7 @@
-"""The choices that a run's strategy leaves open for every batch: what is recomputed, whose inputs wait in host memory,
-slices of exchanges, and chunks of tokens for experts.
+"""The choices that a run's strategy leaves open for every batch: what is recomputed, what waits in host memory, slices
+of exchanges, and chunks of tokens for experts.
 
-Layers whose inputs wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is
+Layers that wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is
 chosen first (zbench.simulated.recomputation), with one slice and one chunk where their numbers
 are open as well. Then slices, by playing a step with each number on the described cluster, and then the chunks
 (zbench.simulated.expert_degrees), both with the recomputation that was chosen.
@@ -53,8 +53,8 @@ class ChosenSteps:
     @property
     def _recompute_told(self) -> dict[str, Any]:
         """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
-        where the run says it; and of how many first layers of each micro-batch inputs wait in host memory, where that
-        was chosen."""
+        where the run says it; and of how many first layers of each micro-batch something waits in host memory, where
+        that was chosen."""
         model, on_hosts = self.steps.model, self.steps.offloaded
         if on_hosts is not None:
             return {"offloaded_layers": list(on_hosts), "of_layers": model.num_layers}

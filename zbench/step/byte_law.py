@@ -53,7 +53,8 @@ def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
             sizes = list(moved.items())
             for key, cells in counted.items():
                 assert rows is not None, "they are counted where rows are given"
-                sizes.append((key, int(_counted(layout, key[0], rows[number, layer + key[1]])[cells].sum())))
+                if (number, layer + key[1]) in rows:  # else there is no such layer
+                    sizes.append((key, int(_counted(layout, key[0], rows[number, layer + key[1]])[cells].sum())))
             for (tensor, offset, queue, src, dst), size in sizes:
                 if not size:
                     continue

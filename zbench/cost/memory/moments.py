@@ -110,7 +110,8 @@ def stage_moments(
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
     kept_again = of.own + of.counts[1] if is_full else of.layer - of.again  # what a layer keeps that is recomputed
-    inputs = max(recomputed - model.offloaded_layers, min(2, recomputed))  # the others wait in host memory
+    away, two = model.offloaded_layers, min(2, layers)  # what waits on hosts is of layers that are all alike
+    here = max(layers - away, 1 if model.activations_on_hosts else two) if away else layers
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work = list[MomentLine]()
     if rest:
@@ -120,11 +121,21 @@ def stage_moments(
         beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)
         made = spread.layer if is_full else 3 * spread.columns
         at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
-    kept = rest * of.layer + inputs * kept_again
-    kept_spread = rest * spread.layer + recomputed * (0.0 if is_full else spread.kept)
-    received = rest if is_full and recomputed else layers
-    fixed = of.fixed * (rest if is_full else layers) + of.counts[0] * layers
+    kept_spread_again = 0.0 if is_full else spread.kept
+    kept = min(rest, here) * of.layer + min(recomputed, here) * kept_again
+    kept_spread = min(rest, here) * spread.layer + min(recomputed, here) * kept_spread_again
+    received = rest if is_full and recomputed else here
+    fixed = of.fixed * (min(rest, here) if is_full else here) + of.counts[0] * layers
+    if here < two:  # a layer at work beside the one that was brought, or is sent
+        sizes = (of.layer, spread.layer) if rest else (kept_again, kept_spread_again)
+        at_work = [_with_layer(line, *sizes, of.fixed) for line in at_work]
     return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), _loss(cost, of, tp, whole.loss))
+
+
+def _with_layer(line: MomentLine, token: float, spread: float, fixed: float) -> MomentLine:
+    """Returns a moment with one more layer's activations. token, spread, fixed: bytes of what it keeps."""
+    more = {"constant": line.constant + fixed, "token": line.token + token, "spread": line.spread + spread}
+    return line._replace(received=line.received + 1, **more)
 
 
 def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[MomentLine]:

@@ -16,6 +16,7 @@ from zbench.simulator.rounds import later_computes, round_waits
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.dataflow.flow import Flow, template_flow
+from zbench.simulator.steps.dataflow.host_copies import edges_inside
 from zbench.simulator.steps.dataflow.messages import leaders
 from zbench.simulator.steps.dataflow.touched import OFFSETS, NamedPairs, named_pairs
 from zbench.step.layout import StepLayout
@@ -121,6 +122,10 @@ def _played(
     if plan is not None and any(getattr(plan, name) for name in WAITS):
         more = _planned_waits(plan, layout, ops, _message_bytes(lead, moved), Edges(producer, consumer))
         producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
+    if step.num_hosts:
+        more = [edges_inside(layout, ops, step.num_gpus)]
+        producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
+        producer, consumer = lead[producer], lead[consumer]
     edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
     edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
     rows = flow.rows.copy()

@@ -20,6 +20,7 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.hop_by_hop import HopByHop
+from zbench.simulator.steps.host_order import edges_across
 from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
 from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
@@ -218,6 +219,9 @@ def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> S
     layers = np.array([(one.layer, stage[one.variant.place]) for one in instances], np.int64)
     rows = np.column_stack([which, layers, begin[:-1]])
     between = edges_between(tables.waiting, step.num_layers, rows)
+    if step.num_hosts:
+        copies = edges_across(variants, which, begin, step.num_gpus)
+        between = np.concatenate([between[0], copies[0]]), np.concatenate([between[1], copies[1]])
     found = assembled_hops(tables.stacked, rows[:, [0, 3]], between, tables.queues)
     queues = gpu_queues(parts.cost.cluster)
     return StepProgram(tuple(instances), begin, found, variants, tables.stacked, which, tables.queues, queues)

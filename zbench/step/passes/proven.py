@@ -44,7 +44,7 @@ class ProvenSteps:
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
-    layers, None: as the model says. offloaded: of each plan, how many first layers' inputs are in host memory,
+    layers, None: as the model says. offloaded: of each plan, of how many first layers something is in host memory,
     likewise.
 
     Raises:
@@ -118,7 +118,7 @@ class ProvenSteps:
         return replace(self, recompute=recompute)
 
     def with_offloaded(self, layers: Sequence[int]) -> "ProvenSteps":
-        """Returns the steps in which inputs of so many first layers are in host memory, of each plan."""
+        """Returns the steps in which what waits of so many first layers is in host memory, of each plan."""
         return replace(self, offloaded=tuple(layers))
 
     def with_slices(self, count: int) -> "ProvenSteps":
@@ -175,8 +175,8 @@ class ProvenSteps:
         if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
             layers = [model.offloaded_layers] * len(plans) if self.offloaded is None else self.offloaded
-            check_host_room(model, plans, degree, self.cluster, layers)
             step = with_host_memory(step, model, self.cluster.gpus_per_node, layers)
+            check_host_room(step, model, self.cluster, layers)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

@@ -1,13 +1,14 @@
-"""Host memory that steps use, for inputs of layers, optimizer state, or both; and whether there is room for it."""
+"""Host memory that steps use, for what layers keep, optimizer state, or both; and whether there is room for it."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
-from zbench.plans.plan import Plan
-from zbench.step.passes.memory.inputs_on_hosts import with_inputs_on_hosts
+from zbench.step.operations import SEND
+from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.parameters.zero import MOMENT_BYTES
 from zbench.step.template import Step
@@ -43,32 +44,47 @@ def _state_bytes(model: Model, cluster: Cluster) -> int:
     return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
 
 
-def check_host_room(model: Model, plans: Sequence[Plan], degree: int, cluster: Cluster, layers: Sequence[int]) -> None:
-    """Refuses inputs of layers for which a node's host memory has no room. degree: GPUs of a plan's rank; cluster: of
-    GPUs; layers: of each plan, whose inputs go there.
+def check_host_room(step: Step, model: Model, cluster: Cluster, layers: Sequence[int]) -> None:
+    """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs;
+    layers: of each layout, of which something goes there.
 
     Raises:
         ValueError: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
-    node, state = np.arange(plans[0].num_ranks) * degree // cluster.gpus_per_node, _state_bytes(model, cluster)
-    for plan, count in zip(plans, layers, strict=True) if model.inputs_on_hosts else ():
-        tokens = int(np.bincount(node, weights=plan.tokens_per_rank).max())
-        need = tokens * count * model.hidden * model.element_bytes
+    state, what = _state_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
+    for number, count in enumerate(layers) if model.layers_on_hosts else ():
+        need = count * int(layer_host_bytes(step, number).max(initial=0))
         if need + state > cluster.host_memory:
             beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
             raise ValueError(
                 f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
-                f"the inputs of {count} layers of {tokens:,} tokens on a node are {need / 2**30:,.1f} GiB"
-                f"{beside}: use more nodes, fewer tokens, or memory.offload=none"
+                f"the {what} of {count} layers of a micro-batch on a node are {need / 2**30:,.1f} GiB{beside}: use "
+                "more nodes, fewer tokens, or memory.offload=none"
             )
 
 
+def layer_host_bytes(step: Step, layout: int) -> Ints:
+    """Returns the bytes of what one layer of a layout's micro-batch sends to each host memory, int64 [hosts]."""
+    of, found = step.layouts[layout], np.zeros(step.num_hosts, np.int64)
+    batch = np.array([of.of_batch(at) for at in range(len(of.tensors))])
+    for template in step.templates:
+        ops = template.operations
+        if template.layout == layout:
+            sends = np.flatnonzero((ops.kind == SEND) & (ops.dst >= step.num_gpus))
+            for row in ops.table[sends[batch[ops.what[sends]]]].tolist():
+                cells = of.tensors[row[1]].cell_bytes(of.index).reshape(of.shape(row[1]))
+                sides = [of.lists[which] if which >= 0 else np.zeros(1, np.int64) for which in row[4:6]]
+                found[row[3] - step.num_gpus] += cells[np.ix_(*sides)].sum()
+    return found
+
+
 def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Sequence[int]) -> Step:
-    """Returns a step with what its model has in host memory. layers: of each layout, whose inputs are there.
+    """Returns a step with what its model has in host memory. layers: of each layout, of which something is there.
 
     Raises:
         ValueError: layers are in stages.
     """
-    step = with_inputs_on_hosts(step, gpus_per_node, layers) if model.inputs_on_hosts else step
+    if model.layers_on_hosts:
+        step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)
     return with_optimizer_on_hosts(step, gpus_per_node) if model.optimizer_on_hosts else step

@@ -17,7 +17,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.passes.memory.inputs_on_hosts import OFFLOADED
+from zbench.step.passes.memory.kept_on_hosts import OFFLOADED
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
 _UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here

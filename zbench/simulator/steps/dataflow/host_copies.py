@@ -1,0 +1,36 @@
+"""The order that the clock keeps between what a GPU computes and copies of activations to and from its host.
+
+A copy from the host begins when what stands before it is computed on its GPU, as the memory that it takes is free then;
+what stands behind a copy to the host is computed when that has arrived, as it takes the memory that was sent. So a GPU
+never has more of them than the account has in plan order, however slow its link is: it waits. Frameworks keep this
+order by events between a stream of copies and the one that computes. Gradients and parameters that go to hosts and back
+(zbench.step.passes.memory.optimizer_on_hosts) have room of their own, and are not waited for.
+"""
+
+import numpy as np
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE, SEND
+
+
+def host_copies(layout: StepLayout, ops: Ints, num_gpus: int) -> tuple[Flags, Flags]:
+    """Returns which operations are copies of activations to host memory, and from there."""
+    sends = ops[:, 0] == SEND
+    batch = np.array([layout.of_batch(at) for at in range(len(layout.tensors))])
+    mine = sends & batch[np.where(sends, ops[:, 1], 0)]
+    return mine & (ops[:, 3] >= num_gpus), mine & (ops[:, 2] >= num_gpus)
+
+
+def edges_inside(layout: StepLayout, ops: Ints, num_gpus: int) -> tuple[Ints, Ints]:
+    """Returns the edges between operations of a template, (producers, consumers)."""
+    to_host, from_host = host_copies(layout, ops, num_gpus)
+    edges, computes = list[tuple[int, int]](), (ops[:, 0] == COMPUTE) & (ops[:, 2] < num_gpus)
+    for gpu in np.unique(np.concatenate([ops[to_host, 2], ops[from_host, 3]])).tolist():
+        own = np.flatnonzero(computes & (ops[:, 2] == gpu))
+        for at in np.flatnonzero(to_host & (ops[:, 2] == gpu)).tolist():
+            edges += [(at, int(own[behind]))] if (behind := np.searchsorted(own, at)) < len(own) else []
+        for at in np.flatnonzero(from_host & (ops[:, 3] == gpu)).tolist():
+            edges += [(int(own[before - 1]), at)] if (before := np.searchsorted(own, at)) else []
+    producer, consumer = np.array(edges, np.int64).reshape(-1, 2).T
+    return producer, consumer
