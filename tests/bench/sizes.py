@@ -22,11 +22,7 @@ ESTIMATE, WHOLE = "estimate", "executor=simulated"  # planners' estimate, which 
 JOBS = [
     *(("ring", ESTIMATE, f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
     *(("allgather", ESTIMATE, f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
-    *(
-        (system, ESTIMATE, f"cluster.num_nodes={nodes}")
-        for system in ("fcp", "local_packing")
-        for nodes in (256, 1024)
-    ),
+    *((system, ESTIMATE, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
     *((system, ESTIMATE, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
     *((system, WHOLE, f"cluster.num_nodes={nodes}") for system in ("ring", "allgather") for nodes in (8, 16, 32)),
     ("ring", WHOLE, "cluster.num_nodes=8", "parallel.tensor_parallel=2"),

@@ -525,6 +525,12 @@ def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, 
         Parts.of(asked.config, asked.settings)
 
 
+def test_a_trace_takes_an_executor_that_traces_steps(tmp_path: Path) -> None:
+    asked = request(tmp_path / "r.jsonl", trace="t.json", executor={"_target_": "tests.run.test_run.Measured"})
+    with pytest.raises(ValueError, match=r"^trace is t.json; the run's executor traces no steps, executor=simulated"):
+        Parts.of(asked.config, asked.settings)
+
+
 @pytest.mark.parametrize("group", STRATEGY)
 def test_a_group_of_the_strategy_takes_its_own_class_alone(group: str, tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", **{group: {"_target_": "zbench.track.Nothing"}})

@@ -119,9 +119,7 @@ def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path)
 
 def test_who_is_measured_has_no_world(tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", world=SLOW, executor={"_target_": "tests.run.test_run.Measured"})
-    told = (
-        r"world is not nominal \(latencies x 1000\); .* only executor=simulated has"
-    )
+    told = r"world is not nominal \(latencies x 1000\); .* only executor=simulated has"
     with pytest.raises(ValueError, match=told):
         Parts.of(asked.config, asked.settings)
 

@@ -9,7 +9,17 @@ compare as equal.
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import CHOICES, GONE, GONE_TARGETS, ITERATION_KEYS, KEYS, MOVED, REGROUPED, RUN_KEYS, VALUES
+from zbench.record.old_names import (
+    CHOICES,
+    GONE,
+    GONE_TARGETS,
+    ITERATION_KEYS,
+    KEYS,
+    MOVED,
+    REGROUPED,
+    RUN_KEYS,
+    VALUES,
+)
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")

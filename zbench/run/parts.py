@@ -260,8 +260,8 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
         raise ValueError(f"world: {kind} is no zbench.describe.worlds.World, whose keys are what can be changed")
     if world != World() and not simulated:
         raise ValueError(
-            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has one, and "
-            "what is measured takes world=nominal"
+            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has "
+            "one, and what is measured takes world=nominal"
         )
     return world
 
