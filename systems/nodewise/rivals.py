@@ -77,7 +77,7 @@ class Rivals:
 
     def _unusual_or_pipelines(self, even: Plans, batch: Batch) -> Plans:
         """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
-        attention's clock, which has no gathers beside messages."""
+        planners' estimate, which has no gathers beside messages."""
         system = self.pipelines()
         plans, executor = system.plan(batch), StepEstimate(self.cost)
         other = executor.step(batch, even)
@@ -90,7 +90,7 @@ class Rivals:
 
     def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
         """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are played by
-        attention's clock."""
+        planners' estimate."""
         if self.cost.pp == 1:
             need = max(need_bytes(plan, self.cost) for plan in plans)
             layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)

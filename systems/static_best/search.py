@@ -32,7 +32,7 @@ SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
 CONFIRMED = 16  # batches that the best are played on at last where a sample has more than they are judged on
 BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
-HOPELESS = 1.5  # times a rival by attention's clock: a judgement; of those looked at whole steps turned 1.23 at most
+HOPELESS = 1.5  # times a rival by planners' estimate: a judgement; of those looked at whole steps turned 1.23 at most
 
 Timed = tuple[float, Candidate]
 

@@ -105,10 +105,6 @@ def test_a_step_keeps_its_strategy(
     assert __main__.main() == 0
     assert json.loads(Path("q").read_text()) == json.loads(Path("p.plan").read_text())
     capsys.readouterr()
-    with pytest.raises(
-        ValueError, match="only runs with executor=simulated, torch_whole_step or desk_whole_step have that"
-    ):
-        zbench.simulate(step, executor="simulated_attention")
 
 
 def test_a_strategy_says_where_tokens_live_that_go_to_experts(tmp_path: Path) -> None:

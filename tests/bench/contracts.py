@@ -24,7 +24,6 @@ from zbench.contracts.bound import contract_bound_seconds, ring_sizes
 from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import AlignedPow2Rings, AnyRings, Contract, EqualTokenPermutation, WholeOnDP
 from zbench.contracts.schedule import ContractError, SampleSchedule, Schedule
-from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -34,7 +33,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.dynamic_cp import DynamicCP
 from zbench.systems.in_contract.candidates import (
     SHIPPED,
@@ -241,11 +240,11 @@ def _cell(overrides: list[str]) -> Iterator[list[float]]:
         shipped = [DynamicCP(cost, pack_tokens=times * even).plan(batch) for times in SHIPPED]
         played = [_seconds(batch, one, cost) for one in (plans, nodewise.plan(batch), *shipped)]
         contract = contract_bound_seconds(batch, AlignedPow2Rings(ranks), cost)
-        yield [bound_seconds(batch, cost), contract, *played, spent]
+        yield [Simulated(cost).bound_seconds(batch), contract, *played, spent]
 
 
 def _seconds(batch: Batch, plans: tuple, cost: Cost) -> float:
-    result = StepEstimate(cost).step(batch, plans)
+    result = Simulated(cost).step(batch, plans)
     return float("inf") if result.out_of_memory else result.seconds
 
 

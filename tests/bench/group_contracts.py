@@ -24,7 +24,6 @@ from zbench.advise.torchtitan import cp_settings
 from zbench.advise.verl import balance_settings
 from zbench.contracts.bound import contract_bound_seconds
 from zbench.contracts.contract import Contract, EqualTokenPermutation, WholeOnDP
-from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
@@ -33,7 +32,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.run.warm import warm
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.in_contract.planner import InContract
 from zbench.systems.torch_cp.balancers import BALANCERS
 from zbench.systems.torch_cp.planner import TorchCP
@@ -62,7 +61,7 @@ class Cell:
         total = 0.0
         for batch in self.batches:
             try:
-                result = StepEstimate(self.cost).step(batch, system.plan(batch))
+                result = Simulated(self.cost).step(batch, system.plan(batch))
             except ValueError:
                 return float("inf")
             total += float("inf") if result.out_of_memory else result.seconds
@@ -134,7 +133,7 @@ def table(framework: str, nodes: int) -> None:
         own, planner, took = _planned(cell, planners)
         inside = contract_of(framework, planner.degree or 1, cell.cost.cluster.num_ranks)
         limit = sum(contract_bound_seconds(batch, inside, cell.cost) for batch in cell.batches)
-        any_plan = sum(bound_seconds(batch, cell.cost) for batch in cell.batches)
+        any_plan = sum(Simulated(cell.cost).bound_seconds(batch) for batch in cell.batches)
         seconds = (limit, own, cell.best(shipped), cell.seconds(default), cell.seconds(cell.nodewise))
         means.append([any_plan / one for one in seconds])
         gains.append([seconds[2] / own, seconds[3] / own])

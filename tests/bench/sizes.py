@@ -15,39 +15,38 @@ from zbench.run.checks.price import priced
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
+from zbench.simulator.estimate.step import StepEstimate
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
-ATTENTION, WHOLE = "executor=simulated_attention", "executor=simulated"
+ESTIMATE, WHOLE = "estimate", "executor=simulated"  # planners' estimate, which needs nothing beside the plans
 JOBS = [
-    *(("ring", ATTENTION, f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
-    *(("allgather", ATTENTION, f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
-    *(
-        (system, ATTENTION, f"cluster.num_nodes={nodes}")
-        for system in ("fcp", "local_packing")
-        for nodes in (256, 1024)
-    ),
-    *((system, ATTENTION, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
+    *(("ring", ESTIMATE, f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
+    *(("allgather", ESTIMATE, f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
+    *((system, ESTIMATE, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
+    *((system, ESTIMATE, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
     *((system, WHOLE, f"cluster.num_nodes={nodes}") for system in ("ring", "allgather") for nodes in (8, 16, 32)),
     ("ring", WHOLE, "cluster.num_nodes=8", "parallel.tensor_parallel=2"),
     ("ring", WHOLE, "cluster.num_nodes=8", "model=llama_7b_pp4"),
 ]
 
 
-def taken(system: str, *overrides: str) -> None:
+def taken(system: str, by: str, *overrides: str) -> None:
     """One step planned, proven and played, in this process."""
+    estimated = by == ESTIMATE
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [f"system={system}", "tracker=none", *overrides])
+        config = compose("config", [f"system={system}", "tracker=none", *([] if estimated else [by]), *overrides])
     parts = Parts.of(config, Settings.of(config))
+    executor = StepEstimate(parts.cost) if estimated else parts.executor
     made = make_system(config, parts.cost)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, parts.executor)
+    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, executor)
     batch = parts.batch(0)
     plans = made.plan(batch)
     verify_step(batch, plans)
-    parts.executor.step(batch, plans)
+    executor.step(batch, plans)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
-        f"{system} {' '.join(overrides)}: {len(batch.lengths):,} sequences on {price.ranks:,} ranks; estimated "
+        f"{system} {by} {' '.join(overrides)}: {len(batch.lengths):,} sequences on {price.ranks:,} ranks; estimated "
         f"{price.memory_bytes / 1e6:,.1f} MB, taken {used / 1e6:,.1f} MB",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Whole steps beside executor=simulated_attention, the older clock: seconds of the step, and what each takes to tell.
+"""Whole steps beside planners' estimate of them: seconds of the step, and what each takes to tell.
 
 python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
                                                # (cluster.num_nodes=32: of another configuration)

@@ -3,7 +3,7 @@
 python -m tests.bench.strategies [tokens_per_gpu ...]   # a800_4x8, llama_7b, longtail_128k; about a minute
 
 All of it is simulated. Plans are made for each choice, so that a system's micro-batches follow the memory that it has.
-`older` is executor=simulated_attention, `step` executor=simulated; in brackets over older. `no links`: with links a
+`older` is planners' estimate, `step` executor=simulated; in brackets over older. `no links`: with links a
 thousand times as fast, over older with the same.
 """
 

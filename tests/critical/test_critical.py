@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.test_report import made
+from tests.report.test_report import made, of_attention
 from zbench.critical import __main__ as critical
 from zbench.record.record import read
 
@@ -15,8 +15,9 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of two whole steps, then one by the other clock."""
     folder = tmp_path_factory.mktemp("critical")
     made(folder, "system=ring", "workload=prolong64k", "baseline=null")
-    settings = ["executor=simulated_attention", "workload=prolong64k", "baseline=null", "steps=1"]
-    return made(folder, "system=ring", *settings)
+    path = made(folder, "system=ring", "workload=prolong64k", "baseline=null", "steps=1")
+    of_attention(path, 1)
+    return path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -6,9 +6,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.record.old_names import CHOICES, KEYS, REGROUPED, RUN_KEYS
+from zbench.record.old_names import CHOICES, GONE, GONE_TARGETS, KEYS, REGROUPED, RUN_KEYS
 from zbench.record.renamed import (
     MOST_NESTED,
+    gone_target,
     keys_of,
     old_choice,
     old_key,
@@ -153,6 +154,18 @@ def test_an_earlier_name_of_a_choice_is_told_with_todays(group: str) -> None:
         assert old_choice(group, today) is None
         assert (CONF / group / f"{today}.yaml").is_file()
         assert not (CONF / group / f"{was}.yaml").exists()
+
+
+def test_what_is_no_choice_any_more_is_told_with_what_there_is() -> None:
+    for group, names in GONE.items():
+        for was, instead in names.items():
+            assert old_choice(group, was) == f"{group}={was} is no more; {instead}"
+            assert not (CONF / group / f"{was}.yaml").exists()
+            assert (CONF / group / f"{instead.split()[0].removeprefix(f'{group}=')}.yaml").is_file()
+    for target, choice in GONE_TARGETS.items():
+        assert gone_target(target) == f"{choice[0]}._target_ is {target}; {old_choice(*choice)}"
+        assert not [path for path in CONF.rglob("*.yaml") if target in path.read_text()]
+    assert gone_target("zbench.simulated.executor.Simulated") is gone_target(None) is None
 
 
 @pytest.mark.parametrize("target", REGROUPED)

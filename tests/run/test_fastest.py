@@ -176,7 +176,6 @@ def test_an_open_limit_is_chosen_and_a_given_one_stays(monkeypatch: pytest.Monke
 def test_nodewise_settles_before_a_run_what_its_lengths_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow network pipelines are slower with long documents and faster with short ones."""
     words = ("cluster.nic_bandwidth=30 Gbit/s", "tokens_per_gpu=4096", "system=nodewise", "baseline=null")
-    words = (*words, "executor=simulated_attention")
     chosen = {}
     for kind, length in (("long", 65_536), ("short", 512)):
         *_, run = call(monkeypatch, *words, "workload=fixed", f"workload.length={length}")

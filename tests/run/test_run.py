@@ -154,7 +154,7 @@ def request(
             "cluster": CLUSTER,
             "model": MODEL,
             **STRATEGY,
-            "executor": {"_target_": "zbench.simulator.estimate.step.StepEstimate"},
+            "executor": {"_target_": "zbench.simulated.executor.Simulated"},
             "tracker": {"_target_": "zbench.track.Nothing"},
             **changes,
         }
@@ -331,10 +331,11 @@ def test_how_a_run_ended_is_recorded(
 
 
 def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (done, *_) = run_with_baseline(request(tmp_path / "big.jsonl"))
+    measured = {"_target_": "tests.run.test_run.Measured"}
+    (done, *_) = run_with_baseline(request(tmp_path / "big.jsonl", executor=measured))
     peak = max(done.steps[0]["peak_bytes"])
     small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": peak - 1}}
-    run_with_baseline(request(tmp_path / "r.jsonl", cluster=small))
+    run_with_baseline(request(tmp_path / "r.jsonl", cluster=small, executor=measured))
     printed = capsys.readouterr().out
     assert "mine runs out of memory: needs" in printed
     assert "tokens/s" in printed
@@ -488,7 +489,7 @@ def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: P
     assert len(system.plan(parts.workload.batch(0))) == 2
     done = run_with_baseline(asked)
     assert len(done[-1].steps[0]["linear_seconds"]) == 4
-    assert 0 < done[-1].steps[0]["phases"]["bubble"] < done[-1].steps[0]["seconds"]
+    assert 0 < max(done[-1].steps[0]["seconds_for"]["waiting_stages"]) < done[-1].steps[0]["seconds"]
 
 
 def test_a_system_s_plans_get_the_homes_that_experts_want(tmp_path: Path) -> None:
@@ -507,7 +508,7 @@ def test_a_system_s_plans_get_the_homes_that_experts_want(tmp_path: Path) -> Non
 def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
     parallel = degrees(**{f"{kind}_parallel": 2})
     asked = request(tmp_path / "r.jsonl", parallel=parallel, executor={"_target_": "mine.Trainer"})
-    told = f"parallel.{kind}_parallel is 2; only executor=simulated, simulated_attention and torch_whole_step have"
+    told = f"parallel.{kind}_parallel is 2; only executor=simulated, torch_whole_step and desk_whole_step have"
     with pytest.raises(ValueError, match=f"^{told}"):
         Parts.of(asked.config, asked.settings)
 
@@ -518,9 +519,15 @@ def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_pat
 )
 def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, value: float, tmp_path: Path) -> None:
     own = {**STRATEGY[group], key: value}
-    asked = request(tmp_path / "r.jsonl", **{group: own})
+    asked = request(tmp_path / "r.jsonl", **{group: own}, executor={"_target_": "tests.run.test_run.Measured"})
     told = rf"^{group}.{key} is {value}; only runs with executor=simulated, torch_whole_step or desk_whole_step have"
     with pytest.raises(ValueError, match=told):
+        Parts.of(asked.config, asked.settings)
+
+
+def test_a_trace_takes_an_executor_that_traces_steps(tmp_path: Path) -> None:
+    asked = request(tmp_path / "r.jsonl", trace="t.json", executor={"_target_": "tests.run.test_run.Measured"})
+    with pytest.raises(ValueError, match=r"^trace is t.json; the run's executor traces no steps, executor=simulated"):
         Parts.of(asked.config, asked.settings)
 
 

@@ -16,7 +16,7 @@ from zbench.record.rows import rows, setting
 from zbench.run.parts import Parts
 from zbench.run.replay import Replay
 from zbench.run.run import run_with_baseline
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 
 MASKS = ("causal", "full", "window:9")
@@ -34,7 +34,7 @@ def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
         assert str(replay.cost.model.mask) == one.start["config"]["mask"]
         for line in one.steps:
             batch, plans = replay.step(line)
-            assert StepEstimate(replay.cost).step(batch, plans).seconds == line["seconds"]
+            assert Simulated(replay.cost).step(batch, plans).seconds == line["seconds"]
             assert line.get("pairs") in (None, replay.cost.model.mask.pairs(batch.lengths))
     assert len({str(setting(one.start)) for one in found}) == 3
     assert len({run_place(one) for one in found}) == 3

@@ -19,7 +19,7 @@ from zbench.record.rows import rows
 from zbench.run.parts import Parts
 from zbench.run.replay import Replay
 from zbench.run.run import run_with_baseline
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.standing.__main__ import main as standing
 from zbench.systems.ring import Ring
 
@@ -72,7 +72,7 @@ def test_the_nominal_world_is_to_the_bit_what_it_was_without_worlds(tmp_path: Pa
     assert (parts.cost.cluster, parts.cost.model) == parts.nominal
     assert "world" not in parts.facts()
     (done,) = run_with_baseline(asked)
-    plain = StepEstimate(Cost(*parts.nominal))
+    plain = Simulated(Cost(*parts.nominal))
     for step in done.steps:
         batch = parts.batch(step["step"])
         assert plain.step(batch, Ring(plain.cost).plan(batch)).seconds == step["seconds"]
@@ -99,7 +99,7 @@ def test_a_recorded_world_is_made_again(tmp_path: Path) -> None:
     for one in recorded(out):
         replay = Replay.of(one, trust=True)
         for line in one.steps:
-            assert StepEstimate(replay.cost).step(*replay.step(line)).seconds == line["seconds"]
+            assert Simulated(replay.cost).step(*replay.step(line)).seconds == line["seconds"]
         nominal = replay.parts.nominal.cluster
         assert (replay.system.cost.cluster == nominal) == (one.start["config"]["planners_see"] == "nominal")
 
@@ -119,9 +119,7 @@ def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path)
 
 def test_who_is_measured_has_no_world(tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", world=SLOW, executor={"_target_": "tests.run.test_run.Measured"})
-    told = (
-        r"world is not nominal \(latencies x 1000\); .* only executor=simulated and executor=simulated_attention have"
-    )
+    told = r"world is not nominal \(latencies x 1000\); .* only executor=simulated has"
     with pytest.raises(ValueError, match=told):
         Parts.of(asked.config, asked.settings)
 

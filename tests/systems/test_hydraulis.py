@@ -404,6 +404,6 @@ def test_settings_that_cannot_be_are_told_in_a_sentence(settings_: dict, fault: 
 
 def test_an_executor_without_pipelines_takes_single_ranks_only() -> None:
     cost = replace(small(1, 8), pipelines=False)
-    with pytest.raises(ValueError, match=r"system.tp_pp_pairs has \[8, 1\]; only executor=simulated_attention"):
+    with pytest.raises(ValueError, match=r"system.tp_pp_pairs has \[8, 1\]; only executor=simulated and"):
         Hydraulis(cost, [[8, 1], [1, 1]])
     assert Hydraulis(cost).objective.size.tolist() == [1]

@@ -35,7 +35,7 @@ from zbench.record.records import read_all
 from zbench.record.rows import Row, rows
 from zbench.run.checks.contract import plans_of
 from zbench.run.checks.price import MOST_TOKENS
-from zbench.simulated.clocks import SIMULATED, clock_named
+from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import in_expert_homes
 
 CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
@@ -106,7 +106,7 @@ def planned(
     """
     check_boolean(PIPELINES, pipelines)
     if step.strategy != USUAL_STRATEGY:
-        clock_named(SIMULATED, step.cost, step.strategy)  # refuses what there are no steps of
+        Simulated(step.cost, **step.strategy.arguments)  # refuses what there are no steps of
     with compiling_told():
         chosen = pipelines and step.strategy.plans_pipelines and in_whole_steps(step.cost)
         cost = replace(step.cost, pipelines=chosen, even_slices=True)
@@ -136,7 +136,6 @@ def simulate(
     cluster: Named | Cluster | None = None,
     model: Named | Model | None = None,
     world: Worlds = None,
-    executor: str = SIMULATED,
 ) -> StepResult:
     """Plays a step on its cluster's clock; the seconds are simulated. step: plans, or the path of a plan file.
 
@@ -145,18 +144,17 @@ def simulate(
         print(zbench.simulate(step, world="latency_3").seconds)  # as planned, where latencies are not as described
 
     cluster, model: those that the plans have to be for, as of `load`: a step is played on the machine it was planned
-    for, and nowhere else. world: what is otherwise on that machine than the planner was told, as of `plan`. executor:
-    "simulated", which plays the whole step, or "simulated_attention", which plays attention and adds the rest.
+    for, and nowhere else. world: what is otherwise on that machine than the planner was told, as of `plan`.
 
     Raises:
         ValueError: the file is no plan file (StepPlans.load), the plans are for another cluster or model, their
-            machine has no such world, or there is no such executor.
+            machine has no such world.
     """
     with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
         _check_for(found, cluster, model)
         cost = make_cost(*machine_in(world, found.cluster, found.model))
-        return clock_named(executor, cost, found.strategy).step(found.batch, found.plans)
+        return Simulated(cost, **found.strategy.arguments).step(found.batch, found.plans)
 
 
 def bound(
@@ -167,13 +165,12 @@ def bound(
     mask: str | None = None,
     strategy: Mapping[str, str | Mapping[str, Any]] | None = None,
     world: Worlds = None,
-    executor: str = SIMULATED,
 ) -> float:
     """Returns the seconds of a step that no plan of these lengths can beat under the same cost model.
 
         seconds = zbench.bound([600, 50, 3], cluster="local_2x2", model="tiny")
 
-    Arguments are as of `plan`. executor: whose steps they are, as of `simulate`.
+    Arguments are as of `plan`.
 
     Raises:
         ValueError: a length, name or size cannot be, in one sentence.
@@ -182,7 +179,7 @@ def bound(
     with told():
         made, own = trained_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)
-        return clock_named(executor, make_cost(*machine), own).bound_seconds(StepPlans((), numbers, *machine).batch)
+        return Simulated(make_cost(*machine), **own.arguments).bound_seconds(StepPlans((), numbers, *machine).batch)
 
 
 def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | Model | None = None) -> StepPlans:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from zbench.api.functions import checked_lengths
 from zbench.console.command import Parser
 from zbench.describe.arrays import Ints
+from zbench.record.renamed import old_choice
 from zbench.workloads.read_lengths import read_lengths
 
 Keys = dict[str, Any]
@@ -28,6 +29,8 @@ def command_settings(
         key, equals, value = word.partition("=")
         group, dot, inner = key.partition(".")
         if not equals or group not in groups or (dot and group in keyless):
+            if told := old_choice(key, value):
+                raise ValueError(told)
             takes = "=, ".join(groups)
             raise ValueError(
                 f"{word!r} is no setting of {command}; it takes {takes}=, and keys such as {groups[0]}.KEY=VALUE"

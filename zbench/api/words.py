@@ -24,7 +24,7 @@ from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import VARIANT
 from zbench.planned.step import StepPlans
-from zbench.simulated.clocks import SIMULATED, clock_named
+from zbench.simulated.executor import Simulated
 
 _PLANNED = ("mask", VARIANT, PIPELINES)  # settings of plans that are one word
 _GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
@@ -69,7 +69,7 @@ def simulate_words(words: Sequence[str]) -> int:
         "settings",
         nargs="*",
         metavar="KEY=VALUE",
-        help="world=NAME, world.KEY=VALUE (docs/worlds.md), executor=simulated_attention",
+        help="world=NAME, world.KEY=VALUE (docs/worlds.md)",
     )
     given = parser.parse_args(list(words))
     with told():
@@ -78,13 +78,12 @@ def simulate_words(words: Sequence[str]) -> int:
                 f"{other[0]!r} is no setting of zbench simulate: a plan file names its cluster and model; it takes "
                 "world=, for what is otherwise on that machine"
             )
-        chosen, keys = command_settings(given.settings, ("world", "executor"), ("executor",), "zbench simulate")
+        chosen, keys = command_settings(given.settings, ("world",), (), "zbench simulate")
         world = world_named(chosen.get("world"), keys["world"])
         step = StepPlans.load(given.file)
         machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
     with told():
-        clock = clock_named(chosen.get("executor", SIMULATED), make_cost(*machine), step.strategy)
-        result = clock.step(step.batch, step.plans)
+        result = Simulated(make_cost(*machine), **step.strategy.arguments).step(step.batch, step.plans)
     print(f"{step}\n{_memory(step)}" + (f"\nplayed with {world.words}" if world != World() else ""))
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")

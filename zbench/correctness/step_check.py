@@ -36,7 +36,9 @@ class StepCheck:
 def check_step(
     system: System, make: Callable[[], System], cost: Cost, batch: Batch, strategy: StepStrategy = USUAL_STRATEGY
 ) -> StepCheck:
-    """Plans, verifies and simulates the batch by both clocks, and plans it again with another system that `make` makes.
+    """Plans, verifies and simulates the batch, by planners' estimate and as a whole step, and plans it again with
+    another system that `make` makes.
+
     system: which may have planned other batches. strategy: of the whole step.
 
     Raises:

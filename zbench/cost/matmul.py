@@ -36,12 +36,10 @@ def matmul_seconds(device: Device, rows: Floats, columns: Floats, inner: Floats,
     return np.asarray(np.where(rows * columns * inner > 0, seconds, 0.0), np.float64)
 
 
-def check_shapes(device: Device, whole_steps: bool) -> None:
-    """Raises ValueError if a device's matmuls are by shape on a clock that has one rate for all of them.
-
-    whole_steps: whether the clock is that of whole steps, which knows shapes.
-    """
-    if device.matmul_shapes and not whole_steps:
+def check_no_shapes(device: Device) -> None:
+    """Raises ValueError if a device's matmuls are by shape, where there is one rate for all of them: everywhere but on
+    the clock of whole steps."""
+    if device.matmul_shapes:
         raise ValueError(
             "cluster.device.matmul_shapes is True (as in world=matmul_shapes); only executor=simulated plays matmuls "
             "by their shape, everything else takes False"

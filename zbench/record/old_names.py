@@ -124,6 +124,14 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
     "experts": {"even": "sequential"},
     "model": {"deepseek_moe_16b_routed": "deepseek_moe_16b"},
 }
+# By group of conf/: choices that are no more, and what there is instead.
+GONE: Mapping[str, Mapping[str, str]] = {
+    "executor": {"simulated_attention": "executor=simulated plays whole steps, attention and all the rest"}
+}
+# By `_target_`: classes that yamls named once, by group and choice; they are no choice of users today.
+GONE_TARGETS: Mapping[str, tuple[str, str]] = {
+    "zbench.simulator.estimate.step.StepEstimate": ("executor", "simulated_attention")
+}
 # By key as it is typed today: earlier words for its values.
 VALUES: Mapping[str, Mapping[object, str]] = {"memory.loss_chunk_tokens": {"chunked": "auto"}}
 # By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into

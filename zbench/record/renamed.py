@@ -9,7 +9,17 @@ compare as equal.
 from collections.abc import Mapping
 from typing import Any
 
-from zbench.record.old_names import CHOICES, ITERATION_KEYS, KEYS, MOVED, REGROUPED, RUN_KEYS, VALUES
+from zbench.record.old_names import (
+    CHOICES,
+    GONE,
+    GONE_TARGETS,
+    ITERATION_KEYS,
+    KEYS,
+    MOVED,
+    REGROUPED,
+    RUN_KEYS,
+    VALUES,
+)
 
 MOST_NESTED = 50  # levels of a configuration; those of our yaml have five
 _PACKAGES = ("systems.", "workloads.")
@@ -107,9 +117,19 @@ def old_key(given: str, target: object, value: object = None) -> str | None:
 
 
 def old_choice(group: str, name: str) -> str | None:
-    """Returns a sentence that says what a choice of a group is called today, None where it has no earlier name."""
+    """Returns a sentence that says what a choice of a group is called today, or what there is instead of one that is
+    no more; None where there was none of that name."""
+    if instead := GONE.get(group, {}).get(name):
+        return f"{group}={name} is no more; {instead}"
     today = CHOICES.get(group, {}).get(name)
     return None if today is None else f"{group}={name} is called {group}={today} today"
+
+
+def gone_target(target: object) -> str | None:
+    """Returns a sentence that says what there is instead of a `_target_` that yamls may name no more; None where it is
+    not of those."""
+    choice = GONE_TARGETS.get(target) if isinstance(target, str) else None
+    return None if choice is None else f"{choice[0]}._target_ is {target}; {old_choice(*choice)}"
 
 
 def old_keys(target: object) -> frozenset[str]:

@@ -195,7 +195,7 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured the one that plays attention. Models beside the actor have the same
+    """Returns the run's clock; of what is measured planners' estimate. Models beside the actor have the same
     mesh whatever is chosen for the actor."""
     executor = parts.executor
     if isinstance(executor, SimulatedIterations):
@@ -207,7 +207,7 @@ def clock_of(parts: Parts) -> Clock:
 
 def _in_homes(parts: Parts, strategy: StepStrategy) -> Clock:
     """Returns the run's clock for plans whose tokens live where they are planned, before homes are changed; what is
-    measured is judged by attention alone, with homes as planned."""
+    measured is judged by planners' estimate, with homes as planned."""
     clock = clock_of(parts)
     if strategy.experts.homes == PLANNED:
         return clock

@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from zbench import CONF
+from zbench.record.old_names import GONE_TARGETS
 
 Make = Callable[..., Any]
 _NAMED, _LATER = "_target_", "_partial_"
@@ -33,9 +34,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 @cache
 def known(group: str) -> frozenset[str]:
-    """Returns the classes that zbench's own yaml of a group (system, workload, ...) names, inner ones included."""
+    """Returns the classes that zbench's own yaml of a group (system, workload, ...) names or once named, inner ones
+    included."""
     plain = [OmegaConf.to_container(OmegaConf.load(path)) for path in (CONF / group).rglob("*.yaml")]
-    return frozenset(str(node[_NAMED]) for choice in plain for node in _nodes(choice) if _NAMED in node)
+    once = {target for target, (of, _) in GONE_TARGETS.items() if of == group}
+    return frozenset(str(node[_NAMED]) for choice in plain for node in _nodes(choice) if _NAMED in node) | once
 
 
 def from_record(config: Mapping[str, Any], group: str) -> Make:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import cost_like, make_cost
-from zbench.cost.matmul import check_shapes
+from zbench.cost.matmul import check_no_shapes
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -27,18 +27,18 @@ from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
-from zbench.simulated.clocks import check_layers_alike
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
-SIMULATED_ATTENTION = "zbench.simulator.estimate.step.StepEstimate"
+# Planners' estimate, which predicts runs of attention's plans (executor=torch and desk) that are made again from their
+# records, and is the clock of records of executor=simulated_attention. No yaml may name it.
+ESTIMATE = "zbench.simulator.estimate.step.StepEstimate"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
 DESK_WHOLE_STEP = "zbench.desk.step_executor.DeskWholeStep"
 RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by whole steps
 WHOLE_STEPS = (SIMULATED, *RUN_WHOLE_STEPS)  # executors of whole steps, which all of a strategy is for
-CLOCKS = (SIMULATED, SIMULATED_ATTENTION)  # executors that play on a described cluster's clock
-_CLOCKS = "executor=simulated and executor=simulated_attention"
+CLOCKS = (SIMULATED, ESTIMATE)  # what plays on a described cluster's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,14 @@ class Parts:
         nodes = nominal.cluster.num_nodes
         nominal = nominal._replace(cluster=strategy.job.training_part(nominal.cluster))
         cluster, model = world.of(nominal)
-        check_shapes(cluster.device, target == SIMULATED)
+        if target != SIMULATED:
+            check_no_shapes(cluster.device)
         tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        if target == SIMULATED_ATTENTION:
-            check_layers_alike(model)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         of_step = StepStrategy.of(strategy)
         usual = of_step.plans_pipelines and not strategy.job.has_rollouts  # forwards by themselves have none
-        pipelines = target == SIMULATED_ATTENTION or (whole_steps and usual and in_whole_steps(cost))
+        pipelines = target == ESTIMATE or (whole_steps and usual and in_whole_steps(cost))
         parallel = strategy.parallel
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
@@ -200,12 +199,12 @@ def _check_clock(settings: Settings, config: Mapping[str, Any], simulated: bool)
     of the other kind."""
     if settings.planners_see != "world" and not simulated:
         raise ValueError(
-            f"planners_see is {settings.planners_see}; only {_CLOCKS} play another machine than planners know, and "
-            "what is measured takes planners_see=world"
+            f"planners_see is {settings.planners_see}; only executor=simulated plays another machine than "
+            "planners know, and what is measured takes planners_see=world"
         )
     if settings.free_groups and not simulated:
         free = list(settings.free_groups)
-        raise ValueError(f"free_groups is {free}; only with {_CLOCKS} does a system choose them")
+        raise ValueError(f"free_groups is {free}; only with executor=simulated does a system choose them")
     for name in ("check", "resume"):
         if getattr(settings, name) and simulated:
             raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -245,8 +244,8 @@ def _machine(
         count = getattr(model, f"{kind}_parallel")
         if count > 1 and not parallel:
             raise ValueError(
-                f"parallel.{kind}_parallel is {count}; only executor=simulated, simulated_attention and "
-                f"torch_whole_step have {kind} parallelism"
+                f"parallel.{kind}_parallel is {count}; only executor=simulated, torch_whole_step and "
+                f"desk_whole_step have {kind} parallelism"
             )
     return Machine(cluster, model)
 
@@ -263,8 +262,8 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
         raise ValueError(f"world: {kind} is no zbench.describe.worlds.World, whose keys are what can be changed")
     if world != World() and not simulated:
         raise ValueError(
-            f"world is not nominal ({world.words}); a world is of a described machine, so only {_CLOCKS} have one, and "
-            "what is measured takes world=nominal"
+            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has "
+            "one, and what is measured takes world=nominal"
         )
     return world
 

@@ -17,9 +17,10 @@ from zbench.run.checks.machine import free_memory
 from zbench.run.checks.price import check_memory_here, priced
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
-from zbench.run.parts import CLOCKS, RUN_WHOLE_STEPS, SIMULATED, SIMULATED_ATTENTION, Parts
+from zbench.run.parts import CLOCKS, ESTIMATE, RUN_WHOLE_STEPS, SIMULATED, Parts
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.simulated.executor import Simulated
+from zbench.simulator.estimate.step import StepEstimate
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
 _QUOTING = ("workload.path", "workload.field")
@@ -27,8 +28,9 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run, made again to be played. parts: all but the system; the executor is a simulated one, whatever
-    the run's was. cost: what plans are played with, in the run's world."""
+    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of
+    whole steps, or planners' estimate where the run's executor ran plans of attention. cost: what plans are played
+    with, in the run's world."""
 
     parts: Parts
     cost: Cost
@@ -52,7 +54,7 @@ class Replay:
                     config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
             target = config["executor"].get("_target_")
             if not run.start["facts"].get("simulated") or target not in CLOCKS:
-                config["executor"] = {"_target_": SIMULATED if target in RUN_WHOLE_STEPS else SIMULATED_ATTENTION}
+                config["executor"] = {"_target_": SIMULATED if target in RUN_WHOLE_STEPS else ESTIMATE}
             config["tracker"] = {"_target_": "zbench.track.Nothing"}
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record
@@ -67,6 +69,11 @@ class Replay:
             told = sentence(error) or (f"{type(error).__name__}: {error}",)
             reason = told[0].partition("; ")[0] if told[0].startswith(_QUOTING) else told[0]
             raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
+
+    @property
+    def clock(self) -> str:
+        """What its executor is called where it says what a measured step would take."""
+        return "planners' estimate" if isinstance(self.parts.executor, StepEstimate) else "whole steps"
 
     @property
     def whole_steps(self) -> Simulated:

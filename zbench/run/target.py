@@ -23,7 +23,7 @@ from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Parallel, Recompute, Sharding, TrainingMemory
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.published import Published, published_of
-from zbench.record.renamed import old_key, old_keys, renamed
+from zbench.record.renamed import gone_target, old_key, old_keys, renamed
 from zbench.run.checks.contract import guarded
 from zbench.simulated.rollout_job import no_iterations
 
@@ -66,9 +66,11 @@ def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
     It is a partial, which keeps hydra from copying what it is called with into its own containers.
 
     Raises:
-        ValueError: a key has to be given, or one of hydra's has a bad value.
+        ValueError: a key has to be given, one of hydra's has a bad value, or it names what is no choice any more.
     """
     node = config[group]
+    if told := gone_target(node.get("_target_")):
+        raise ValueError(told)
     for key in sorted(OmegaConf.missing_keys(node)):
         raise ValueError(f"{key} has to be given, as in {key}=...")
     try:

@@ -124,13 +124,13 @@ def test_an_estimate_that_just_fits() -> None:
         check_memory_here(price, price.memory_bytes - 1, "system=x", "N", "T")
 
 
-def test_an_executor_that_needs_less_is_told_where_it_needs_no_more_than_there_is() -> None:
+def test_groups_of_gpus_are_told_of_where_there_may_be_some() -> None:
     price = Price(10, Size(100, 20), 3, played=1000)
-    plans = replace(price, played=0).memory_bytes
-    with pytest.raises(ValueError, match=r"\(or another system\), or executor=other, which needs less$"):
-        check_memory_here(price, plans, "system=x", "N", "T", "other")
+    told = r"use less than N or T \(or another system\), or parallel.tensor_parallel above 1, as a group of GPUs is one"
+    with pytest.raises(ValueError, match=told):
+        check_memory_here(price, price.memory_bytes - 1, "system=x", "N", "T", True)
     with pytest.raises(ValueError, match=r"\(or another system\)$"):
-        check_memory_here(price, plans - 1, "system=x", "N", "T", "other")
+        check_memory_here(price, price.memory_bytes - 1, "system=x", "N", "T")
 
 
 def test_a_ring_of_1024_gpus_as_whole_steps_is_refused_where_13_gib_are_free() -> None:
@@ -181,7 +181,6 @@ def test_a_third_partys_workload_counts_as_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("overrides", "each"),
     [
-        (("executor=simulated_attention",), 25),
         ((), 25 + 12 * 280),
         (("executor=simulated", "model.num_layers=2", "parallel.tensor_parallel=2"), 25 + 2 * 2 * 280),
         (("executor=simulated", "model=llama_7b_pp4"), 25 + 4 * 8 * 280),

@@ -7,7 +7,7 @@ of each sequence, however large their plans are. What it cannot say is how long 
 this estimate says of it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -100,20 +100,20 @@ def drawn(workload: Workload, tokens: int) -> Ints:
 
 
 def check_memory_here(
-    price: Price, free_bytes: int, key: str, cluster: str, tokens: str, other: str | None = None
+    price: Price, free_bytes: int, key: str, cluster: str, tokens: str, may_group: bool = False
 ) -> None:
     """Refuses a step that this machine has no memory to plan and play.
 
     key: what chose the system, as in system=ring. cluster, tokens: the keys that make the job smaller, as they are.
-    other: an executor that needs nothing beside the plans.
+    may_group: whether GPUs could be tensor-parallel groups, each of which is one rank of the plans.
 
     Raises:
         ValueError: it needs more than `free_bytes`; the message says how much, of what, and what to change.
     """
     if price.memory_bytes > free_bytes:
         leave = " (or baseline=null)" if key.startswith("baseline") else " (or another system)"
-        if other is not None and replace(price, played=0).memory_bytes <= free_bytes:
-            leave += f", or executor={other}, which needs less"
+        if may_group:
+            leave += ", or parallel.tensor_parallel above 1, as a group of GPUs is one rank of plans"
         raise ValueError(
             f"{key} needs an estimated {price.memory_bytes / 2**30:,.1f} GiB of this machine's memory at least, for "
             f"{price.words}, and {free_bytes / 2**30:,.1f} GiB are free: use less than {cluster} or {tokens}{leave}"
