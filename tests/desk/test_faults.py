@@ -35,7 +35,7 @@ def broken(out: Path, number: signal.Signals, which: Callable[[int, list[int]], 
 
     sending = Thread(target=send)
     sending.start()
-    done = command(out, LONG, "executor.timeout=8")
+    done = command(out, LONG, "executor.timeout=5")
     sending.join()
     assert done.returncode == 1
     assert len(fleet) == 5

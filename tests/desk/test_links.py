@@ -35,7 +35,7 @@ def test_payload_gets_most_of_a_link_and_never_more_than_all(monkeypatch: pytest
 @pytest.mark.usefixtures("namespaces")
 def test_one_peer_gets_a_channel_and_all_of_them_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two peers on the other node; one on the own node, which has one channel of two whatever is sent to it."""
-    monkeypatch.setattr(links, "SECONDS", 0.3)
+    monkeypatch.setattr(links, "SECONDS", 0.15)
     monkeypatch.setattr(links, "TIMES", 3)
     shape = replace(CLUSTER, gpus_per_node=2, nics_per_node=2, nic_bandwidth=2e6, nvlink_bandwidth=2e6)
     found, _ = measure(replace(shape, nic_channels=2, nvlink_channels=2), MODEL, lambda _: None)

@@ -26,7 +26,7 @@ from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
 
 # Slow, so that what is to be computed has time on a machine that others use, too.
-DEVICE = Device("slow", 1e7, 2e9, 1e6, 1e6, 1e6, 1e6, 1e9, 1e-5, 1e-5)
+DEVICE = Device("slow", 4e7, 2e9, 4e6, 4e6, 4e6, 4e6, 1e9, 1e-5, 1e-5)
 
 
 @pytest.fixture(autouse=True)

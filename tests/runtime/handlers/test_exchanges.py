@@ -65,13 +65,14 @@ LEVELS = ("chunked", "full", "selective", "none")
 
 @pytest.mark.parametrize(("how", "lengths"), COVER, ids=str)
 def test_feed_forwards_by_chunks_are_exact(ranks: LocalFleet, how: str, lengths: list[int]) -> None:
-    """A chunk's own exchanges beside its matmuls, of lengths that chunks do not divide; the same bits twice."""
-    number = list(HOWS).index(how) + len(lengths)
+    """A chunk's own exchanges beside its matmuls, of lengths that chunks do not divide; the same bits twice, of each
+    way once."""
+    number = list(HOWS).index(how) + FEW.index(lengths)
     model = replace(FOUR, mlp_chunk_tokens=(3, 5)[number % 2], loss_chunk_tokens=4)
-    case = case_of(HOWS[how], [*lengths, 50, 13], LEVELS[number % 4], model)
+    case = case_of(HOWS[how], [*lengths, 20, 6], LEVELS[number % 4], model)
     found = ranks.call("run", case)
     assert judged_step(GROUP, found, stated_bytes(case.step)).fault == ""
-    assert ranks.call("run", case) == found
+    assert number % 2 or ranks.call("run", case) == found
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -1,7 +1,8 @@
 """Computes one operation of a step: reads and writes values of a place, a combination of parts after another."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,25 @@ def add_value(held: dict[tuple[int, Cell], Any], name: str, at: tuple[int, Cell]
     held[at] = merged(name, held[at], value) if at in held else value
 
 
-def parts_meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool:
-    """Returns whether the parts of a relation's slots meet."""
-    assert formula.relation is not None
+def parts_that_meet(layout: StepLayout, formula: Formula) -> Callable[[dict[str, int]], bool]:
+    """Returns what says whether the parts of a relation's slots meet; of a formula without one, all do."""
+    if formula.relation is None:
+        return lambda at: True
     name, first, second = formula.relation
     one = next(one for one in layout.relations if one.name == name)
-    row = int(one.first_group[at[first]])
-    return int(one.second_group[at[second]]) in one.partners[one.offsets[row] : one.offsets[row + 1]]
+    rows, columns = one.first_group.tolist(), one.second_group.tolist()
+    partners, offsets = one.partners.tolist(), one.offsets.tolist()
+    every = [set(partners[begin:end]) for begin, end in pairwise(offsets)]
+    return lambda at: columns[at[second]] in every[rows[at[first]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A reference of a compute. key: of its tensor's store; axes: the slot of each axis of its cells, and the part that
+    each of the slot's parts is in where the tensor is cut more coarsely."""
+
+    key: tuple[str, int, int]
+    axes: list[tuple[str, list[int] | None]]
 
 
 @dataclass
@@ -83,22 +96,32 @@ class ComputeOnPlace:
     layer: int
     wheres: Wheres = field(default_factory=dict)
     keys: set[tuple[str, int, int]] = field(default_factory=set)
+    _known: dict[int, "_Known"] = field(default_factory=dict)  # by the references' ids, which live as the layout does
 
     def key(self, one: Reference) -> tuple[str, int, int]:
         """Returns the key of a tensor's store."""
-        return store_key(self.layout, self.micro_batch, self.layout.number[one.tensor], self.layer + one.after)
+        return self._looked_at(one).key
 
     def _cell(self, one: Reference, at: dict[str, int]) -> Cell:
         """Returns the cell of a reference; of a parameter, that of its slice's first shard."""
-        tensor = self.layout.tensors[self.layout.number[one.tensor]]
-        found = [0, 0]
-        for place, (axis, wanted) in enumerate(zip(one.axes, tensor.axes, strict=False)):
-            index = self.layout.index_of(axis.slot)
-            part = at[axis.slot]
-            if index != wanted:
-                part = int(next(m.part for m in self.layout.maps if (m.coarse, m.fine) == (wanted, index))[part])
-            found[place] = part
-        return found[0], found[1]
+        found = [at[slot] if coarse is None else coarse[at[slot]] for slot, coarse in self._looked_at(one).axes]
+        return (*found, 0, 0)[:2]
+
+    def _looked_at(self, one: Reference) -> "_Known":
+        """Returns what is the same of a reference for every combination of parts."""
+        known = self._known.get(id(one))
+        if known is None:
+            number = self.layout.number[one.tensor]
+            axes = list[tuple[str, list[int] | None]]()
+            for axis, wanted in zip(one.axes, self.layout.tensors[number].axes, strict=False):
+                index, coarse = self.layout.index_of(axis.slot), None
+                if index != wanted:
+                    part = next(m.part for m in self.layout.maps if (m.coarse, m.fine) == (wanted, index))
+                    coarse = part.tolist()
+                axes.append((axis.slot, coarse))
+            key = store_key(self.layout, self.micro_batch, number, self.layer + one.after)
+            known = self._known[id(one)] = _Known(key, axes)
+        return known
 
     def _range(self, index: str, part: int) -> tuple[int, int]:
         """Returns [first, last) of a part, in heads, columns or words."""

@@ -7,11 +7,12 @@ logits of experts, k two (keys and values; gate and up). Every function takes wh
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.describe.mask import Mask
 
 EPSILON, BASE = 1e-5, 500_000.0  # of the network that processes train
@@ -38,6 +39,17 @@ class Where:
     heads_per_kv: int
     temperature: float
     mask: Mask
+
+    @cached_property
+    def kv_of_heads(self) -> Ints:
+        """The kv head of each head, among those of the part."""
+        return np.arange(*self.heads) // self.heads_per_kv - self.kv_heads[0]
+
+    @cached_property
+    def seen(self) -> Flags:
+        """Whether each token of t sees each of s, [t, s]."""
+        same = self.sequence[:, None] == self.key_sequence
+        return np.asarray(same & self.mask.sees(self.position[:, None], self.key_position))
 
 
 def turned_by_position(x: Floats, position: Ints, sign: int = 1) -> Any:
@@ -94,10 +106,8 @@ def _turn_keys_d1(at: Where, dkv: Floats, n: Floats) -> Any:
 
 def _scores(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats, Floats]:
     """Returns scores [h, t, s], -inf where nothing is seen, and keys and values by query head."""
-    which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
-    k, v = kv[:, which, 0], kv[:, which, 1]
-    seen = (at.sequence[:, None] == at.key_sequence) & at.mask.sees(at.position[:, None], at.key_position)
-    return np.where(seen, np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[2]), -np.inf), k, v
+    k, v = kv[:, at.kv_of_heads, 0], kv[:, at.kv_of_heads, 1]
+    return np.where(at.seen, np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[2]), -np.inf), k, v
 
 
 def _attend(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats]:
@@ -118,9 +128,8 @@ def _attend_d(at: Where, q: Floats, kv: Floats, do: Floats, e: Floats) -> tuple[
     p = np.exp(scores - e[:, :, 0].T[:, :, None])
     ds = p * (np.einsum("thd,shd->hts", do, v) - e[:, :, 1].T[:, :, None]) / np.sqrt(q.shape[2])
     dkv = np.zeros_like(kv)
-    which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
     to_keys, to_values = np.einsum("hts,thd->shd", ds, q), np.einsum("hts,thd->shd", p, do)
-    for head, kv_head in enumerate(which.tolist()):
+    for head, kv_head in enumerate(at.kv_of_heads.tolist()):
         dkv[:, kv_head, 0] += to_keys[:, head]
         dkv[:, kv_head, 1] += to_values[:, head]
     return np.einsum("hts,shd->thd", ds, k), dkv

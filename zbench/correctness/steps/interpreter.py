@@ -21,7 +21,7 @@ from zbench.correctness.steps.computing import (
     Tokens,
     Wheres,
     add_value,
-    parts_meet,
+    parts_that_meet,
     store_key,
 )
 from zbench.correctness.steps.quantised import after_transfer
@@ -211,9 +211,10 @@ class StepInterpreter:
         run = ComputeOnPlace(*of, layout, template.layout, place, layer, self._wheres)
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
         results: list[tuple[Reference, dict[str, int], Any]] = []
+        meet = parts_that_meet(layout, formula)
         for combination in product(*parts):
             at = dict(zip(formula.slots, combination, strict=True))
-            if formula.relation is not None and not parts_meet(layout, formula, at):
+            if formula.relation is not None and not meet(at):
                 if formula.relation[0] != "visible":
                     # The gradient of an expert without tokens is zeros; so is what tokens get that went to none.
                     if formula.results[0].slots in (("e",), ("t",)):
