@@ -4,7 +4,7 @@ Who attends to what stays. A planner that puts tokens elsewhere than where their
 zbench.passes.remap) moves q and kv there and o home, and gradients back; one that does not leaves ranks with as many
 tokens as attention gave them. What is computed at home is dense modules; with experts most of a layer is computed where
 routing sends rows, whatever home they come from, and homes decide what a rank sends. So which homes are better depends
-on what comes after attention, and these passes turn one into the other (docs/experts.md).
+on what comes after attention, and these passes turn one into the other (docs/dispatch.md).
 """
 
 from dataclasses import dataclass, replace

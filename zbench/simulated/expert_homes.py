@@ -3,7 +3,7 @@
 A system plans attention, and balances what is computed at home as if all of a layer were. With experts on other GPUs
 that is little of it, while what a GPU sends to experts is as uneven as its tokens. Which homes are best is told by a
 price (zbench.simulated.home_prices), or by playing a batch's whole step with those of the lowest prices, on the
-described cluster (docs/experts.md).
+described cluster (docs/dispatch.md).
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from zbench.simulated.executor import Simulated
 from zbench.simulated.home_prices import HomePrices
 
 NOTE = "homes"  # of a plan: which homes were chosen, and as "homes_even_seconds" those of a played step with these
-PLAYED = 2  # those as planned and the cheapest others: the best, or 0.9 % off, in all of 41 batches (docs/experts.md)
+PLAYED = 2  # those as planned and the cheapest others: the best, or 0.9 % off, in all of 41 batches (docs/dispatch.md)
 KNOWN = 0.005  # of a price: homes that were cheaper by less were slower as often as faster in these batches
 
 

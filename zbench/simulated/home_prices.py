@@ -4,7 +4,7 @@ closed form, in a hundredth of the time that playing takes, to choose among home
 Experts begin when the last of their tokens has come. So a layer takes as long as what is computed at home and attention
 with its messages take on the rank where that is most, and then what the rank with most to send to experts sends, out
 and home again: messages go in turns, in which all wait for the longest. Homes change all of that, and in different
-directions (docs/experts.md). What is the same with all homes is left out or taken as it is on average.
+directions (docs/dispatch.md). What is the same with all homes is left out or taken as it is on average.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from zbench.step.passes.routing import ExpertParallel
 
 # How often the seconds of a message of attention between nodes are waited for: it meets tokens of other ranks, and
 # gathers, on its NICs, on its way there and back. 1, 1.5, 2, 2.5 and 3 were tried on steps that were played
-# (docs/experts.md, "A price of homes"): from 2.5 on it ranks them best.
+# (docs/dispatch.md, "A price of homes"): from 2.5 on it ranks them best.
 NIC_WAITS = 2.5
 OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess
 

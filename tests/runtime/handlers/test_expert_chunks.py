@@ -1,14 +1,15 @@
-"""Experts by chunks of the tokens on four processes: exact, with the bytes that the step says, the same bits again."""
+"""Experts by chunks of the tokens on one, four and eight processes: exact, with the bytes that the step says, the same bits again."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers.steps import plan_of
+from tests.runtime.handlers.conftest import started
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.combination import EXPERTS, StepCombination
 from zbench.correctness.steps.command import judged_step
-from zbench.describe.expert_schedule import ExpertChunks, GradientPieces
+from zbench.describe.expert_schedule import DEGREES, ExpertChunks, GradientPieces
 from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
@@ -31,12 +32,12 @@ def case_of(
     shared: int = 0,
     room: ExpertParallel = TOGETHER,
     gate: str = "softmax",
+    ranks: int = 4,
 ) -> StepCase:
-    model, plans = (
-        replace(EXPERTS, experts_per_token=per_token, shared_experts=shared, gate=gate),
-        [plan_of(lengths, 4, 4)],
-    )
-    degree = 4 if room.tensor_parallel == 1 else room.degree
+    experts = max(EXPERTS.num_experts, ranks)  # each rank has some
+    model = replace(EXPERTS, num_experts=experts, experts_per_token=per_token, shared_experts=shared, gate=gate)
+    plans = [plan_of(lengths, ranks, 4)]
+    degree = ranks if room.tensor_parallel == 1 else room.degree
     how, overlap = replace(room, degree=degree, seed=1, skew=skew), StepOverlap(experts=chunks)
     step = whole_step(model, plans, 1, "1", overlap, recompute, how)
     prove_step(step)
@@ -144,3 +145,14 @@ def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:
     for pieces in (None, GradientPieces(4, 1, 2)):
         case = case_of(ExpertChunks(4, 4, gradients=pieces), [50, 1, 13], 2, 0.0, "none")
         assert ranks.call("run", case) == ranks.call("run", case)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_more_chunks_than_a_schedule_chooses_on_one_rank_and_on_eight(ranks: int) -> None:
+    """More than any choice by itself (DEGREES), by `experts.degree`, and more than some ranks have tokens: chunks of
+    one token and of none."""
+    chunks = ExpertChunks(max(DEGREES) + 3, max(DEGREES) + 1)
+    case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", ranks=ranks)
+    for fleet in started(ranks):
+        found = fleet.call("run", case)
+        assert judged_step(replace(RANKS, context_parallel=ranks), found, stated_bytes(case.step)).fault == ""
