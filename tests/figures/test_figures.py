@@ -32,7 +32,7 @@ from zbench.figures import (
 from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
 from zbench.figures.rollouts import placement, resharding, rlhf, seesaw
-from zbench.figures.stamp import stamp
+from zbench.figures.stamp import simulated, stamp
 from zbench.figures.strategies import experts, overlap, sharding, sync
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
@@ -332,6 +332,23 @@ def test_names_and_where_they_come_from(
         "commit 0123456789",
         "python -m zbench experiment=planning",
     ]
+
+
+def test_a_stamp_tells_what_was_changed_of_a_cluster() -> None:
+    run = run_of("nics", "ring")
+
+    def told(*changes: dict[str, object]) -> str:
+        starts = [{**run.start, "config": {**run.start["config"], "changes": {"cluster": one}}} for one in changes]
+        return simulated(Records([replace(run, start=start) for start in starts]))
+
+    usual = told({})
+    assert told({"num_nodes": 8}, {"num_nodes": 2}) == usual
+    shape = {"num_nodes": 8, "gpus_per_node": 4, "nics_per_node": 2}
+    assert told(shape, shape) == usual.replace(")", "; num_nodes 8; gpus_per_node 4; nics_per_node 2)")
+    some = told({"nic_bandwidth": "20 Gbit/s"}, {})
+    assert some == usual.replace(")", "; nic_bandwidth 20 Gbit/s in some runs)")
+    sizes = [{"device.memory_bytes": f"{size} GiB"} for size in (14, 16, 24, 96)]
+    assert told(*sizes) == usual.replace(")", "; device.memory_bytes 14 GiB to 96 GiB)")
 
 
 def test_a_stamp_tells_of_changes_and_missing_commits() -> None:

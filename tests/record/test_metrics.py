@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zbench.describe.model import Model
 from zbench.interfaces.result import SECONDS_FOR
-from zbench.record.flops import CONVENTIONS, Facts, flops
+from zbench.record.flops import CONVENTIONS, Facts, flops, mfu
 from zbench.record.metrics import (
     Figures,
     exposed_communication,
@@ -88,6 +88,21 @@ def test_attention_flops_are_those_of_every_visible_pair(lengths: list[int]) -> 
     forward = pairs * TINY.num_layers * TINY.num_heads * (2 * TINY.head_dim + 2 * TINY.head_dim)
     tokens, squares = sum(lengths), sum(length**2 for length in lengths)
     assert flops(TINY, tokens, squares, 8) == 6 * 50 * tokens + 3 * forward
+
+
+def test_what_experts_drop_is_no_work() -> None:
+    """Of 50 parameters 30 are of experts that a token chooses: half of the choices dropped are 15 that it meets not.
+    Conventions of others count what their authors' code does, and records without the fact what they did."""
+    dropped = [step(expert_rows={"dropped": 0.5, "padded": 0.25})]
+    routed = replace(TINY, routed_params=30)
+    less = 6 * 15 * 100 / (2.0 * 2 * 1000)
+    assert mfu(routed, dropped) == pytest.approx(mfu(TINY, [step()]) - less)
+    assert mfu(TINY, dropped) == mfu(TINY, [step()]) == mfu(routed, [step()])
+    assert mfu(routed, dropped, "megatron") == mfu(TINY, [step()], "megatron")
+    assert mfu(routed, [step(expert_rows={"kept": 1.5, "padded": 0.0})]) == pytest.approx(mfu(TINY, [step()]) + less)
+    found = figures(routed, [*dropped, step(1, expert_rows={"dropped": 0.0, "padded": 0.75})])
+    assert (found.dropped_choices, found.padded_rows) == (0.25, 0.5)
+    assert figures(TINY, [step(), *dropped]).dropped_choices is None
 
 
 def test_conventions_differ_as_published() -> None:

@@ -366,6 +366,7 @@ SAMPLED = step_line(
     checks={"exact": 1e-13},
     expert_chunks={"forward": 2, "backward": 4, "gradients": {"inside": 1, "beside": 2, "count": 8, "apart": True}},
     exchange_slices={"slices": 8},
+    expert_rows={"dropped": 0.125, "padded": 0.25, "kept": 0.875},
     recompute={"level": "full", "layers": [1], "of_layers": 2},
     host_bytes=[1],
 )

@@ -10,6 +10,7 @@ from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import ExpertChunks
 from zbench.describe.overlap import StepOverlap
+from zbench.simulated.drawn_rows import expert_rows
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
@@ -85,12 +86,13 @@ def test_a_large_capacity_drops_nothing_and_is_the_same_step() -> None:
 def test_what_was_dropped_and_padded_is_told() -> None:
     batch, plans = Batch(np.array([37, 12]), 0, 0), [plan_of([37, 12], 4, 4)]
     steps = ProvenSteps("simulated", replace(EXPERTS, sharding="zero1"), 4, experts=ExpertParallel(4, 0, 1.0))
-    assert steps.expert_rows(batch, plans) == {}
+    assert expert_rows(steps, batch, [plans]) == {}
     limited = replace(steps, experts=replace(steps.experts, capacity=0.5, padded=True))
-    found, (parts,) = limited.expert_rows(batch, plans), limited.parts(batch, plans)
+    found, (parts,) = expert_rows(limited, batch, [plans]), limited.parts(batch, plans)
     assert parts.routing is not None
     chosen, rows = parts.routing.chosen, int(parts.routing.to_experts.sum())
     assert found["dropped"] == (chosen < 0).sum() / chosen.size
     assert found["padded"] == pytest.approx(1 - (chosen >= 0).sum() / rows)
     assert 0 < found["padded"] < found["dropped"] < 1
-    assert replace(limited, experts=replace(limited.experts, padded=False)).expert_rows(batch, plans)["padded"] == 0
+    unpadded = replace(limited, experts=replace(limited.experts, padded=False))
+    assert expert_rows(unpadded, batch, [plans])["padded"] == 0

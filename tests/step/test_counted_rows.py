@@ -150,8 +150,8 @@ def test_a_clock_plays_rows_that_are_drawn() -> None:
     assert fault(drawn) == ""
     rows = [DrawnRows.of(one) for one in parts]
     assert [int(one.to_experts.sum()) for one in rows] == [2 * 13, 2]
-    assert told_rows(parts) == {"dropped": 0, "taken": 28 / (4 * 14), "drawn": 1.0}
-    less = told_rows([replace(one, experts=replace(HOW, capacity=0.5, skew=1.0)) for one in parts])
+    assert told_rows(parts, HOW) == {"dropped": 0, "taken": 28 / (4 * 14), "drawn": 1.0}
+    less = told_rows([replace(one, experts=replace(HOW, capacity=0.5, skew=1.0)) for one in parts], HOW)
     assert 0 < less["dropped"] < 1
     told = {
         (number, layer, group): tuple(row)

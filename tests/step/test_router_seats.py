@@ -12,6 +12,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.exchanges import SLICED, ExchangeOverlap, TokenSlices
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.simulated.drawn_rows import expert_rows
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parts import PlanParts
@@ -109,10 +110,17 @@ def test_seats_are_counted_of_each_gpu_s_tokens() -> None:
         assert parts.routing.tokens[place] == tokens
 
 
-def test_what_is_dropped_is_not_known_before_it_runs() -> None:
+def test_what_is_dropped_before_it_runs_is_of_a_draw_and_of_experts_that_choose_exact() -> None:
     batch, plans = Batch(np.array([37, 12]), 0, 0), [plan_of([37, 12], 4, 4)]
-    steps = ProvenSteps("simulated", replace(EXPERTS, sharding="zero1"), 4, experts=router(4, 1.0))
-    assert steps.expert_rows(batch, plans) == {}
+    steps = ProvenSteps("simulated", replace(EXPERTS, sharding="zero1"), 4, experts=router(4, 0.75))
+    found = expert_rows(steps, batch, [plans])
+    seats = sum(int(part.routing.to_experts.sum()) for part in steps.parts(batch, plans))  # type: ignore[union-attr]
+    assert found["drawn"] == 1
+    assert 0 < found["dropped"] < 1
+    assert found["padded"] == pytest.approx(1 - (1 - found["dropped"]) * 2 * 49 / seats)  # two experts a token
+    model = replace(steps.model, gate="softmax_all")
+    chosen = replace(steps, model=model, experts=replace(steps.experts, routing=EXPERT_CHOICE))
+    assert expert_rows(chosen, batch, [plans]) == {"kept": pytest.approx(seats / (2 * 49)), "padded": 0}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "layout_changes": ("changes of generation's layout, mean of the iterations", "{:.3g}".format),
     "generation_imbalance": ("generation of the slowest replica over the mean", "{:.2f}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{in_gib(value)} GiB"),
+    "dropped_choices": ("choices of experts that were dropped", "{:.1%}".format),
+    "padded_rows": ("experts' rows that are padding", "{:.1%}".format),
     "host_bytes": ("host memory of the fullest node", lambda value: f"{in_gib(value)} GiB"),
     "exchange_slices": ("slices of exchanges, mean of the steps", "{:.3g}".format),
     "forward_chunks": ("chunks in which tokens go to experts, forward, mean of the steps", "{:.3g}".format),

@@ -108,6 +108,12 @@ def _lines(told: str) -> list[str]:
     return [*first.split(", "), *(f"{_WAITS[2:]}{one}" for some in waits for one in some.split(", "))]
 
 
+def _experts(row: Row) -> str:
+    """Returns the shares that a capacity of experts comes to."""
+    shares = (("dropped", row["dropped_choices"]), ("padded", row["padded_rows"]))
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share is not None) or "-"
+
+
 def _tokens(row: Row) -> str:
     return "out of memory" if row["verdict"] else _number("tokens_per_second", "{:,.0f}")(row)
 
@@ -166,6 +172,7 @@ FIGURES = (
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
     TableColumn("peak memory, GiB", "fullest GPU", 6, _gib("peak_bytes"), "peak, GiB"),
     TableColumn("host memory, GiB", "fullest node", 15, _gib("host_bytes"), "host, GiB"),
+    TableColumn("capacity of experts", "of tokens' choices, of experts' rows", 16, _experts, in_parts=True),
     TableColumn("chosen", "for each batch, by the run", 16, lambda row: row["chosen"] or "-", in_parts=True),
     TableColumn("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
     TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"), "ceiling"),

@@ -145,10 +145,17 @@ def _check_router(model: ExpertLayers) -> None:
     if model.router_dim == model.router_temperature == 0:
         told = "it takes model.router_dim and model.router_temperature beside it, as in 16 and 0.3"
         raise ValueError(f"model.router is cosine; {told}")
+    if not model.router_dim:
+        raise ValueError(
+            "model.router_dim is 0; model.router is cosine, which takes a whole number of at least 1, as in "
+            "model.router_dim=16"
+        )
     check_whole_number("model.router_dim", model.router_dim, 1, MOST)
     if type(model.router_temperature) not in (int, float) or not 0 < model.router_temperature <= MOST_TEMPERATURE:
-        told = f"it takes a number above 0 and up to {MOST_TEMPERATURE}"
-        raise ValueError(f"model.router_temperature is {model.router_temperature!r}; {told}")
+        raise ValueError(
+            f"model.router_temperature is {model.router_temperature!r}; model.router is cosine, which takes a number "
+            f"above 0 and up to {MOST_TEMPERATURE}, as in model.router_temperature=0.3"
+        )
 
 
 def _check_dense_layers(model: ExpertLayers) -> None:

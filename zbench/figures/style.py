@@ -6,6 +6,7 @@ colour-blind readers can tell apart; where lines cross, markers differ too.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -17,6 +18,7 @@ from zbench.record.kinds import PICTURE
 from zbench.record.outputs import whole_file
 
 WIDTH = 5.2  # inches
+STAMPED = 17.5  # letters of a stamp, an inch
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000",
     "#e69f00",
@@ -69,8 +71,9 @@ def panels(size: tuple[float, float], shape: tuple[int, int]) -> tuple[Figure, l
 
 
 def stamped(figure: Figure, words: str) -> None:
-    """Writes the stamp below the panels."""
-    figure.supxlabel(words, fontsize=7, color="#555555", x=0.01, ha="left")
+    """Writes the stamp below the panels, in lines as long as the figure is wide."""
+    lines = [part for line in words.splitlines() for part in wrap(line, int(STAMPED * figure.get_figwidth()))]
+    figure.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

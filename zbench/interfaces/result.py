@@ -4,6 +4,7 @@ Throughput, MFU, utilisation and every other ratio are derived from these when a
 (zbench.record.metrics), so that a formula can be corrected without running again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,12 @@ WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stag
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 SWITCH = "switch"  # beside queues of zbench.step.operations: what moves because a step's strategy is another one
 NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH)  # what nvlink_bytes leaves out
+
+
+def kept_rows(expert_rows: Mapping[str, float]) -> float:
+    """Returns the rows with a token in them that experts compute, over tokens' choices (tokens x experts of a token):
+    1 where nothing is told. expert_rows: as StepResult has it."""
+    return expert_rows.get("kept", 1 - expert_rows.get("dropped", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,9 @@ class StepResult:
         tensor-parallel groups went, and the "seconds" of the steps that were compared, by number.
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows
         that are "padded"; what routers chose while the step ran where it was executed. Where they choose how many rows
-        there are: how many of those that there could be are "taken", and the share of them that was "drawn", 1 or not
-        given, where a clock played a draw in the place of a router.
+        there are: how many of those that there could be are "taken". "drawn": 1 or not given, where a draw stands in
+        the place of a router. Where experts choose, no choice of a token is dropped, and "kept" is the rows with a
+        token over tokens' choices (`kept_rows`).
     rollouts: {} or of an iteration of rollouts: "seconds" and "tokens" by stage (reshard, generate, score, train), each
         by itself; "waited_seconds", those of generation that training waited for; "generation_imbalance", the slowest
         replica's seconds over the mean; "response_tokens" that were trained on, "off_policy_tokens" among them, by a

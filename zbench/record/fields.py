@@ -109,6 +109,7 @@ TEXT = FieldKind("text", lambda value: isinstance(value, str))
 FLAG = FieldKind("true or false", lambda value: isinstance(value, bool))
 OBJECT = FieldKind("an object", lambda value: isinstance(value, dict))
 NUMBER, AMOUNT, POSITIVE = FieldKind(f"a number (at most {MOST:g})", _is_number), _number(0), _number(LEAST)
+_SHARE = FieldKind("a share from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
 WHOLE, COUNT = _number(0, whole=True), _number(1, whole=True)
 AMOUNTS, SERIES = (
     _list(AMOUNT, quick=_are_amounts),
@@ -152,6 +153,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         **{f"facts.{name}": _number(1) for name in Facts.__dataclass_fields__},
         "facts.num_gpus": COUNT.optional,  # older records tell it otherwise (zbench.record.older)
         "facts.embedding_params": AMOUNT,
+        "facts.routed_params": AMOUNT.optional,  # without it, no tokens were dropped
         "facts.context_limit": _number(1).nullable,
         "facts.tensor_parallel": COUNT.optional,
         "facts.links": TEXT.optional,  # domains and channels that are not the usual ones; without it, none
@@ -176,6 +178,8 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "loss": NUMBER.nullable.optional,
         **dict.fromkeys(("num_sequences", "num_micro_batches", "num_transfers", "nvlink_bytes"), AMOUNT.optional),
         **dict.fromkeys(("phases", "checks", "expert_rows"), _object(NUMBER).optional),
+        **{f"expert_rows.{name}": _SHARE.optional for name in ("dropped", "padded")},
+        "expert_rows.kept": AMOUNT.optional,
         **dict.fromkeys(("expert_chunks", "exchange_slices", "recompute"), OBJECT.optional),
         **{f"expert_chunks.{name}": COUNT.optional for name in ("forward", "backward")},
         "expert_chunks.gradients": _object(ANY, "inside", "beside", "count").optional,

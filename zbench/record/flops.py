@@ -5,6 +5,8 @@ The FLOPs, constant by constant (tokens N = sum of s, S = sum of s^2 over its se
 
     matmuls     2 FLOPs (multiply and add) x parameter x token forward; backward needs two products of
                 the same size (for the input and for the weights): 2 x (1 + 2) = 6 x parameters x N.
+                What a capacity of experts drops is computed by nobody: of the parameters of experts that tokens
+                choose only the share that is kept counts.
     attention   a query of a causal sequence sees itself and what stands before it: s(s+1)/2 pairs; under another
                 mask (zbench.describe.mask) the step's `pairs` are those that are visible.
                 Each pair costs 2 x head_dim for q.k and 2 x head_dim for weighting v: 4 x head_dim, in
@@ -20,6 +22,8 @@ batches with a long tail, so every table names its own; see CONVENTIONS and docs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+from zbench.interfaces.result import kept_rows
 
 CONVENTIONS = {
     "zbench": "6 x active matmul parameters x tokens + visible attention over the real lengths, forward and backward, "
@@ -41,6 +45,8 @@ class Facts:
     active_matmul_params: those it is multiplied with; head_params: of the output projection among them.
     embedding_params: of the embedding table, 0 where it is tied to the head.
     context_limit: longest sequence the workload can make; None where it has no such limit.
+    routed_params: of active_matmul_params those of experts that a token chooses, which one that is dropped does not
+        meet; 0 without experts, and of older records.
     """
 
     num_ranks: int
@@ -56,6 +62,7 @@ class Facts:
     head_params: int
     embedding_params: int
     context_limit: int | None
+    routed_params: int = 0
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> "Facts":
@@ -65,12 +72,15 @@ class Facts:
             ValueError: a fact is missing or no number.
         """
         for field in fields(Facts):
-            value = facts.get(field.name, "missing")
+            value = facts.get(field.name, 0 if field.name in _MAY_BE_NONE[1:] else "missing")
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             none = field.name == "context_limit" and value is None
-            if not none and not (number and value >= (0 if field.name == "embedding_params" else 1)):
+            if not none and not (number and value >= (0 if field.name in _MAY_BE_NONE else 1)):
                 raise ValueError(f"facts.{field.name} of the start line is {value!r}, not a number of at least 1")
-        return Facts(**{field.name: facts[field.name] for field in fields(Facts)})
+        return Facts(**{field.name: facts[field.name] for field in fields(Facts) if field.name in facts})
+
+
+_MAY_BE_NONE = ("embedding_params", "routed_params")  # parameters of which a model may have none
 
 
 def mfu(facts: Facts, steps: Sequence[Mapping[str, Any]], convention: str = "zbench") -> float:
@@ -78,7 +88,16 @@ def mfu(facts: Facts, steps: Sequence[Mapping[str, Any]], convention: str = "zbe
     longest = max(step["max_length"] for step in steps)
     limit = longest if facts.context_limit is None else facts.context_limit
     needed = sum(
-        flops(facts, step["tokens"], step["sum_squared"], limit, convention, step.get("pairs")) for step in steps
+        flops(
+            facts,
+            step["tokens"],
+            step["sum_squared"],
+            limit,
+            convention,
+            step.get("pairs"),
+            kept_rows(step.get("expert_rows", {})),
+        )
+        for step in steps
     )
     seconds: float = sum(step["seconds"] for step in steps)
     return needed / (seconds * facts.num_gpus * facts.peak_flops)
@@ -91,18 +110,19 @@ def flops(
     context_limit: int,
     convention: str = "zbench",
     pairs: int | None = None,
+    kept: float = 1.0,
 ) -> float:
     """Returns how many FLOPs a batch needs, as `convention` counts them; the module docstring derives the constants.
 
     context_limit: only torchtitan's convention asks for it. pairs: visible (query, key) pairs, None for a causal mask;
-    only zbench's convention asks for it, the others count what they count whatever is visible.
+    only zbench's convention asks for it, the others count what they count whatever is visible. kept: rows that experts
+    compute with a token in them, over tokens' choices; likewise.
     """
     width = facts.num_layers * facts.num_heads * facts.head_dim
     half_square = 3 * 4 * width * sum_squared / 2  # 3: forward and twice that backward; /2: causal
-    if convention == "zbench" and pairs is not None:
-        return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * pairs
     if convention == "zbench":  # the diagonal is seen too: s(s+1)/2 pairs, not s^2/2
-        return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * (sum_squared + tokens) / 2
+        attention = 3 * 4 * width * (sum_squared + tokens) / 2 if pairs is None else 3 * 4 * width * pairs
+        return 6 * facts.active_matmul_params * tokens + attention - 6 * facts.routed_params * tokens * (1 - kept)
     if convention == "megatron":  # num_floating_point_operations on sums of real tokens and of their squares
         return 6 * facts.active_matmul_params * tokens + half_square
     if convention == "verl":  # flops_counter: embedding table and head both counted, tied or not

@@ -82,6 +82,8 @@ class Figures:
     layout_change_seconds: float | None = None
     layout_changes: float | None = None
     host_bytes: float | None = None
+    dropped_choices: float | None = None
+    padded_rows: float | None = None
 
 
 PURPOSES = (*(name for name in QUEUES if name not in ("compute", "host")), SWITCH)  # what a NIC sends for
@@ -128,6 +130,8 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         invalid_steps=invalid,
         host_bytes=host,
         ceiling_ratio=ceiling_ratio(steps),
+        dropped_choices=expert_share(steps, "dropped"),
+        padded_rows=expert_share(steps, "padded"),
         **{f"nic_{purpose}": share for purpose, share in nic_purposes(facts, steps).items()},  # type: ignore[arg-type]
         **{f"time_{name}": share for name, share in step_time_shares(steps).items()},  # type: ignore[arg-type]
         **iteration_figures(steps),  # type: ignore[arg-type]
@@ -139,6 +143,13 @@ def ceiling_ratio(steps: Sequence[Step]) -> float | None:
     if any(step.get("ceiling_seconds") is None for step in steps):
         return None
     return float(sum(step["ceiling_seconds"] for step in steps) / sum(step["seconds"] for step in steps))
+
+
+def expert_share(steps: Sequence[Step], name: str) -> float | None:
+    """Returns the share of tokens' choices that experts "dropped", or of their rows that were "padded", mean of the
+    steps; None where a step does not tell."""
+    found = [step.get("expert_rows", {}).get(name) for step in steps]
+    return None if None in found else sum(found) / len(found)
 
 
 def bubble(steps: Sequence[Step]) -> float | None:

@@ -124,6 +124,7 @@ def step_overview(facts: Facts, step: Line) -> Table:
         "peak_bytes": step["peak_bytes"],
         "capacity_bytes": step["capacity_bytes"],
         "host_bytes": step.get("host_bytes", []),
+        **{name: step.get("expert_rows", {}).get(name) for name in ("dropped", "padded")},
         "chosen": choice_words([step]),
         "notes": step.get("plan_notes", []),
         "valid": step.get("valid", True),

@@ -10,14 +10,15 @@ from zbench.runtime.job.step_job import Sizes, StepReport
 
 
 def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
-    """Returns what experts' capacity came to where routers chose, as of ProvenSteps.expert_rows; a token that an
-    expert may choose has no choice that could be dropped."""
+    """Returns what experts' capacity came to where routers chose, as of
+    zbench.interfaces.result.StepResult.expert_rows."""
     if experts.routing == DRAWN:
         return {}
     seats, empty = (sum(one.seats[at] for one in reports) for at in (0, 1))
     choices = batch.num_tokens * model.experts_per_token * (model.num_layers - model.dense_layers)
-    dropped = {"dropped": 1 - (seats - empty) / choices} if experts.routing == TOKEN_CHOICE else {}
-    return {**dropped, **({"padded": empty / seats} if experts.padded else {"taken": 1 - empty / seats})}
+    kept = (seats - empty) / choices
+    told = {"dropped": 1 - kept} if experts.routing == TOKEN_CHOICE else {"kept": kept}
+    return {**told, **({"padded": empty / seats} if experts.padded else {"taken": 1 - empty / seats})}
 
 
 def checked_bytes(

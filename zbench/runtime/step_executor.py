@@ -18,7 +18,7 @@ from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
-from zbench.interfaces.result import SWITCH, StepResult
+from zbench.interfaces.result import SWITCH, StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.driver import (
@@ -43,6 +43,7 @@ from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.runtime.worker_clocks import StepClock
 from zbench.simulated.open_choices import chosen_steps
+from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
@@ -218,9 +219,10 @@ class TorchWholeStep:
         if trace is not None:
             write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)
-        return replace(
-            result, expert_rows=routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
-        )
+        rows = routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
+        if (kept := kept_rows(rows)) != 1:
+            result = replace(result, bound_seconds=step_bound_seconds(batch, self.cost, kept))
+        return replace(result, expert_rows=rows)
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""

@@ -13,12 +13,12 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
-from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
+from zbench.describe.expert_schedule import DROPLESS, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import NOT_ON_NVLINK, StepResult
+from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.known_steps import KnownSteps
@@ -163,6 +163,10 @@ class Simulated:
         else:
             played = play_parts(parts, least)
         result = chosen.told(self.result(batch, plans, played, ceiling, chosen.recompute), batch, plans)
+        if self._fewest_rows != 1:
+            rows = kept_rows(result.expert_rows)
+            ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None, rows)
+            result = replace(result, bound_seconds=self.bound_seconds(batch, rows), ceiling_seconds=ceiling)
         return result if moved is None else after_switch(result, moved)
 
     def forwards(self, plans: tuple[Plan, ...]) -> PlayedStep:
@@ -251,17 +255,25 @@ class Simulated:
             )
         return [int(one) for one in found]
 
-    def bound_seconds(self, batch: Batch) -> float:
-        """Returns the seconds of a step that no plan of a batch can beat."""
-        return step_bound_seconds(batch, self._least_cost)
+    def bound_seconds(self, batch: Batch, rows: float | None = None) -> float:
+        """Returns the seconds of a step that no plan of a batch can beat. rows: of experts that have a token, over
+        tokens' choices; None: as few as a plan could come to."""
+        return step_bound_seconds(batch, self._least_cost, self._fewest_rows if rows is None else rows)
 
-    def ceiling_seconds(self, batch: Batch, pipelined: bool) -> float | None:
+    def ceiling_seconds(self, batch: Batch, pipelined: bool, rows: float | None = None) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where exchanges of groups may be beside
-        any matmul, or nothing is proven. pipelined: whether plans have pipelines of their own, of which nothing is."""
+        any matmul, or nothing is proven. pipelined: whether plans have pipelines of their own, of which nothing is.
+        rows: as `bound_seconds` has them."""
         if pipelined or self.exchanges != WHOLE:
             return None
         some = self.cost if self._recomputes_some and not self.adaptive_recompute else None
-        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters, some)
+        rows = self._fewest_rows if rows is None else rows
+        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters, some, rows)
+
+    @property
+    def _fewest_rows(self) -> float:
+        """Rows of experts over tokens' choices that any plan has: what a capacity drops is known of a plan alone."""
+        return 1.0 if self.experts.capacity == DROPLESS else 0.0
 
     @property
     def _least_cost(self) -> Cost:

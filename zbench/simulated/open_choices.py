@@ -19,7 +19,7 @@ from zbench.describe.expert_schedule import ExpertSchedule
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.simulated.drawn_rows import played_rows, told_rows
+from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.simulated.offloading import chosen_offload
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
@@ -44,9 +44,7 @@ class ChosenSteps:
             result,
             exchange_slices=self.exchange_slices,
             expert_chunks=self.expert_chunks,
-            expert_rows=told_rows(self.steps.parts(batch, plans))
-            if self.steps.experts.counted
-            else self.steps.expert_rows(batch, plans),
+            expert_rows=expert_rows(self.steps, batch, [plans]),
             recompute=self._recompute_told,
         )
 

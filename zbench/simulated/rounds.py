@@ -20,8 +20,9 @@ from zbench.cost.job import worker_cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.sync import NODE
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import expert_rows
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -71,11 +72,14 @@ class PlayedRounds:
         sync = self.steps.sync
         if batch.step == 0 or any(TAKEN in PHASES[one.kind] for one in round_ends(sync, batch.step - 1)):
             self.elapsed, self.added = np.zeros(self.steps.workers), 0.0
-        found = [None if one is None else self._own(batch, one) for one in self.steps.of(batch, plans)]
+        every = self.steps.of(batch, plans)
+        found = [None if one is None else self._own(batch, one) for one in every]
         self.elapsed += [0.0 if one is None else one.seconds for one in found]
         seconds = float(self.elapsed.max()) - self.added
         self.added += seconds
-        result = replace(self._together(batch, found), seconds=seconds)
+        rows = expert_rows(self.steps.own, batch, [one.plans for one in every if one is not None])
+        bound = step_bound_seconds(batch, self.cost, kept_rows(rows))
+        result = replace(self._together(found), seconds=seconds, bound_seconds=bound, expert_rows=rows)
         self._pass(seconds)
         for one in round_ends(sync, batch.step):
             result = self._ended(result, one)
@@ -92,8 +96,9 @@ class PlayedRounds:
         cost = self.own_cost
         return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
 
-    def _together(self, batch: Batch, found: Sequence[StepResult | None]) -> StepResult:
-        """Returns the result of all workers' steps, its seconds 0. Those without tokens are idle."""
+    def _together(self, found: Sequence[StepResult | None]) -> StepResult:
+        """Returns the result of all workers' steps, its seconds 0, bound and rows of experts those of one. Those
+        without tokens are idle."""
         ranks, some = self.steps.gpus[1], next(one for one in found if one is not None)
         resting = [int(value) for value in self.resting.reshape(len(found), ranks).max(axis=0)]
         nothing = [0.0] * ranks
@@ -114,7 +119,6 @@ class PlayedRounds:
         return replace(
             some,
             seconds=0.0,
-            bound_seconds=step_bound_seconds(batch, self.cost),
             attention_seconds=joined(lambda one: one.attention_seconds),
             linear_seconds=joined(lambda one: one.linear_seconds),
             communication_seconds=joined(lambda one: one.communication_seconds),

@@ -15,7 +15,7 @@ const COLUMNS = [
   ["MFU", "mfu", percent], ["speed-up", "speedup", gained],
   ["bound ratio", "bound_ratio", twice], ["NIC use", "nic_utilization", percent],
   ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", twice],
-  ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib], ["host, GiB", "host_bytes", gib], ["chosen", "chosen", null],
+  ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib], ["host, GiB", "host_bytes", gib], ["dropped", "dropped_choices", percent], ["padded", "padded_rows", percent], ["chosen", "chosen", null],
   ["loss", "loss", (v) => (missing(v) ? "–" : v.toFixed(4))], ["steps", "steps", whole], ["seed", "seed", whole],
   ["tokens/GPU", "tokens_per_gpu", whole], ["status", "state", null],
 ];
@@ -32,7 +32,7 @@ for (const run of data.runs) {
 
 const agreed = (key) => new Set(data.runs.map((run) => run[key])).size === 1;
 const HIDDEN = new Set(["cluster", "model", "executor", "world", "planners", "mask", "seed", "tokens_per_gpu"].filter(agreed));
-const ABSENT = new Set(["loss", "nic_idle", "host_bytes", "chosen", ...STAGES.map(([, key]) => key)].filter((key) => data.runs.every((run) => missing(run[key]) || run[key] === "")));
+const ABSENT = new Set(["loss", "nic_idle", "host_bytes", "dropped_choices", "padded_rows", "chosen", ...STAGES.map(([, key]) => key)].filter((key) => data.runs.every((run) => missing(run[key]) || run[key] === "")));
 for (const key of ABSENT) HIDDEN.add(key);
 const USUAL = { world: "nominal", planners: "world", mask: "causal" }; // told only where they are others
 const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));

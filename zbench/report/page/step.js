@@ -56,6 +56,8 @@ function facts(run, of) {
   add("micro-batches", whole(of.num_micro_batches));
   add("memory of the fullest GPU", `${gib(Math.max(...of.peak_bytes))} of ${gib(of.capacity_bytes)} GiB`);
   if (of.host_bytes.length) add("host memory of the fullest node", `${gib(Math.max(...of.host_bytes))} GiB`);
+  if (!missing(of.dropped)) add("choices of experts dropped", percent(of.dropped));
+  if (!missing(of.padded)) add("experts' rows that are padding", percent(of.padded));
   if (of.chosen) add("chosen", of.chosen);
   add("inside nodes", bytes(of.nvlink_bytes));
   for (const [index, notes] of of.notes.entries()) {

@@ -11,7 +11,7 @@ from zbench.describe.checks import FEWEST
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
-from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
+from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
 from zbench.describe.model import NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
@@ -24,7 +24,7 @@ from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.recompute import SomeLayers
-from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
@@ -195,13 +195,3 @@ class ProvenSteps:
         """Returns the parts that a step of this run has of a batch's plans."""
         experts, slices = self.experts.of(batch).in_chunks(self.overlap.experts), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
-
-    def expert_rows(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, float]:
-        """Returns what a capacity of experts comes to in a batch: the share of tokens' choices that are "dropped", and
-        of experts' rows that are "padded"; nothing without a capacity, or where routers choose while the step runs."""
-        if self.experts.capacity is None or self.experts.routing != DRAWN:
-            return {}
-        routing = [one.routing for one in self.parts(batch, plans) if isinstance(one.routing, Routing)]
-        choices, dropped = sum(one.chosen.size for one in routing), sum(one.dropped for one in routing)
-        empty = sum(0 if one.padding is None else int(one.padding.sum()) for one in routing)
-        return {"dropped": dropped / choices, "padded": empty / (choices - dropped + empty)}

@@ -16,10 +16,11 @@ from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
+from zbench.describe.expert_schedule import DROPLESS, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
 from zbench.describe.overlap import ALL, BACKWARD, END, LAYER, USUAL, StepOverlap
 from zbench.interfaces.dealt import Dealt
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.result import StepResult, kept_rows
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -27,6 +28,7 @@ from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
+from zbench.simulator.steps.least.work import step_work
 from zbench.simulator.steps.play import play_some_layers
 from zbench.systems.allgather import AllGather
 from zbench.systems.bytescale.planner import ByteScale
@@ -288,6 +290,42 @@ def test_more_work_needs_no_less_time() -> None:
     assert step_bound_seconds(more, cost) > step_bound_seconds(few, cost)
     part, full = (Cost(cost.cluster, model_of(recompute=level)) for level in ("selective", "full"))
     assert step_bound_seconds(few, cost) < step_bound_seconds(few, part) < step_bound_seconds(few, full)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("degree", [1, 4])
+@pytest.mark.parametrize("of", [{}, {"padded": True}, {"padded": True, "routing": "token_choice"},
+                                {"routing": "token_choice"}, {"padded": True, "routing": "expert_choice"}])  # fmt: skip
+def test_they_are_of_the_rows_that_experts_compute(recompute: str, degree: int, of: dict[str, Any]) -> None:
+    cost = Cost(replace(cluster(2, 4), nic_bandwidth=1e12), model_of(num_experts=8, experts_per_token=2))
+    cost = replace(cost, model=replace(cost.model, recompute=recompute, gate="softmax_all"))
+    batch = Batch(np.full(32, 4096), 0, 0)
+    plan = LocalPacking(cost).plan(batch)
+    kept = {}
+    for capacity in (DROPLESS, 1.0, 0.01):
+        if capacity == DROPLESS and of.get("padded"):
+            continue
+        how = Experts(capacity=capacity, **of)
+        result = Simulated(cost, expert_parallel=degree, experts=how).step(batch, plan)
+        in_order(result)
+        assert (result.ceiling_seconds is None) == (degree > 1)
+        kept[capacity] = result
+    most, least = kept[1.0], kept[0.01]
+    assert kept_rows(least.expert_rows) < 0.02 < 0.5 < kept_rows(most.expert_rows)
+    assert least.bound_seconds < 0.8 * most.bound_seconds
+    usual = kept.get(DROPLESS)
+    assert usual is None or most.bound_seconds < usual.bound_seconds == step_bound_seconds(batch, cost)
+
+
+def test_half_of_the_rows_are_those_of_half_of_the_experts() -> None:
+    """But for what is done once for all choices of a token on a GPU, which half of the choices have no more than half
+    of."""
+    cost = Cost(cluster(2, 4), model_of(num_experts=8, experts_per_token=4, recompute="full"))
+    half = replace(cost, model=replace(cost.model, experts_per_token=2))
+    for way in ("forward", "backward"):
+        found, wanted = (getattr(one, way).token for one in (step_work(cost, 1).of_rows(0.5), step_work(half, 1)))
+        assert 0.98 * wanted < found < wanted
+    assert step_work(cost, 1).of_rows(1.0) is step_work(cost, 1)
 
 
 def test_there_is_none_where_nothing_is_proven() -> None:

@@ -13,10 +13,11 @@ from zbench.step.passes.parameters.zero import outer_weights, weight_elements, w
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 
 
-def step_bound_seconds(batch: Batch, cost: Cost) -> float:
-    """Returns the seconds of a whole step that no plan of `batch` can beat, of whatever degrees."""
+def step_bound_seconds(batch: Batch, cost: Cost, rows: float = 1.0) -> float:
+    """Returns the seconds of a whole step that no plan of `batch` can beat, of whatever degrees. rows: of experts, over
+    tokens' choices, that have a token in them; no plan with as many can."""
     gpus = cost.gpus
-    work, gpu_count, dense = step_work(gpus, 1), gpus.cluster.num_ranks, gpus.model.dense_layers
+    work, gpu_count, dense = step_work(gpus, 1).of_rows(rows), gpus.cluster.num_ranks, gpus.model.dense_layers
     linear = batch.num_tokens * token_seconds(work, gpus.model.num_layers - dense)
     if dense:
         first = step_work(replace(gpus, model=gpus.model.dense_layer), 1)

@@ -23,24 +23,27 @@ from zbench.step.passes.parameters.zero import ShardedParameters
 _HALVINGS = 40  # of an interval of tokens, in which the fullest group's are found
 
 
-def step_ceiling_seconds(batch: Batch, cost: Cost, of: ShardedParameters, some: Cost | None = None) -> float | None:
+def step_ceiling_seconds(
+    batch: Batch, cost: Cost, of: ShardedParameters, some: Cost | None = None, rows: float = 1.0
+) -> float | None:
     """Returns the seconds of a whole step that no plan of `batch` without pipelines of its own can beat; None for
     models with experts on several GPUs or with tensor parallelism, or whose first layers are dense.
 
     of: the parameters of a stage, with their sharding and overlap. some: where some layers of the stages are recomputed
-    and the others not, the cost model that says so; `cost` is then without.
+    and the others not, the cost model that says so; `cost` is then without. rows: as `step_bound_seconds` has it.
     """
     model = cost.gpus.model
     if model.dense_layers or (model.num_experts > 1 and (of.experts > 1 or of.degree > 1)):
         return None
-    return float(max(step_bound_seconds(batch, cost), *(one.seconds(batch) for one in _stages(cost, of, some))))
+    stages = _stages(cost, of, some, rows)
+    return float(max(step_bound_seconds(batch, cost, rows), *(one.seconds(batch) for one in stages)))
 
 
 @lru_cache(maxsize=8)
-def _stages(cost: Cost, of: ShardedParameters, some: Cost | None) -> "tuple[_Stage, ...]":
+def _stages(cost: Cost, of: ShardedParameters, some: Cost | None, rows: float) -> "tuple[_Stage, ...]":
     """Returns the first and the last stage, with what is the same for every batch."""
-    work, traffic = step_work(cost.gpus, of.degree), StepTraffic(cost.gpus, of)
-    again = None if some is None else step_work(_all_again(some.gpus), of.degree)
+    work, traffic = step_work(cost.gpus, of.degree).of_rows(rows), StepTraffic(cost.gpus, of)
+    again = None if some is None else step_work(_all_again(some.gpus), of.degree).of_rows(rows)
     return tuple(
         _Stage(cost, work, traffic, at == 0, at == cost.pp - 1, again, _least_again(some, at, cost.layers))
         for at in {0, cost.pp - 1}

@@ -58,7 +58,7 @@ class StepWork:
     """The work of a step, attention apart: computing, and what tensor-parallel groups exchange with nothing to compute
     meanwhile. forward, backward: of a layer, the backward with what is made again. outer: of one layer, what may be
     before its parameters are gathered or after its gradients are complete. head: forward and backward, without what
-    `chunks` has."""
+    `chunks` has. routed: seconds of a token in what experts' rows go through, forward and backward, which both have."""
 
     cost: Cost
     degree: int
@@ -66,6 +66,19 @@ class StepWork:
     backward: WorkSeconds
     outer: WorkSeconds
     head: WorkSeconds
+    routed: tuple[float, float] = (0.0, 0.0)
+
+    def of_rows(self, rows: float) -> "StepWork":
+        """Returns the work where experts compute so many rows with a token in them for each that tokens chose.
+
+        A row that is sent or sorted once for several choices of a token is there as long as one of them is kept: of
+        such rows no smaller share is left than of choices.
+        """
+        if rows == 1:
+            return self
+        parts = zip((self.forward, self.backward), self.routed, strict=True)
+        forward, backward = (replace(one, token=one.token + (rows - 1) * routed) for one, routed in parts)
+        return replace(self, forward=forward, backward=backward)
 
     def chunks(self, tokens: float) -> float:
         """Returns the seconds of what the loss moves for each chunk of tokens, in addition to what it moves for a
@@ -91,7 +104,9 @@ def step_work(cost: Cost, degree: int) -> StepWork:
     first, last = read.formula("forward", "n"), read.formula("backward", "dx")
     chunk = _chunk_seconds(cost, TOKENS) / degree
     outer = first.plus(read.exchange(cost.model.hidden * cost.model.element_bytes)).plus(last)
-    return StepWork(cost, degree, forward, backward, outer, WorkSeconds(head.token - chunk / TOKENS, head.start))
+    routed = read.routed("forward"), read.routed("backward")
+    head = WorkSeconds(head.token - chunk / TOKENS, head.start)
+    return StepWork(cost, degree, forward, backward, outer, head, routed)
 
 
 @dataclass(frozen=True)
@@ -147,6 +162,16 @@ class _Reading:
             token = (float(once[mine].sum()) - starts) / TOKENS / self.degree
             attends = formula.terms[0].function in ATTENTION
             yield formula, WorkSeconds() if attends else WorkSeconds(token, starts / int(mine.sum()))
+
+    def routed(self, name: str) -> float:
+        """Returns the computing of a token in a template's formulas that read or make something of experts' tokens."""
+        layout = self.step.layouts[0]
+
+        def is_routed(formula: Formula) -> bool:
+            axes = (layout.tensors[layout.number[one.tensor]].axes for one in (*formula.results, *formula.operands))
+            return any(len(one) == 2 and one[0] == "t" and one[1] in ("e", "k") for one in axes)
+
+        return sum(part.token for formula, part in self.parts(name) if is_routed(formula))
 
     def part(self, name: str) -> WorkSeconds:
         """Returns what a template takes: its computing, and the exchanges of what the compute before has made."""
