@@ -1,4 +1,4 @@
-"""What layers keep in host memory, inputs or activations: proven, exact, one layer ahead, and refused where there is no
+"""Inputs or activations of layers in host memory: proven, exact, one layer ahead, and refused where there is no
 room."""
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What layers keep for their backward that waits in host memory meanwhile: inputs alone, or all activations.
+"""Inputs of layers, or all activations that they keep, wait in host memory from forward to backward.
 
 A pass over a built step. What a layer keeps is what its forward's contract leaves of it, whatever is recomputed.
 
@@ -80,7 +80,8 @@ def _in_two(order: Sequence[Instance], template: int, cut: int, below: int) -> l
 
 
 class _Cells(NamedTuple):
-    """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. complete: the count of a contract's entry."""
+    """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. complete: the count of a contract's
+    entry."""
 
     tensor: int
     gpu: int
@@ -90,9 +91,12 @@ class _Cells(NamedTuple):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What a micro-batch's layers keep that waits on hosts. kept: entries of contracts, of the layer's own; there: the
-    same, GPU by GPU; sent: those of it that go to hosts, where two GPUs of a node have the same it is the first one's.
-    num_gpus: places before hosts. behind: how many layers behind a forward is whose items it sends."""
+    """The items of a micro-batch's layers that wait on hosts.
+
+    kept: entries of contracts, of the layer's own; there: the same, GPU by GPU; sent: those of it that go to hosts,
+    where two GPUs of a node have the same it is the first one's. num_gpus: places before hosts. behind: how many layers
+    behind its own a forward's items to send are.
+    """
 
     lists: ListTable
     kept: Rows
