@@ -143,7 +143,10 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     of = RoutedRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
-    sizes, again = (hidden / tp, hidden * cost.tp, q, kv + more, columns), (again_activation_bytes(model) + 3 * wider) / tp
+    sizes, again = (
+        (hidden / tp, hidden * cost.tp, q, kv + more, columns),
+        (again_activation_bytes(model) + 3 * wider) / tp,
+    )
     fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         # An expert that is cut has its rows on each of its GPUs.

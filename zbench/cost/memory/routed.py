@@ -23,11 +23,11 @@ class RoutedRows(NamedTuple):
     """Rows of a token. experts: of all columns of an expert, as a token has of its own experts where routing is even;
     rows: that are sent, each to every GPU over which its expert is cut; shares: bytes beside each. late: rows of
     experts that go with the last chunk of tokens, whatever that has. home: bytes at a token's home beside its logits.
-    passing: of gradients of rows one of so many parts is on its way at a time, beside those that are there or still
-    to be sent; 0: none that counts. rounded: rows that every expert may have more, one
-    for each GPU that sends some; counts: bytes of numbers of rows, whatever there are of tokens, which stay though a layer
-    is made again; counts_of_chunks: of each token, where each chunk has such numbers. deviations: standard
-    ones of rows and of experts, times the square root of tokens."""
+    passing: of gradients of rows one of so many parts is on its way at a time, beside those that are there or still to
+    be sent; 0: none that counts. rounded: rows that every expert may have more, one for each GPU that sends some.
+    counts: bytes of numbers of rows, whatever there are of tokens, which stay though a layer is made again;
+    counts_of_chunks: of each token, where each chunk has such numbers. deviations: standard ones of rows and of
+    experts, times the square root of tokens."""
 
     experts: float
     rows: float
