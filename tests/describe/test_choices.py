@@ -78,7 +78,7 @@ def test_room_is_a_whole_number_of_rows() -> None:
     tokens = np.array([0, 1, 37, 40])
     assert room_for(tokens, 2, 8, None).tolist() == tokens.tolist()
     assert room_for(tokens, 2, 8, 1.25).tolist() == [0, 1, 12, 13]
-    assert room_for(tokens, 2, 8, 1.1).tolist() == [0, 1, 11, 11]  # 1.1 x 40 x 2 / 8, and not a row more
+    assert room_for(tokens, 2, 8, 1.1).tolist() == [0, 1, 11, 11]
     assert room_for(tokens, 2, 8, 8.0).tolist() == [0, 2, 74, 80]
     assert room_for(tokens, 2, 8, 8.0, at_most_all=True).tolist() == tokens.tolist()
     assert room_of_token(2, 8, 8.0, at_most_all=True) == 1.0 == room_of_token(2, 8, None)
