@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.bench.expert_memory import KINDS, WAYS, Combination
 from tests.helpers.oracles import small
 from tests.step.test_exchanges import HOWS
 from zbench.cost.job import make_cost
@@ -18,7 +21,8 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.exchanges import WHOLE
-from zbench.describe.model import SHARDING, Model
+from zbench.describe.expert_schedule import EXPERT_CHOICE, TOKEN_CHOICE, USUAL_EXPERTS, Experts
+from zbench.describe.model import SHARDING, SOFTMAX_ALL, Model
 from zbench.simulated.executor import Simulated
 from zbench.systems.local_packing import LocalPacking
 
@@ -31,13 +35,21 @@ LAYOUTS = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (1, 4), (4, 2)]  # expert_par
 EXPERT_HOWS = ["", "async_tp", "commfuse", "commfuse direct", "sliced 2", "query_split"]
 
 
-def reckoned_and_found(model: Model, layout: tuple[int, int], how: str, length: int) -> tuple[Floats, Floats]:
+def reckoned_and_found(
+    model: Model,
+    layout: tuple[int, int],
+    how: str,
+    length: int,
+    experts: Experts = USUAL_EXPERTS,
+    draw: tuple[int, int] = (0, 0),
+) -> tuple[Floats, Floats]:
     """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges."""
     (groups, cut), exchanges = layout, HOWS.get(how, WHOLE)
-    cost = make_cost(BASE.cluster, model, False, True, groups * cut, cut, exchanges)
-    batch = Batch(np.full(3 * cost.cluster.num_ranks, length), 0, 0)
+    cost = make_cost(BASE.cluster, model, False, True, groups * cut, cut, exchanges).routed_by(experts, draw)
+    batch = Batch(np.full(3 * cost.cluster.num_ranks, length), *draw)
     plans = LocalPacking(cost, pack_tokens=length).plan(batch)
-    played = Simulated(cost, exchanges=exchanges, expert_parallel=groups, expert_tensor_parallel=cut)
+    degrees = {"expert_parallel": groups, "expert_tensor_parallel": cut}
+    played = Simulated(cost, exchanges=exchanges, experts=experts, **degrees)
     found = np.array(played.step(batch, plans).peak_bytes, np.float64)
     return peak_bytes(plans, cost) / cost.tp, found
 
@@ -77,6 +89,54 @@ def test_nested_degrees_and_chunks_of_memory_are_no_less(layout: tuple[int, int]
             assert (found <= reckoned).all()
         of = {"mlp_chunk_tokens": 256, "loss_chunk_tokens": 256, "sharding": "zero1", "recompute": recompute}
         reckoned, found = reckoned_and_found(replace(model, vocab=1000, **of), layout, "", 2048)
+        assert (found <= reckoned).all()
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[1:])
+@settings(max_examples=6)
+@given(data=st.data())
+def test_uneven_rows_are_as_much_as_is_there(kind: str, data: st.DataObject) -> None:
+    """Popular experts that are drawn, rows of padding, and seats of routers that choose: never less than live ranges of
+    any GPU, and of the fullest one to 3 %, whatever is drawn of models, layouts, strategies and steps."""
+    named: dict[str, Any] = {
+        "sharding": SHARDING, "recompute": ("none", "selective", "full"), "vocab": (1000, 64000), "layout": LAYOUTS,
+        "length": (1024, 4096), "fine": (False, True), "tensor_parallel": (1, 2), "way": WAYS,
+    }  # fmt: skip
+    chosen = {name: data.draw(st.sampled_from(values), label=name) for name, values in named.items()}
+    one = Combination(**(chosen | ({"way": ""} if chosen["tensor_parallel"] == 1 else {})), kind=kind)
+    draw = data.draw(st.integers(0, 5), label="seed"), data.draw(st.integers(0, 40), label="step")
+    reckoned, found = reckoned_and_found(one.model, one.layout, one.way, one.length, one.experts, draw)
+    assert (found <= reckoned).all()
+    assert found.max() >= 0.97 * reckoned.max()
+
+
+@pytest.mark.parametrize("layout", [(4, 1), (2, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("kind", ["zipf 2", "capacity zipf", "padded zipf", "token_choice, dropless"])
+def test_uneven_rows_by_chunks_are_no_less(kind: str, layout: tuple[int, int]) -> None:
+    """By chunks of memory, whose last one has all rows of padding, and by those of a schedule."""
+    for at, (model, recompute) in enumerate(product((EIGHT, FINE), ("none", "chunked", "full"))):
+        of: dict[str, Any] = {"mlp_chunk_tokens": (256, 100)[at % 2], "sharding": "zero1", "recompute": recompute}
+        experts = replace(KINDS[kind], **({"schedule": "tutel", "degree": 3} if at % 3 else {}))
+        length = (1024, 2054)[at % 2]
+        reckoned, found = reckoned_and_found(replace(model, vocab=1000, **of), layout, "", length, experts, (3, at))
+        assert (found <= reckoned).all()
+
+
+def test_what_any_step_may_draw_is_no_less_than_what_one_does() -> None:
+    """Before a batch is known the most popular experts are taken to be on one GPU."""
+    cost = make_cost(BASE.cluster, EIGHT, False, True, 4)
+    for kind in ("zipf", "dirichlet", "drift", "capacity zipf"):
+        of_any = memory_of(cost.routed_by(KINDS[kind], (2, None))).bytes(4096)
+        of_steps = [memory_of(cost.routed_by(KINDS[kind], (2, step))).bytes(4096) for step in range(20)]
+        assert max(of_steps) <= of_any
+        assert min(of_steps) < of_any
+
+
+def test_rounds_of_room_count_for_every_gpu_that_sends() -> None:
+    """37 tokens with room for 11.6 of them at each expert: 12 rows from each GPU, which is more than 3 % there."""
+    for routing, model in ((TOKEN_CHOICE, EIGHT), (EXPERT_CHOICE, replace(EIGHT, gate=SOFTMAX_ALL))):
+        experts = Experts(capacity=1.25, padded=True, routing=routing)
+        reckoned, found = reckoned_and_found(replace(model, vocab=1000), (4, 1), "", 37, experts)
         assert (found <= reckoned).all()
 
 

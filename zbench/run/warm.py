@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
@@ -30,6 +31,7 @@ def warm(system: System, trains: bool = False) -> None:
     Only for systems that are dataclasses with a `cost`, as all of zbench's are; others have nothing of
     zbench's to compile before their first plan.
     """
+    system = undealt(system)
     if not dataclasses.is_dataclass(system) or not isinstance(getattr(system, "cost", None), Cost):
         return
     cost: Cost = system.cost

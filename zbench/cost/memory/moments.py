@@ -69,10 +69,11 @@ class _Layer(NamedTuple):
     the feed-forward, of which it has three. rows: what is sent to experts, and kept; gradients: of rows one way;
     relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
     shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
-    but for experts that tokens choose. again: what recomputation of the feed-forward makes again. fixed: of a layer,
-    whatever tokens there are; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
-    recomputation that makes some of it again; chunk_gradients, at its fullest moment; late, both of rows that go with
-    the last chunk."""
+    but for experts that tokens choose. passing: gradients of rows that are on their way beside all others, where that
+    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: of a layer, whatever tokens
+    there are; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept:
+    chunk_again, what is made again for a chunk, by recomputation that makes some of it again; chunk_gradients, at its
+    fullest moment; late, both of rows that go with the last chunk."""
 
     layer: float
     own: float
@@ -85,6 +86,7 @@ class _Layer(NamedTuple):
     relayed: float = 0.0
     shared: float = 0.0
     gathers: bool = True
+    passing: float = 0.0
     again: float = 0.0
     fixed: float = 0.0
     counts: tuple[float, float] = (0.0, 0.0)
@@ -142,7 +144,8 @@ def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[Mom
     """Returns the moments of a layer's backward with what rows for experts may be more than their mean. more: of what
     is there beside what is kept, before the backward begins."""
     gone = more - spread.layer
-    at = more + spread.gradients + spread.columns, more + spread.gradients - spread.columns, gone, gone
+    at = [more + spread.gradients + spread.columns, more + spread.gradients - spread.columns, gone, gone]
+    at = [more + 2 * spread.gradients] * (len(lines) - len(at)) + at
     return [line._replace(spread=size) for line, size in zip(lines, at, strict=True)]
 
 
@@ -154,7 +157,10 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     of = RoutedRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
-    sizes, again = (hidden / tp, hidden * cost.tp, q, kv + more, columns), (again_activation_bytes(model) + 3 * wider) / tp
+    sizes, again = (
+        (hidden / tp, hidden * cost.tp, q, kv + more, columns),
+        (again_activation_bytes(model) + 3 * wider) / tp,
+    )
     fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         # An expert that is cut has its rows on each of its GPUs.
@@ -166,13 +172,14 @@ def _layer(cost: Cost, tp: int) -> _Layer:
         chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
         gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
         late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp
-        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, again, fixed, counts, chunk_again, gradients, late)
+        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, 0.0, again, fixed, counts, chunk_again, gradients, late)
     rows = of.kept_bytes(model) / tp
     layer = (layer_activation_bytes(model) + 3 * wider) / tp + more + rows
     gradients = of.rows * (hidden + of.shares) / tp
-    relayed = gradients / of.passing if of.passing else 0.0
+    relayed = gradients / cost.expert_cut if of.relayed else 0.0
+    passing = gradients / of.passing if of.passing else 0.0
     shared = model.shared_experts / (model.shared_experts + of.experts)
-    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, again, fixed, counts)
+    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, passing, again, fixed, counts)
 
 
 def _backward(
@@ -199,7 +206,8 @@ def _backward(
     # Gradients of rows that a group of GPUs gathers and reduces are there before, and after, as one of these has them.
     ffn *= 1 - of.shared
     came = of.own if of.rows else of.whole
-    product = other + came + of.gradients + max(ffn, of.relayed)
+    came += other + of.gradients
+    product = came + max(ffn, 0.0 if of.passing else of.relayed)
     halves, entered = other + of.own + 2 * ffn, other + of.own + of.gradients + of.relayed - ffn
     beside_matmuls = _beside_matmuls(cost, of)
     if beside_matmuls and not of.rows and not tokens:
@@ -212,7 +220,9 @@ def _backward(
     attention += of_attention
     inputs = attention + of.own + of.other * (gathered != 2) + of.whole - of.q  # as of the other norm's output
     fixed = 2 * of.fixed + of.counts[0]  # what is made again, and gradients
+    passing = [MomentLine(whole.rows + fixed, more + came + of.passing, received=received)] if of.passing else []
     return [
+        *passing,
         MomentLine(halving + fixed, more + max(product, halves, entered), chunk, tokens, received),
         MomentLine(norming + fixed, more + norm, chunk, tokens, received),
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),

@@ -23,17 +23,19 @@ class RoutedRows(NamedTuple):
     """Rows of a token. experts: of all columns of an expert, as a token has of its own experts where routing is even;
     rows: that are sent, each to every GPU over which its expert is cut; shares: bytes beside each. late: rows of
     experts that go with the last chunk of tokens, whatever that has. home: bytes at a token's home beside its logits.
-    passing: of gradients of rows one of so many parts is on its way at a time, beside those that are there or still
-    to be sent; 0: none that counts. rounded: rows that every expert may have more, one
-    for each GPU that sends some; counts: bytes of numbers of rows, whatever there are of tokens, which stay though a layer
-    is made again; counts_of_chunks: of each token, where each chunk has such numbers. deviations: standard
-    ones of rows and of experts, times the square root of tokens."""
+    relayed: whether GPUs over which an expert is cut pass rows on. passing: of gradients of rows one of so many parts
+    is on its way at a time, beside those that are there or still to be sent; 0: less than what comes of them. rounded:
+    rows that every expert may have more, one for each GPU that sends some.
+    counts: bytes of numbers of rows, whatever there are of tokens, which stay though a layer is made again;
+    counts_of_chunks: of each token, where each chunk has such numbers. deviations: standard ones of rows and of
+    experts, times the square root of tokens."""
 
     experts: float
     rows: float
     shares: float
     late: float = 0.0
     home: float = 0.0
+    relayed: bool = False
     passing: int = 0
     rounded: float = 0.0
     counts: float = 0.0
@@ -88,13 +90,13 @@ def _even(cost: Cost) -> RoutedRows:
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     count, chosen = model.num_experts, model.experts_per_token
     rows, shares = rows_of_token(model, cost.expert_gpus, cost.expert_cut), chosen * model.lse_bytes
-    passing = cost.expert_cut if cost.expert_gpus > cost.expert_cut > 1 else 0
+    relayed = cost.expert_gpus > cost.expert_cut > 1
     if count == 1 or groups == 1:  # tokens have all of their experts at home, or on the same GPUs
-        return RoutedRows(chosen, rows, shares, passing=passing)
+        return RoutedRows(chosen, rows, shares, relayed=relayed)
     own = count / groups
     sent = 1 - comb(count - int(own), chosen) / comb(count, chosen)  # a token's chance to have a row there
     experts = sqrt(chosen * (own / count) * (1 - own / count) * (count - chosen) / (count - 1))  # hypergeometric
-    return RoutedRows(chosen, rows, shares, passing=passing, deviations=(sqrt(sent * (1 - sent)), experts))
+    return RoutedRows(chosen, rows, shares, relayed=relayed, deviations=(sqrt(sent * (1 - sent)), experts))
 
 
 def _of_law(cost: Cost) -> RoutedRows:
@@ -102,8 +104,8 @@ def _of_law(cost: Cost) -> RoutedRows:
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     of, shares = _drawn(cost), model.experts_per_token * model.lse_bytes
     deviations = sqrt(of.rows_variance), sqrt(of.experts_variance)
-    rows, passing = cost.expert_cut * groups * of.rows, _passing(cost, groups > 1)
-    return RoutedRows(groups * of.experts, rows, shares, passing=passing, deviations=deviations)
+    rows, way = cost.expert_cut * groups * of.rows, _way(cost, groups > 1)
+    return RoutedRows(groups * of.experts, rows, shares, 0.0, 0.0, *way, deviations=deviations)
 
 
 def _drawn(cost: Cost) -> SliceRows:
@@ -125,8 +127,8 @@ def _of_room(cost: Cost) -> RoutedRows:
     rounded = 0.0 if capacity is None else 1.0
     if experts.routing == DRAWN:
         late = 0.0 if model.mlp_chunk_tokens == WHOLE else rows - _drawn(cost).least * (cost.expert_gpus // cut)
-        passing = _passing(cost, cost.expert_gpus > cut)
-        return RoutedRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, passing, rounded)
+        way = _way(cost, cost.expert_gpus > cut)
+        return RoutedRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, *way, rounded)
     # Of a rank's GPUs together, as lse_bytes are.
     shares, home, counts, each = model.lse_bytes / cost.tp, SEAT_BYTES * rows, 0.0, 0.0
     if experts.counted:  # of every GPU that sends some, at home and at experts, and of a group and its GPUs
@@ -135,11 +137,12 @@ def _of_room(cost: Cost) -> RoutedRows:
         counts = one * (max(*DEGREES, schedule.chunks.forward) if schedule.is_open else schedule.chunks.forward)
         if model.mlp_chunk_tokens != WHOLE:
             each = counts / cost.tp / int(model.mlp_chunk_tokens)
-    return RoutedRows(rows, cut * rows, shares, 0.0, home, _passing(cost, True), rounded, counts, each)
+    return RoutedRows(rows, cut * rows, shares, 0.0, home, *_way(cost, True), rounded, counts, each)
 
 
-def _passing(cost: Cost, relayed: bool) -> int:
-    """Returns RoutedRows.passing. relayed: whether those GPUs over which an expert is cut pass rows on."""
+def _way(cost: Cost, passed_on: bool) -> tuple[bool, int]:
+    """Returns relayed and passing of RoutedRows. passed_on: whether GPUs over which an expert is cut pass rows on."""
+    relayed = passed_on and cost.expert_cut > 1
     if cost.expert_gpus == 1:
-        return 0
-    return cost.expert_cut if relayed and cost.expert_cut > 1 else cost.expert_gpus
+        return relayed, 0
+    return relayed, cost.expert_cut if relayed else cost.expert_gpus

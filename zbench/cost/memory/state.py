@@ -25,7 +25,7 @@ class WholeBytes(NamedTuple):
     and those of as many layers as are gathered ahead. norm: when all of the feed-forward's gradients are. chunks: and
     its parameters still, for the next chunk of tokens. attention: when the output projection's are, too.
     inputs: when all of the layer's gradients are, and parameters of the layers ahead. loss: the head's gradient, the
-    head and the layers ahead.
+    head and the layers ahead. rows: when gradients of rows come to experts, and none of parameters is there.
     """
 
     feed_forward: float = 0.0
@@ -34,6 +34,7 @@ class WholeBytes(NamedTuple):
     attention: float = 0.0
     inputs: float = 0.0
     loss: float = 0.0
+    rows: float = 0.0
 
     @staticmethod
     def of(cost: Cost) -> "WholeBytes":
@@ -73,6 +74,7 @@ class WholeBytes(NamedTuple):
             there(projections, 0) + weight * projections + gradient * out + made,
             following + gradient * (layer - own + experts - own_experts),
             one * min(cost.layers_ahead, model.num_layers) + loss,
+            there(layer, experts) + weight * (layer + experts),
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from zbench.describe.arrays import Floats
 from zbench.describe.routing.popularity import Popularity
 
-_STEPS = 24  # of the rule for each factor of e in time: numbers are exact to 2e-4 (tests/describe/test_choices.py)
+_STEPS = 32  # of the rule for each factor of e in time: numbers are exact to 2e-4 (tests/describe/test_choices.py)
 _EARLY, _LATE = 1e-8, 40.0  # clocks that have rung before the first moment, and how often those have that must have
 
 
