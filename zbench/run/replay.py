@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def clock(self) -> str:
-        """What its executor is called where it says what a measured step would take."""
+        """The name of its executor, where that says what a measured step would take."""
         return "planners' estimate" if isinstance(self.parts.executor, StepEstimate) else "whole steps"
 
     @property
