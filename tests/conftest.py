@@ -24,6 +24,12 @@ settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
 
+def pytest_collection_finish() -> None:
+    """What all tests and their modules are, a million objects, is not looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep choices (zbench.run.chosen) in a folder of their own, commands that they start too."""

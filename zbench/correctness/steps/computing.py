@@ -104,8 +104,10 @@ class ComputeOnPlace:
 
     def _cell(self, one: Reference, at: dict[str, int]) -> Cell:
         """Returns the cell of a reference; of a parameter, that of its slice's first shard."""
-        found = [at[slot] if coarse is None else coarse[at[slot]] for slot, coarse in self._looked_at(one).axes]
-        return (*found, 0, 0)[:2]
+        found = [0, 0]
+        for place, (slot, coarse) in enumerate(self._looked_at(one).axes):
+            found[place] = at[slot] if coarse is None else coarse[at[slot]]
+        return found[0], found[1]
 
     def _looked_at(self, one: Reference) -> "_Known":
         """Returns what is the same of a reference for every combination of parts."""
