@@ -146,17 +146,38 @@ class TrainingMemory:
             ValueError: it cannot; the message names the keys.
         """
         if self.offload in (INPUTS, BOTH) and (granularity, stages) != (FULL, 1):
-            raise ValueError(
-                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
-                f"parallel.pipeline_parallel {stages}; a layer has to keep nothing but its input, and all layers to be "
-                f"on all GPUs, so it takes recompute={FULL} and parallel.pipeline_parallel=1"
+            self._refuse(
+                (
+                    "recompute.granularity",
+                    granularity,
+                    granularity == FULL,
+                    f"a layer has to keep nothing but its input, so it takes recompute={FULL}",
+                ),
+                _on_all_gpus(stages),
             )
         if self.offload in (OPTIMIZER, BOTH) and (stages != 1 or sharding not in SHARDING[1:]):
-            raise ValueError(
-                f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
-                "each parameter's optimizer state has to be in one host's memory, and all layers on all GPUs, so it "
-                "takes sharding=zero1, zero2 or zero3 and parallel.pipeline_parallel=1"
+            self._refuse(
+                (
+                    "sharding",
+                    sharding,
+                    sharding in SHARDING[1:],
+                    "each parameter's optimizer state has to be in one "
+                    "host's memory, so it takes sharding=zero1, zero2 or zero3",
+                ),
+                _on_all_gpus(stages),
             )
+
+    def _refuse(self, *keys: tuple[str, object, bool, str]) -> None:
+        """Refuses the first of some keys that is wrong: its name and value, whether it is right, and what it has to
+        be."""
+        name, value, _, told = next(one for one in keys if not one[2])
+        raise ValueError(f"memory.offload is {self.offload} with {name} {value}; {told}")
+
+
+def _on_all_gpus(stages: int) -> tuple[str, object, bool, str]:
+    """Returns what `TrainingMemory` says of a number of stages."""
+    told = "all layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
+    return "parallel.pipeline_parallel", stages, stages == 1, told
 
 
 @dataclass(frozen=True, slots=True)
