@@ -35,6 +35,8 @@ def test_what_all_steps_chose_is_told_once() -> None:
         ", tokens to experts in 4 chunks, experts' gradients computed after all chunks, of 8 pieces of a layer's "
         "gradients 2 beside experts and 6 beside attention, "
     ) in choice_words([chosen(chunks=pieces)])
+    whole = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=1, inside=1, beside=0))
+    assert "pieces" not in choice_words([chosen(chunks=whole)])
 
 
 def test_what_a_user_has_set_is_not_chosen() -> None:

@@ -169,7 +169,7 @@ def test_chunked_prefill_is_an_engine_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("cluster", "job", "told"),
     [
-        ("a800_4x8", {}, "cluster a800_4x8 has no cluster.host_bandwidth; seesaw brings weights"),
+        ("a800_2x8", {}, "cluster a800_2x8 has no cluster.host_bandwidth; seesaw brings weights"),
         ("a100_80g_16x8", {"host_kv": 2.0**39}, "job.host_kv is 512 GiB a GPU; with weights a node takes 4109 GiB"),
         ("a100_80g_16x8", {"generate_pipeline": 4}, "job.generation_engine is seesaw and a replica takes 16 GPUs; its"),
         ("a100_80g_16x8", {"generate_tensor": 3}, "job.generate_tensor is 3; it has to divide num_heads=32"),

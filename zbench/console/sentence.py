@@ -33,6 +33,7 @@ from zbench.describe.job import RolloutJob
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.describe.worlds import World
+from zbench.interfaces.published import PUBLISHED, VARIANT
 from zbench.record.renamed import old_choice, old_key
 from zbench.record.writer import RecordError
 
@@ -177,6 +178,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     given = re.search(r"use \+\S+?=(.*)", str(error))
     if told := old_key(named[1], target, given[1] if given else None):
         return told
+    if named[1] == f"system.{VARIANT}":
+        return f"{named[1]} is not a key of system; {VARIANT} is one of the run: {VARIANT}={PUBLISHED}"
     if parent == "job" and named[1].removeprefix("job.") in _ROLLOUT_KEYS:
         return f"{named[1]} is a key of jobs with rollouts, and job is training; it takes job=rlhf beside it"
     if named[1].rpartition(".")[2] in _optional(parent):

@@ -156,25 +156,27 @@ class TrainingMemory:
         Raises:
             ValueError: it cannot; the message names the keys.
         """
-        inputs = self.offload.replace(ACTIVATIONS, INPUTS)
-        if self.offload in WITH_ACTIVATIONS and (granularity in (FULL, ADAPTIVE) or stages != 1):
+        told = f"memory.offload is {self.offload} with"
+        if self.offload in WITH_ACTIVATIONS and granularity in (FULL, ADAPTIVE):
+            inputs = self.offload.replace(ACTIVATIONS, INPUTS)
             raise ValueError(
-                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
-                f"parallel.pipeline_parallel {stages}; layers have to keep more than their input, and all of them to "
-                f"be on all GPUs, so it takes recompute=none, selective or chunked and parallel.pipeline_parallel=1, "
-                f"or memory.offload={inputs} and recompute={FULL}"
+                f"{told} recompute.granularity {granularity}; layers have to keep more than their input, so it takes "
+                f"recompute=none, selective or chunked (or memory.offload={inputs} and recompute={FULL})"
             )
-        if self.offload in WITH_INPUTS and (granularity, stages) != (FULL, 1):
+        if self.offload in WITH_INPUTS and granularity != FULL:
             raise ValueError(
-                f"memory.offload is {self.offload} with recompute.granularity {granularity} and "
-                f"parallel.pipeline_parallel {stages}; a layer has to keep nothing but its input, and all layers to be "
-                f"on all GPUs, so it takes recompute={FULL} and parallel.pipeline_parallel=1"
+                f"{told} recompute.granularity {granularity}; a layer has to keep nothing but its input, so it takes "
+                f"recompute={FULL}"
             )
-        if self.offload in WITH_OPTIMIZER and (stages != 1 or sharding not in SHARDING[1:]):
+        if self.offload in WITH_OPTIMIZER and sharding not in SHARDING[1:]:
             raise ValueError(
-                f"memory.offload is {self.offload} with sharding {sharding} and parallel.pipeline_parallel {stages}; "
-                "each parameter's optimizer state has to be in one host's memory, and all layers on all GPUs, so it "
-                "takes sharding=zero1, zero2 or zero3 and parallel.pipeline_parallel=1"
+                f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
+                "takes sharding=zero1, zero2 or zero3"
+            )
+        if self.offload != NOWHERE and stages != 1:
+            raise ValueError(
+                f"{told} parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, so it takes "
+                "parallel.pipeline_parallel=1"
             )
 
 

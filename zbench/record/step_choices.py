@@ -84,7 +84,7 @@ def _late_words(step: Step) -> str:
 def _pieces_words(step: Step) -> str:
     """Returns where the pieces of a layer's gradients went, if between messages."""
     pieces = _of(step, "expert_chunks", "gradients")
-    if pieces is None:
+    if pieces is None or pieces["count"] == 1:  # one piece is the layer's gradients as they come
         return ""
     return "of {count} pieces of a layer's gradients {inside} beside experts and {beside} beside attention".format(
         **pieces

@@ -175,7 +175,11 @@ class Parts:
             "device": device.name,
             "model": model.name,
             "active_params": model.total_params - experts * model.ffn_params * idle_experts,
-            **({} if model.num_experts == 1 else {"routed_params": experts * model.ffn_params * model.experts_per_token}),
+            **(
+                {}
+                if model.num_experts == 1
+                else {"routed_params": experts * model.ffn_params * model.experts_per_token}
+            ),
             "embedding_params": 0 if model.tied_embeddings else model.table_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,

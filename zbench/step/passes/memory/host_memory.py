@@ -27,7 +27,8 @@ def check_host(model: Model, cluster: Cluster) -> None:
         link = f" ({', '.join(HOST_LINK)} together)" if lacks[0] == "host_bandwidth" else ""
         others = "".join(f", and cluster.{name}" for name in lacks[1:])
         raise ValueError(
-            f"cluster.{lacks[0]} is not given; memory.offload is {model.offload}, which takes it{link}{others}"
+            f"cluster.{lacks[0]} is not given; memory.offload is {model.offload}, which takes it{link}{others}, as "
+            "cluster=h100_4x8 has"
         )
     need, room = _state_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
