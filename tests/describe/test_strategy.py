@@ -282,7 +282,9 @@ def test_what_goes_by_chunks_takes_chunks() -> None:
 
 @pytest.mark.parametrize(("level", "stages"), [("selective", 1), ("full", 2)])
 def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stages: int) -> None:
-    told = r"^memory.offload is inputs with recompute.granularity .* so it takes recompute=full and .*=1$"
+    wrong = f"recompute.granularity {level}" if level != "full" else f"parallel.pipeline_parallel {stages}"
+    right = "recompute=full" if level != "full" else "parallel.pipeline_parallel=1"
+    told = rf"^memory.offload is inputs with {wrong}; .* so it takes {right}$"
     with pytest.raises(ValueError, match=told):
         TrainingStrategy(
             Sharding("none"),
@@ -297,9 +299,9 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stage
 @pytest.mark.parametrize("offload", ["activations", "activations_and_optimizer"])
 @pytest.mark.parametrize(("level", "stages"), [("full", 1), ("adaptive", 1), ("none", 2)])
 def test_activations_wait_in_host_memory_where_they_are_kept(level: str, stages: int, offload: str) -> None:
-    told = (
-        rf"^memory.offload is {offload} with recompute.granularity {level} and .* so it takes recompute=none, .*=full$"
-    )
+    of_level = rf"recompute.granularity {level}; .* so it takes recompute=none, .*=full\)$"
+    of_stages = rf"parallel.pipeline_parallel {stages}; .* so it takes parallel.pipeline_parallel=1$"
+    told = rf"^memory.offload is {offload} with {of_stages if level == 'none' else of_level}"
     with pytest.raises(ValueError, match=told):
         TrainingMemory(offload=offload).check_offload(level, stages, "zero2")
     assert TrainingMemory(offload=offload, offload_layers="auto").check_offload("selective", 1, "zero2") is None
@@ -309,7 +311,8 @@ def test_activations_wait_in_host_memory_where_they_are_kept(level: str, stages:
 def test_optimizer_state_is_in_one_hosts_memory(sharding: str, stages: int) -> None:
     memory, exchanges = TrainingMemory(offload="optimizer"), ExchangeOverlap()
     assert memory.check_offload("none", 1, "zero2") is None
-    told = rf"^memory.offload is optimizer with sharding {sharding} .* so it takes sharding=.* or zero3 and .*=1$"
+    wrong = f"sharding {sharding}; .* zero2 or zero3" if stages == 1 else "parallel.pipeline_parallel 2; .*_parallel=1"
+    told = rf"^memory.offload is optimizer with {wrong}$"
     with pytest.raises(ValueError, match=told):
         TrainingStrategy(Sharding(sharding), Recompute("none"), memory, Parallel(1, stages), exchanges, Experts())
 
