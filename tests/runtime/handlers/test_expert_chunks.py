@@ -1,4 +1,5 @@
-"""Experts by chunks of the tokens on one, four and eight processes: exact, with the bytes that the step says, the same bits again."""
+"""Experts by chunks of the tokens on one, four and eight processes: exact, with the bytes that the step says, the same
+bits again."""
 
 from dataclasses import replace
 
