@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
 from zbench.cost.memory.lines import MomentLine
-from zbench.cost.memory.routed import RoutedRows
+from zbench.cost.memory.routed import ExpertRows
 from zbench.cost.memory.spread import RowSpread
 from zbench.cost.memory.state import WholeBytes
 from zbench.cost.recompute import (
@@ -143,7 +143,7 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     more = 2 * copies * model.head_dim * e
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
-    of = RoutedRows.of(cost)
+    of = ExpertRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
     sizes, again = (
