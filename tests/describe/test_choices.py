@@ -9,7 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.expert_schedule import DIRICHLET, ZIPF
 from zbench.describe.routing.choices import busiest_slice
 from zbench.describe.routing.popularity import Popularity
-from zbench.describe.routing.room import room_for, room_of_token
+from zbench.describe.routing.room import expert_room, room_of_token
 from zbench.step.passes.router.capacity import with_room
 
 TOKENS = 100_000
@@ -76,9 +76,9 @@ def test_no_step_s_gpu_has_more_than_that_of_the_most_popular_experts() -> None:
 
 def test_room_is_a_whole_number_of_rows() -> None:
     tokens = np.array([0, 1, 37, 40])
-    assert room_for(tokens, 2, 8, None).tolist() == tokens.tolist()
-    assert room_for(tokens, 2, 8, 1.25).tolist() == [0, 1, 12, 13]
-    assert room_for(tokens, 2, 8, 1.1).tolist() == [0, 1, 11, 11]
-    assert room_for(tokens, 2, 8, 8.0).tolist() == [0, 2, 74, 80]
-    assert room_for(tokens, 2, 8, 8.0, at_most_all=True).tolist() == tokens.tolist()
+    assert expert_room(tokens, 2, 8, None).tolist() == tokens.tolist()
+    assert expert_room(tokens, 2, 8, 1.25).tolist() == [0, 1, 12, 13]
+    assert expert_room(tokens, 2, 8, 1.1).tolist() == [0, 1, 11, 11]
+    assert expert_room(tokens, 2, 8, 8.0).tolist() == [0, 2, 74, 80]
+    assert expert_room(tokens, 2, 8, 8.0, at_most_all=True).tolist() == tokens.tolist()
     assert room_of_token(2, 8, 8.0, at_most_all=True) == 1.0 == room_of_token(2, 8, None)

@@ -105,8 +105,9 @@ class MadeForDraws:
 def undealt(system: System) -> System:
     """Returns the system itself, without what gives it parts of batches, makes it anew or changes its plans around
     it."""
-    around = isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws)
-    return undealt(system.system) if around else system
+    if isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws):
+        return undealt(system.system)
+    return system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:

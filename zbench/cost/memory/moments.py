@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
 from zbench.cost.memory.lines import MomentLine
-from zbench.cost.memory.routed import RoutedRows
+from zbench.cost.memory.routed import ExpertRows
 from zbench.cost.memory.spread import RowSpread
 from zbench.cost.memory.state import WholeBytes
 from zbench.cost.recompute import (
@@ -70,8 +70,8 @@ class _Layer(NamedTuple):
     relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
     shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
     but for experts that tokens choose. passing: gradients of rows that are on their way beside all others, where that
-    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: of a layer, whatever tokens
-    there are; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept:
+    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: of a layer, however many
+    tokens it has; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept:
     chunk_again, what is made again for a chunk, by recomputation that makes some of it again; chunk_gradients, at its
     fullest moment; late, both of rows that go with the last chunk."""
 
@@ -154,7 +154,7 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     more = 2 * copies * model.head_dim * e
     q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
-    of = RoutedRows.of(cost)
+    of = ExpertRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
     sizes, again = (
@@ -167,8 +167,8 @@ def _layer(cost: Cost, tp: int) -> _Layer:
         routed, others = of.chunk_kept_bytes(model), cost.expert_cut - 1
         sent = routed - chunk_routed_bytes(model)
         layer = (layer_activation_bytes(model) + 3 * wider + sent) / tp + more + others * routed / tp
-        is_full, made = model.recompute == "full", chunk_activation_bytes(model)
-        made += 3 * wider if made else 0
+        is_full, made = model.recompute == "full", float(chunk_activation_bytes(model))
+        made += 3 * wider if made else 0.0
         chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
         gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
         late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp

@@ -19,7 +19,7 @@ from zbench.describe.routing.popularity import Popularity
 from zbench.describe.routing.room import SEAT_BYTES, room_of_token
 
 
-class RoutedRows(NamedTuple):
+class ExpertRows(NamedTuple):
     """Rows of a token. experts: of all columns of an expert, as a token has of its own experts where routing is even;
     rows: that are sent, each to every GPU over which its expert is cut; shares: bytes beside each. late: rows of
     experts that go with the last chunk of tokens, whatever that has. home: bytes at a token's home beside its logits.
@@ -43,7 +43,7 @@ class RoutedRows(NamedTuple):
     deviations: tuple[float, float] = (0.0, 0.0)
 
     @staticmethod
-    def of(cost: Cost) -> "RoutedRows":
+    def of(cost: Cost) -> "ExpertRows":
         """Returns the rows of a job's ranks."""
         experts, is_dense = cost.experts, cost.model.num_experts == 1
         if experts == USUAL_EXPERTS or is_dense:
@@ -85,27 +85,27 @@ def draws_rows(cost: Cost) -> bool:
     return cost.model.num_experts > 1 and by_law and (groups > 1 or experts.capacity != DROPLESS)
 
 
-def _even(cost: Cost) -> RoutedRows:
+def _even(cost: Cost) -> ExpertRows:
     """Returns the rows that are expected where all experts are as popular and take all tokens."""
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     count, chosen = model.num_experts, model.experts_per_token
     rows, shares = rows_of_token(model, cost.expert_gpus, cost.expert_cut), chosen * model.lse_bytes
     relayed = cost.expert_gpus > cost.expert_cut > 1
     if count == 1 or groups == 1:  # tokens have all of their experts at home, or on the same GPUs
-        return RoutedRows(chosen, rows, shares, relayed=relayed)
+        return ExpertRows(chosen, rows, shares, relayed=relayed)
     own = count / groups
     sent = 1 - comb(count - int(own), chosen) / comb(count, chosen)  # a token's chance to have a row there
     experts = sqrt(chosen * (own / count) * (1 - own / count) * (count - chosen) / (count - 1))  # hypergeometric
-    return RoutedRows(chosen, rows, shares, relayed=relayed, deviations=(sqrt(sent * (1 - sent)), experts))
+    return ExpertRows(chosen, rows, shares, relayed=relayed, deviations=(sqrt(sent * (1 - sent)), experts))
 
 
-def _of_law(cost: Cost) -> RoutedRows:
+def _of_law(cost: Cost) -> ExpertRows:
     """Returns the rows that are expected of the law by which experts are drawn, of the GPU that has most."""
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     of, shares = _drawn(cost), model.experts_per_token * model.lse_bytes
     deviations = sqrt(of.rows_variance), sqrt(of.experts_variance)
     rows, way = cost.expert_cut * groups * of.rows, _way(cost, groups > 1)
-    return RoutedRows(groups * of.experts, rows, shares, 0.0, 0.0, *way, deviations=deviations)
+    return ExpertRows(groups * of.experts, rows, shares, 0.0, 0.0, *way, deviations=deviations)
 
 
 def _drawn(cost: Cost) -> SliceRows:
@@ -118,7 +118,7 @@ def _drawn(cost: Cost) -> SliceRows:
     return busiest_slice(popularity, model.num_experts, groups, model.experts_per_token, room)
 
 
-def _of_room(cost: Cost) -> RoutedRows:
+def _of_room(cost: Cost) -> ExpertRows:
     """Returns the rows that all experts have room for, with a token or without."""
     model, experts, cut = cost.model, cost.experts, cost.expert_cut
     count, chosen = model.num_experts, model.experts_per_token
@@ -128,7 +128,7 @@ def _of_room(cost: Cost) -> RoutedRows:
     if experts.routing == DRAWN:
         late = 0.0 if model.mlp_chunk_tokens == WHOLE else rows - _drawn(cost).least * (cost.expert_gpus // cut)
         way = _way(cost, cost.expert_gpus > cut)
-        return RoutedRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, *way, rounded)
+        return ExpertRows(rows, cut * rows, chosen * model.lse_bytes, max(late, 0.0), 0.0, *way, rounded)
     # Of a rank's GPUs together, as lse_bytes are.
     shares, home, counts, each = model.lse_bytes / cost.tp, SEAT_BYTES * rows, 0.0, 0.0
     if experts.counted:  # of every GPU that sends some, at home and at experts, and of a group and its GPUs
@@ -137,11 +137,11 @@ def _of_room(cost: Cost) -> RoutedRows:
         counts = one * (max(*DEGREES, schedule.chunks.forward) if schedule.is_open else schedule.chunks.forward)
         if model.mlp_chunk_tokens != WHOLE:
             each = counts / cost.tp / int(model.mlp_chunk_tokens)
-    return RoutedRows(rows, cut * rows, shares, 0.0, home, *_way(cost, True), rounded, counts, each)
+    return ExpertRows(rows, cut * rows, shares, 0.0, home, *_way(cost, True), rounded, counts, each)
 
 
 def _way(cost: Cost, passed_on: bool) -> tuple[bool, int]:
-    """Returns relayed and passing of RoutedRows. passed_on: whether GPUs over which an expert is cut pass rows on."""
+    """Returns relayed and passing of ExpertRows. passed_on: whether GPUs over which an expert is cut pass rows on."""
     relayed = passed_on and cost.expert_cut > 1
     if cost.expert_gpus == 1:
         return relayed, 0

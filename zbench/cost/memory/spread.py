@@ -10,7 +10,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.routed import RoutedRows, draws_rows
+from zbench.cost.memory.routed import ExpertRows, draws_rows
 from zbench.describe.model import WHOLE
 
 DEVIATIONS = 4
@@ -37,7 +37,7 @@ class RowSpread(NamedTuple):
         model, by_chunks = cost.model, cost.model.mlp_chunk_tokens != WHOLE
         if model.num_experts == 1 or (by_chunks and not draws_rows(cost)):
             return RowSpread()
-        rows, experts = RoutedRows.of(cost).deviations
+        rows, experts = ExpertRows.of(cost).deviations
         rows = experts if by_chunks else rows  # a row for each of a token's experts there
         if not (rows or experts):
             return RowSpread()

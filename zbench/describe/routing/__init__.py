@@ -1,1 +1,1 @@
-"""How tokens choose experts: laws by which routing is drawn, and the room that experts have."""
+"""The choice of experts by tokens: laws by which routing is drawn, and the room that experts have."""

@@ -1,4 +1,4 @@
-"""How many rows a GPU is sent for its experts, as expected of the law by which tokens choose these.
+"""The rows that a GPU is sent for its experts, as expected of the law by which tokens choose these.
 
 A token's experts are the largest of logarithms of odds with Gumbel noise, which is the order in which clocks ring whose
 rates are the odds: its experts are the first ones. So at a moment every expert has rung or not by itself, how many of a
@@ -19,9 +19,9 @@ _EARLY, _LATE = 1e-8, 40.0  # clocks that have rung before the first moment, and
 
 
 class SliceRows(NamedTuple):
-    """What a slice of the experts, on one GPU, has of each token of those that choose among all slices, of the slice
-    with most. rows: tokens that choose some of it; experts: choices of its experts, those of a token one by one; least:
-    these of the slice with fewest; variances: of both, of one token's."""
+    """The choices that a slice of the experts, on one GPU, has of each token of those that choose among all slices; of
+    the slice with most. rows: tokens that choose some of it; experts: choices of its experts, those of a token one by
+    one; least: these of the slice with fewest; variances: of both, of one token's."""
 
     rows: float
     experts: float

@@ -1,4 +1,4 @@
-"""How popular experts are where routing is drawn: a law with one number, and an order of experts that drifts.
+"""The popularity of experts where routing is drawn: a law with one number, and an order of experts that drifts.
 
 Loads of models in use were told as power laws: of Qwen3-235B's 128 experts a fifth has about 65 % of all choices, of
 DeepSeek-V3's 256 30 to 40 % (NVIDIA's aiconfigurator, docs/POWER_LAW_DISTRIBUTION.md), which Zipf's law has with
@@ -17,7 +17,7 @@ _DRIFT = 2**20  # beside the seed: no step's number of a run
 
 @dataclass(frozen=True, slots=True)
 class Popularity:
-    """Which experts are popular in a step.
+    """The popularity of experts in a step.
 
     law, skew: ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are
     a draw of Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps

@@ -8,7 +8,9 @@ from zbench.describe.arrays import Ints
 SEAT_BYTES = 8  # of the number of the token in a seat, and of a number of these, as indices of torch are
 
 
-def room_for(tokens: Ints, per_token: int, num_experts: int, capacity: float | None, at_most_all: bool = False) -> Ints:
+def expert_room(
+    tokens: Ints, per_token: int, num_experts: int, capacity: float | None, at_most_all: bool = False
+) -> Ints:
     """Returns the rows that every expert takes of GPUs with so many tokens, int64 like `tokens`. capacity: None,
     dropless; at_most_all: no more than there are tokens, as where rows without one are not sent."""
     if capacity is None:
@@ -18,7 +20,7 @@ def room_for(tokens: Ints, per_token: int, num_experts: int, capacity: float | N
 
 
 def room_of_token(per_token: int, num_experts: int, capacity: float | None, at_most_all: bool = False) -> float:
-    """Returns how much room at every expert each token brings, which `room_for` rounds up to a row; arguments as
+    """Returns how much room at every expert each token brings, which `expert_room` rounds up to a row; arguments as
     there."""
     if capacity is None:
         return 1.0

@@ -28,7 +28,7 @@ from zbench.describe.expert_schedule import (
 )
 from zbench.describe.model import SOFTMAX_ALL, WHOLE, Model
 from zbench.describe.routing.popularity import Popularity
-from zbench.describe.routing.room import room_for
+from zbench.describe.routing.room import expert_room
 from zbench.plans.plan import Plan
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
@@ -238,7 +238,7 @@ class Routing:
         if how.capacity is None:
             return Routing(chosen, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         gpu = np.repeat(home, sizes)
-        room = room_for(np.bincount(gpu), chosen.shape[1], model.num_experts, how.capacity)
+        room = expert_room(np.bincount(gpu), chosen.shape[1], model.num_experts, how.capacity)
         limited = with_room(chosen, gpu, room, model.num_experts)
         found = Routing(limited, begin, model.num_experts, how.degree, None, relays, how.tensor_parallel)
         if not how.padded:

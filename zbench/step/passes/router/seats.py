@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.routing.room import room_for
+from zbench.describe.routing.room import expert_room
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.index import Index, PartMap, Relation
 
@@ -66,7 +66,7 @@ class RouterSeats:
     @cached_property
     def to_experts(self) -> Ints:
         """The seats that every part of an expert has for each part of a, int64 [parts of a, parts of e]."""
-        room = room_for(self.tokens, self.per_token, self.cut.num_experts, self.capacity, self.counted)
+        room = expert_room(self.tokens, self.per_token, self.cut.num_experts, self.capacity, self.counted)
         return np.repeat(room[:, None], self.cut.parts, axis=1)
 
     @cached_property
