@@ -1,11 +1,13 @@
-"""The pieces of trains (zbench.simulator.steps.trains.clock) that are under way on a port; compiled."""
+"""The pieces of trains (zbench.simulator.steps.trains.clock) that are under way on a port; compiled.
+
+Of trains and messages that find a port free at once the one that stands first in the plan goes, unless it is who has
+waited longest. So who stands behind trains of a port waits for all their pieces, and need not ask before.
+"""
 
 import numba as nb
 
 from zbench.describe.compiled import IN_PLACE
 from zbench.simulator.event_heap import comes_before
-
-_SOONER = 1 - 1e-9  # of a moment: below what a sum of thousands of numbers comes to, however they are rounded
 
 
 @nb.njit(**IN_PLACE)
@@ -17,36 +19,35 @@ def settle_port(port, event, hops, trains, state, links, times, longest_waiting)
     """
     front, behind, piece, when, since = state
     start, release, done, begun, ended = times
-    (row, rows), (table, seconds) = hops, trains
-    while True:
-        best, one = -1, front[port]
+    (row, rows), (table, seconds), found = hops, trains, -1
+    of = row[table[front[port], 0]]
+    a, b, k = rows.link_a[of], rows.link_b[of], rows.channels[of]  # of all trains of the port
+    free = before = max(links[a, k - 1], links[b, k - 1])
+    while found < 0:
+        best, first, one = -1, event, front[port]
         while one >= 0:
+            if when[one] < free and comes_before((when[one], since[one], table[one, 0]), event):
+                when[one] = free
             mine = when[one], since[one], table[one, 0]
-            if best < 0 or comes_before(mine, (when[best], since[best], table[best, 0])):
-                best = one
+            if comes_before(mine, first):
+                best, first = one, mine
             one = behind[one]
-        if best < 0 or not comes_before((when[best], since[best], table[best, 0]), event):
-            return -1
-        hop, number = table[best, 0], piece[best]
-        of = row[hop]
-        a, b, k = rows.link_a[of], rows.link_b[of], rows.channels[of]
-        both = max(links[a, k - 1], links[b, k - 1])
-        if both > when[best]:
-            when[best] = both
-            continue
-        begin = when[best]
-        end = begin + seconds[table[best, 1] + number]
-        begun[table[best, 3] + number], ended[table[best, 3] + number] = begin, end
-        for channel in range(k):
-            links[a, channel] = end
-            links[b, channel] = end
+        if best < 0:
+            break
+        begin, _, hop = first
+        number = piece[best]
+        free = begin + seconds[table[best, 1] + number]
+        begun[table[best, 3] + number], ended[table[best, 3] + number] = begin, free
         if number == 0:
             start[hop] = begin
-        piece[best], when[best] = number + 1, end
-        since[best] = end if longest_waiting else 0.0
+        piece[best], when[best] = number + 1, free
+        since[best] = free if longest_waiting else 0.0
         if number + 1 == table[best, 2]:
-            release[hop], done[hop] = end, end + rows.latency[of]
-            return best
+            release[hop], done[hop], found = free, free + rows.latency[of], best
+    if free > before:
+        for channel in range(k):
+            links[a, channel], links[b, channel] = free, free
+    return found
 
 
 @nb.njit(**IN_PLACE)
@@ -62,7 +63,7 @@ def leave_port(port, train, front, behind):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**IN_PLACE)
-def last_event(train, trains, state):  # type: ignore[no-untyped-def]
+def last_event(port, train, trains, state, links, longest_waiting):  # type: ignore[no-untyped-def]
     """Returns the event of a train's last piece: as it is, or for the soonest that it can be. trains, state: as of
     `settle_port`."""
     _, _, piece, when, since = state
@@ -71,8 +72,31 @@ def last_event(train, trains, state):  # type: ignore[no-untyped-def]
     left = count - 1 - piece[train]
     if left == 0:
         return when[train], since[train], hop
-    least = seconds[first + count - 1]
+    begin = when[train]
+    if not longest_waiting:
+        begin = max(begin, after_trains(port, hop, trains, state, links))
     for at in range(first + piece[train], first + count - 1):
-        least = min(least, seconds[at])
-    soonest = (when[train] + left * least) * _SOONER
-    return (soonest, 0.0, hop) if soonest > when[train] else (when[train], since[train], hop)
+        begin += seconds[at]
+    return begin, begin if longest_waiting else 0.0, hop
+
+
+@nb.njit(**IN_PLACE)
+def after_trains(port, hop, trains, state, links):  # type: ignore[no-untyped-def]
+    """Returns the soonest that a port can be free for a hop, both ways, where who stands first in the plan goes first:
+    when all trains have ended that stand before the hop and wait for nothing but the port. It is then if nothing else
+    takes the port until then."""
+    front, behind, piece, when, _ = state
+    table, seconds = trains
+    free, last = max(links[2 * port, 0], links[2 * port + 1, 0]), -1
+    while True:
+        best, one = -1, front[port]
+        while one >= 0:
+            mine = table[one, 0]
+            if last < mine < hop and (best < 0 or mine < table[best, 0]):
+                best = one
+            one = behind[one]
+        if best < 0 or when[best] > free:
+            return free
+        last, end = table[best, 0], table[best, 1] + table[best, 2]
+        for at in range(table[best, 1] + piece[best], end):
+            free += seconds[at]
