@@ -157,7 +157,7 @@ class StepParts:
     def variants(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[Variant]:
         """Returns templates, each (number, layer, place), as they are for a layer, from a place on, of a step that may
         have fewer layers. Those that are new are lowered together."""
-        keys = [self._likeness(*one, step) for one in instances]
+        keys = self._likenesses(instances, step)
         new = {key: layer for key, (_, layer, _) in zip(keys, instances, strict=True) if key not in self._alike}
         exact, asked = dict[_Likeness, tuple[Any, ...]](), dict[tuple[Any, ...], AskedVariant]()
         for key, layer in new.items():
@@ -173,17 +173,22 @@ class StepParts:
             self._alike[key] = self._variants.setdefault((key[0], *same), one)
         return [self._alike[key] for key in keys]
 
-    def _likeness(self, number: int, layer: int, place: int, step: Step) -> _Likeness:
+    def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
         """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        low, high = step.span(layer, place)
-        if place == ACROSS:
-            shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
-            place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
-        reach = self._reaches.get(number)
-        if reach is None:
-            reach = self._reaches[number] = self.template(number).reach
-        leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
-        return number, min(layer - low, reach), min(high - layer, reach), leading, place
+        found = []
+        for number, layer, place in instances:
+            low, high = step.span(layer, place)
+            if place == ACROSS:
+                shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
+                place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
+            reach = self._reaches.get(number)
+            if reach is None:
+                reach = self._reaches[number] = self.template(number).reach
+            before, after = layer - low, high - layer  # compared one by one: `min` takes as long as the rest
+            before, after = before if before < reach else reach, after if after < reach else reach
+            leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
+            found.append((number, before, after, leading, place))
+        return found
 
     @cached_property
     def of_step(self) -> tuple[list[Variant], Ints]:
