@@ -85,56 +85,46 @@ class LinkUse:
 @nb.njit(cache=True)
 def _intervals(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
     """Returns the columns of _Intervals. times: when hops begin and end."""
-    most = 2 * (len(hops.row) + len(pieces.begun))  # room that is not written takes no memory
+    most = 4 * (len(hops.row) + len(pieces.begun))  # room that is not written takes no memory
     chains = np.empty(most), np.empty(most), np.empty(most, np.int32), np.full(3 * gpus, -1, np.int32)
-    count = _join_all(hops.row, _joined(hops, gpus), pieces, times, chains)
-    last, size = chains[3], 2 * count  # those across nodes are in the intervals of transfers, too
-    begin, end, bounds = np.empty(size), np.empty(size), np.empty(3 * gpus + 1, np.int64)
-    bounds[-1] = place = size
-    for chain in range(3 * gpus - 1, -1, -1):
-        also = last[chain + _ACROSS - _TRANSFERS] if chain % 3 == _TRANSFERS else np.int32(-1)
-        place = _put_union(chains, last[chain], also, begin, end, place)
-        bounds[chain] = place
-    return begin[place:].copy(), end[place:].copy(), bounds - place
-
-
-@nb.njit(**IN_PLACE)
-def _put_union(chains, one, other, begin, end, place):  # type: ignore[no-untyped-def]
-    """Writes the intervals of two chains, those that touch as one, from the place before `place` back; returns the
-    place of the first. one, other: the last ones of the chains, -1 where there is none."""
-    (begins, ends, before, _), stop = chains, place
-    while one >= 0 or other >= 0:
-        if other < 0 or (one >= 0 and ends[one] >= ends[other]):
-            at, one = one, before[one]
-        else:
-            at, other = other, before[other]
-        if place < stop and ends[at] >= begin[place]:
-            begin[place] = min(begin[place], begins[at])
-        else:
-            place -= 1
-            begin[place], end[place] = begins[at], ends[at]
-    return place
+    _join_all(hops.row, _joined(hops, gpus), pieces, times, chains)
+    begins, ends, before, last = chains
+    bounds = np.zeros(3 * gpus + 1, np.int64)
+    for fill in range(2):
+        if fill:
+            begin, end = np.empty(bounds[-1]), np.empty(bounds[-1])
+        for chain in range(3 * gpus):
+            at, place = last[chain], bounds[chain + 1] if fill else bounds[chain]
+            while at >= 0:
+                if fill:
+                    place -= 1
+                    begin[place], end[place] = begins[at], ends[at]
+                else:
+                    place += 1
+                at = before[at]
+            if not fill:
+                bounds[chain + 1] = place
+    return begin, end, bounds
 
 
 @nb.njit(**INNER)
 def _joined(hops, gpus):  # type: ignore[no-untyped-def]
-    """Returns the kinds of GPUs, 3 g + k, to whose intervals hops of each row are joined at both ends, int32 [rows, 2];
-    -1: none. Those across nodes are joined to their own kind alone."""
-    found = np.full((len(hops.link_class), 2), -1, np.int32)
+    """Returns the kinds of GPUs, 3 g + k, to whose intervals hops of each row are joined, int32 [rows, 4]; -1: none."""
+    found = np.full((len(hops.link_class), 4), -1, np.int32)
     for row in range(len(found)):
-        link = hops.link_class[row]
-        kind = _ACROSS if link == NIC else _TRANSFERS if link >= 0 else _COMPUTES
+        moves, across = hops.link_class[row] >= 0, hops.link_class[row] == NIC
         for side, queue in enumerate((hops.queue_a[row], hops.queue_b[row])):
             if 0 <= queue < gpus * hops.queues:
-                found[row, side] = 3 * (queue // hops.queues) + kind
+                first = 3 * (queue // hops.queues)
+                found[row, side] = first + (_TRANSFERS if moves else _COMPUTES)
+                found[row, 2 + side] = first + _ACROSS if across else -1
     return found
 
 
 @nb.njit(**IN_PLACE)
 def _join_all(row_of, joined, pieces, times, chains):  # type: ignore[no-untyped-def]
     """Joins hops to the intervals of their GPUs. joined: as `_joined` has it. chains: of every interval
-    its begin, its end and the one before it, and the last one of every kind of a GPU, -1 before there is one. Returns
-    how many intervals were made."""
+    its begin, its end and the one before it, and the last one of every kind of a GPU, -1 before there is one."""
     (trains, begun, ended), (start, release) = pieces, times
     count, train = 0, 0
     for hop in range(len(row_of)):
@@ -149,10 +139,9 @@ def _join_all(row_of, joined, pieces, times, chains):  # type: ignore[no-untyped
             while now < stop and begun[now] <= end:
                 end = ended[now]
                 now += 1
-            for side in range(2):
-                if joined[row, side] >= 0:
-                    count = _join(chains, count, joined[row, side], begin, end)
-    return count
+            for way in range(4):
+                if joined[row, way] >= 0:
+                    count = _join(chains, count, joined[row, way], begin, end)
 
 
 @nb.njit(**IN_PLACE)
