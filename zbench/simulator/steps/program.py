@@ -20,7 +20,7 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.hop_by_hop import HopByHop
-from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
+from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues, ports_of
 from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import AskedVariant, PlayedInstance, Variant, variants_of
@@ -78,6 +78,19 @@ class StepProgram:
         return found
 
     @cached_property
+    def _alike(self) -> dict[int, list[int]]:
+        """The results of `alike`."""
+        return {}
+
+    def alike(self, number: int) -> list[int]:
+        """Returns the instances of an instance's run that are of the variant in its middle."""
+        if number not in self._alike:
+            mine = self.of_runs[self.instances[number].run]
+            variant = self.instances[mine[len(mine) // 2]].variant
+            self._alike[number] = [at for at in mine if self.instances[at].variant is variant]
+        return self._alike[number]
+
+    @cached_property
     def apart(self) -> HopByHop:
         """The hops one by one, with the pieces of trains."""
         return HopByHop(self.assembled, self.instances, self.gpu_queues)
@@ -117,7 +130,7 @@ class StepParts:
 
     @cached_property
     def _ports(self) -> ClusterPorts:
-        return ClusterPorts(self.cost)
+        return ports_of(self.cost)
 
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
@@ -175,12 +188,17 @@ class StepParts:
 
     def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
         """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        found = []
+        found, spans = [], dict[int, list[tuple[int, int]]]()
         for number, layer, place in instances:
-            low, high = step.span(layer, place)
+            there = layer if layer < step.num_layers else step.num_layers
             if place == ACROSS:
-                shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
+                low, high = step.span(layer, place)
+                shifts = step.shifts[:, there].tobytes()
                 place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
+            else:
+                if place not in spans:
+                    spans[place] = step.spans_at(place)
+                low, high = spans[place][max(there, 0)]
             reach = self._reaches.get(number)
             if reach is None:
                 reach = self._reaches[number] = self.template(number).reach
