@@ -244,11 +244,7 @@ class Step:
         place on; of one that is of all pipelines, all layers."""
         if place == ACROSS:
             return 0, self.num_layers - 1
-        return self.spans_at(place)[min(max(layer, 0), self.num_layers)]
-
-    def spans_at(self, place: int) -> list[tuple[int, int]]:
-        """Returns what `span` does for a place of a pipeline, by layer."""
-        return self._spans[int(self.pipeline_of[place])]
+        return self._spans[int(self.pipeline_of[place])][min(max(layer, 0), self.num_layers)]
 
     @cached_property
     def _spans(self) -> list[list[tuple[int, int]]]:

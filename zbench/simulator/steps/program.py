@@ -188,17 +188,12 @@ class StepParts:
 
     def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
         """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        found, spans = [], dict[int, list[tuple[int, int]]]()
+        found = []
         for number, layer, place in instances:
-            there = layer if layer < step.num_layers else step.num_layers
+            low, high = step.span(layer, place)
             if place == ACROSS:
-                low, high = step.span(layer, place)
-                shifts = step.shifts[:, there].tobytes()
+                shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
                 place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
-            else:
-                if place not in spans:
-                    spans[place] = step.spans_at(place)
-                low, high = spans[place][max(there, 0)]
             reach = self._reaches.get(number)
             if reach is None:
                 reach = self._reaches[number] = self.template(number).reach

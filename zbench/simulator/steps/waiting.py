@@ -20,7 +20,7 @@ from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 
 _FELT = 2  # of computes that take longer than rounding
-_RECENT = 4096
+_RECENT = 4096  # rows of `_known`: an instance's edges, as a rule
 
 
 class _Tables(NamedTuple):
@@ -103,8 +103,9 @@ def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tup
     """Returns the hops of the groups of variants one after another, as `_Tables` has them."""
     begin = np.cumsum([0, *(len(one.hops) for one in groups)])
     offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
-    felt = [(of.lowered.queued.busy > LEAST_FELT) + 1 for of in variants]
-    computes = [(of.lowered.queued.computes * long)[one.hops] for of, long, one in zip(variants, felt, groups, strict=True)]
+    queued = [of.lowered.queued for of in variants]
+    kinds = [of.computes * np.where(of.busy > LEAST_FELT, _FELT, 1) for of in queued]
+    computes = [kind[one.hops] for kind, one in zip(kinds, groups, strict=True)]
     columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
     return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 
@@ -136,13 +137,13 @@ def _joined(t, ends, begins, edges, recent, used):  # type: ignore[no-untyped-de
 
 @nb.njit(**IN_PLACE)
 def _known(pair, place, waits, begins, edges, recent, used):  # type: ignore[no-untyped-def]
-    """Returns whether an edge, of a compute and a hop of another kind, is one with another compute of the same instance
-    and place, and the same hop: who waits for computes of a queue waits for the last of them, and of those that wait
-    for a hop the first does. Then that edge is of whichever compute it is.
+    """Returns whether there is an edge already between a hop and a compute of the same instance and place as this
+    edge's, which is changed to be of the compute that counts (zbench.simulator.steps.dataflow.implied): who waits for
+    several computes of a queue waits for the last of them, and of several that wait for one hop the first does.
 
-    waits: whether the compute does. recent: rows of edges that were added lately: the other hop and whether the compute
-    waits for it, its place, the first hop of its instance, and the edge. Where others have taken a row an edge is added
-    that is not needed.
+    waits: whether the compute does. recent: of edges that were added lately the other hop and whether it is waited for,
+    the place, the first hop of the compute's instance, and the edge. Two that have one row between them are only
+    forgotten: then an edge is added that is not needed.
     """
     hop, of = 2 * (pair[0] if waits else pair[1]) + waits, begins[1] if waits else begins[0]
     row = recent[(64 * hop + place) % len(recent)]

@@ -1,7 +1,8 @@
 """The pieces of trains (zbench.simulator.steps.trains.clock) that are under way on a port; compiled.
 
-Of trains and messages that find a port free at once the one that stands first in the plan goes, unless it is who has
-waited longest. So who stands behind trains of a port waits for all their pieces, and need not ask before.
+Of those that find a port free at once the one that stands first in the plan goes, unless it is who has waited longest.
+So a train that stands behind others of its port waits for all their pieces: both take both directions of it. A message
+does not, as it takes one: what another message takes of the other direction keeps trains from going on, but not it.
 """
 
 import numba as nb
@@ -19,35 +20,36 @@ def settle_port(port, event, hops, trains, state, links, times, longest_waiting)
     """
     front, behind, piece, when, since = state
     start, release, done, begun, ended = times
-    (row, rows), (table, seconds), found = hops, trains, -1
-    of = row[table[front[port], 0]]
-    a, b, k = rows.link_a[of], rows.link_b[of], rows.channels[of]  # of all trains of the port
-    free = before = max(links[a, k - 1], links[b, k - 1])
-    while found < 0:
-        best, first, one = -1, event, front[port]
+    (row, rows), (table, seconds) = hops, trains
+    while True:
+        best, one = -1, front[port]
         while one >= 0:
-            if when[one] < free and comes_before((when[one], since[one], table[one, 0]), event):
-                when[one] = free
             mine = when[one], since[one], table[one, 0]
-            if comes_before(mine, first):
-                best, first = one, mine
+            if best < 0 or comes_before(mine, (when[best], since[best], table[best, 0])):
+                best = one
             one = behind[one]
-        if best < 0:
-            break
-        begin, _, hop = first
-        number = piece[best]
-        free = begin + seconds[table[best, 1] + number]
-        begun[table[best, 3] + number], ended[table[best, 3] + number] = begin, free
+        if best < 0 or not comes_before((when[best], since[best], table[best, 0]), event):
+            return -1
+        hop, number = table[best, 0], piece[best]
+        of = row[hop]
+        a, b, k = rows.link_a[of], rows.link_b[of], rows.channels[of]
+        both = max(links[a, k - 1], links[b, k - 1])
+        if both > when[best]:
+            when[best] = both
+            continue
+        begin = when[best]
+        end = begin + seconds[table[best, 1] + number]
+        begun[table[best, 3] + number], ended[table[best, 3] + number] = begin, end
+        for channel in range(k):
+            links[a, channel] = end
+            links[b, channel] = end
         if number == 0:
             start[hop] = begin
-        piece[best], when[best] = number + 1, free
-        since[best] = free if longest_waiting else 0.0
+        piece[best], when[best] = number + 1, end
+        since[best] = end if longest_waiting else 0.0
         if number + 1 == table[best, 2]:
-            release[hop], done[hop], found = free, free + rows.latency[of], best
-    if free > before:
-        for channel in range(k):
-            links[a, channel], links[b, channel] = free, free
-    return found
+            release[hop], done[hop] = end, end + rows.latency[of]
+            return best
 
 
 @nb.njit(**IN_PLACE)
@@ -64,8 +66,8 @@ def leave_port(port, train, front, behind):  # type: ignore[no-untyped-def]
 
 @nb.njit(**IN_PLACE)
 def last_event(port, train, trains, state, links, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns the event of a train's last piece: as it is, or for the soonest that it can be. trains, state: as of
-    `settle_port`."""
+    """Returns the event of a train's last piece: as it is, or for the soonest that it can be, which it is where nothing
+    comes between. port: the train's. trains, state: as of `settle_port`. links: when they are free."""
     _, _, piece, when, since = state
     table, seconds = trains
     hop, first, count = table[train, 0], table[train, 1], table[train, 2]
@@ -82,9 +84,9 @@ def last_event(port, train, trains, state, links, longest_waiting):  # type: ign
 
 @nb.njit(**IN_PLACE)
 def after_trains(port, hop, trains, state, links):  # type: ignore[no-untyped-def]
-    """Returns the soonest that a port can be free for a hop, both ways, where who stands first in the plan goes first:
-    when all trains have ended that stand before the hop and wait for nothing but the port. It is then if nothing else
-    takes the port until then."""
+    """Returns the soonest that a train, the hop, can have its port, where who stands first in the plan goes first: when
+    all trains have ended that stand before it and wait for nothing but the port. Sums are made as `settle_port` makes
+    them, piece by piece, so that what comes between can only make it later, to the last bit."""
     front, behind, piece, when, _ = state
     table, seconds = trains
     free, last = max(links[2 * port, 0], links[2 * port + 1, 0]), -1
