@@ -62,6 +62,10 @@ class LayoutForm:
     formulas: tuple[Formula, ...]
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         """Formulas are not looked into: they are many words, and mostly the very ones of another form."""
         return hash((self.tensors, len(self.formulas)))
 

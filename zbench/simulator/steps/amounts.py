@@ -1,5 +1,6 @@
 """Adds up what a variant of a template keeps busy and sends, hop by hop; compiled."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numba as nb
@@ -10,6 +11,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.variant import Variant
+from zbench.step.form import LayoutForm
 from zbench.step.operations import COMPUTE, QUEUES
 
 ATTEND, OPTIMIZER = len(QUEUES), len(QUEUES) + 1  # rows of `busy` after those of the operations' queues
@@ -31,16 +33,20 @@ class Amounts(NamedTuple):
 
 def amounts_of(variant: Variant, cluster: Cluster) -> Amounts:
     """Adds up the hops of a variant."""
-    lowered, formulas = variant.lowered, variant.of.layout.formulas
-    rows = np.array([_ROWS.get(one.terms[0].function, -1) for one in formulas], np.int64)
+    lowered, rows = variant.lowered, _rows_of(variant.of.layout.form)
     shape = len(QUEUES), cluster.num_ranks, cluster.num_nics
     return Amounts(*_added(lowered.table, lowered.busy, variant.ops, rows, shape))
 
 
+@lru_cache(maxsize=64)
+def _rows_of(form: LayoutForm) -> Ints:
+    """Returns the row of `busy` that the computes of each formula are in, -1: their queue's."""
+    return np.array([_ROWS.get(one.terms[0].function, -1) for one in form.formulas], np.int64)
+
+
 @nb.njit(cache=True)
 def _added(table, busy, ops, rows, shape):  # type: ignore[no-untyped-def]
-    """Returns the fields of `Amounts`. rows: of formulas, the row of `busy` of their computes, -1: their queue's.
-    shape: queues, GPUs, NICs."""
+    """Returns the fields of `Amounts`. rows: of `_rows_of`. shape: queues, GPUs, NICs."""
     queues, gpus, nics = shape
     seconds = np.zeros((queues + 2, gpus))
     sent, received = np.zeros((queues, nics), np.int64), np.zeros((queues, nics), np.int64)

@@ -20,6 +20,7 @@ is over is a gap like others. So parts sum to the step's seconds, but for roundi
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.trains.columns import Narrow
 from zbench.simulator.steps.variant import Variant
+from zbench.step.form import LayoutForm
 from zbench.step.formula import Formula
 from zbench.step.operations import COMPUTE, QUEUES
 
@@ -87,12 +89,16 @@ class _HopColumns(NamedTuple):
 def _columns_of(variants: Sequence[Variant], begin: Ints, num_gpus: int) -> _HopColumns:
     """Returns columns of the hops of variants. begin: where those of each begin, and the end."""
     found = _HopColumns(*(np.empty(begin[-1], np.int32) for _ in range(3)))
-    layouts = {id(one.of.layout): one.of.layout for one in variants}
-    parts = {key: np.array([_part_of(one) for one in layout.formulas], np.int64) for key, layout in layouts.items()}
     for variant, first in zip(variants, begin.tolist(), strict=False):
-        of_formula, table = parts[id(variant.of.layout)], variant.lowered.table
+        of_formula, table = _parts_of(variant.of.layout.form), variant.lowered.table
         _put_columns(variant.ops, table, (of_formula, _WAITS), num_gpus, first, found)
     return found
+
+
+@lru_cache(maxsize=64)
+def _parts_of(form: LayoutForm) -> Ints:
+    """Returns the part of every formula's computes."""
+    return np.array([_part_of(one) for one in form.formulas], np.int64)
 
 
 def _part_of(formula: Formula) -> int:

@@ -63,10 +63,7 @@ class LeftOut:
 
     def alike(self, number: int) -> list[int]:
         """Returns the instances of a cut's run that are alike, as those that were left out are."""
-        instances = self.program.instances
-        mine = self.program.of_runs[instances[number].run]
-        variant = instances[mine[len(mine) // 2]].variant
-        return [at for at in mine if instances[at].variant is variant]
+        return self.program.alike(number)
 
     def _half(self, count: int) -> int:
         """Returns where the steady half of so many instances that are alike begins."""

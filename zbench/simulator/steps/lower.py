@@ -9,7 +9,7 @@ links and each of the operations' queues.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class ClusterPorts:
-    """A cluster's queues and links, and the legs of collectives on them, for all templates of a step."""
+    """A cluster's queues and links, and the legs of collectives on them, whatever is played on it."""
 
     cost: Cost
     known: dict[bytes, Legs] = field(default_factory=dict)
@@ -119,6 +119,12 @@ class ClusterPorts:
         if key not in self._pieces:
             self._pieces[key] = pieces_of(legs, size, self.cost)
         return self._pieces[key]
+
+
+@lru_cache(maxsize=8)
+def ports_of(cost: Cost) -> ClusterPorts:
+    """Returns a cluster's queues and links, which are kept from step to step."""
+    return ClusterPorts(cost)
 
 
 def gpu_queues(cluster: Cluster) -> int:

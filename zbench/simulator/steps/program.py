@@ -21,7 +21,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.host_order import edges_across
-from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues
+from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues, ports_of
 from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import AskedVariant, PlayedInstance, Variant, variants_of
@@ -79,6 +79,19 @@ class StepProgram:
         return found
 
     @cached_property
+    def _alike(self) -> dict[int, list[int]]:
+        """The results of `alike`."""
+        return {}
+
+    def alike(self, number: int) -> list[int]:
+        """Returns the instances of an instance's run that are of the variant in its middle."""
+        if number not in self._alike:
+            mine = self.of_runs[self.instances[number].run]
+            variant = self.instances[mine[len(mine) // 2]].variant
+            self._alike[number] = [at for at in mine if self.instances[at].variant is variant]
+        return self._alike[number]
+
+    @cached_property
     def apart(self) -> HopByHop:
         """The hops one by one, with the pieces of trains."""
         return HopByHop(self.assembled, self.instances, self.gpu_queues)
@@ -118,7 +131,7 @@ class StepParts:
 
     @cached_property
     def _ports(self) -> ClusterPorts:
-        return ClusterPorts(self.cost)
+        return ports_of(self.cost)
 
     def template(self, number: int) -> PlayedTemplate:
         """Returns a template."""
@@ -158,7 +171,7 @@ class StepParts:
     def variants(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[Variant]:
         """Returns templates, each (number, layer, place), as they are for a layer, from a place on, of a step that may
         have fewer layers. Those that are new are lowered together."""
-        keys = [self._likeness(*one, step) for one in instances]
+        keys = self._likenesses(instances, step)
         new = {key: layer for key, (_, layer, _) in zip(keys, instances, strict=True) if key not in self._alike}
         exact, asked = dict[_Likeness, tuple[Any, ...]](), dict[tuple[Any, ...], AskedVariant]()
         for key, layer in new.items():
@@ -174,17 +187,22 @@ class StepParts:
             self._alike[key] = self._variants.setdefault((key[0], *same), one)
         return [self._alike[key] for key in keys]
 
-    def _likeness(self, number: int, layer: int, place: int, step: Step) -> _Likeness:
+    def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
         """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        low, high = step.span(layer, place)
-        if place == ACROSS:
-            shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
-            place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
-        reach = self._reaches.get(number)
-        if reach is None:
-            reach = self._reaches[number] = self.template(number).reach
-        leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
-        return number, min(layer - low, reach), min(high - layer, reach), leading, place
+        found = []
+        for number, layer, place in instances:
+            low, high = step.span(layer, place)
+            if place == ACROSS:
+                shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
+                place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
+            reach = self._reaches.get(number)
+            if reach is None:
+                reach = self._reaches[number] = self.template(number).reach
+            before, after = layer - low, high - layer  # compared one by one: `min` takes as long as the rest
+            before, after = before if before < reach else reach, after if after < reach else reach
+            leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
+            found.append((number, before, after, leading, place))
+        return found
 
     @cached_property
     def of_step(self) -> tuple[list[Variant], Ints]:

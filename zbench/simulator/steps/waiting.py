@@ -13,17 +13,21 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import IN_PLACE
+from zbench.simulator.steps.dataflow.implied import LEAST_FELT
 from zbench.simulator.steps.dataflow.touched import BUFFERS, OFFSETS, HopsOfGroups
 from zbench.simulator.steps.variant import Variant
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 
+_FELT = 2  # of computes that take longer than rounding
+_RECENT = 4096  # rows of `_known`: an instance's edges, as a rule
+
 
 class _Tables(NamedTuple):
     """Variants one after another. waits, notes, ends: of TouchRelations, with groups counted through, and in place of a
     pair its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with
-    which the operations of groups are complete and begin, int64 [n, 3], (place, hop, whether it computes); offsets by
-    group."""
+    which the operations of groups are complete and begin, int64 [n, 3], (place, hop, 0 unless it computes, _FELT where
+    that takes time); offsets by group."""
 
     wait_offsets: Ints
     waits: Ints
@@ -99,16 +103,18 @@ def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tup
     """Returns the hops of the groups of variants one after another, as `_Tables` has them."""
     begin = np.cumsum([0, *(len(one.hops) for one in groups)])
     offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
-    computes = [of.lowered.queued.computes[one.hops] for of, one in zip(variants, groups, strict=True)]
+    queued = [of.lowered.queued for of in variants]
+    kinds = [of.computes * np.where(of.busy > LEAST_FELT, _FELT, 1) for of in queued]
+    computes = [kind[one.hops] for kind, one in zip(kinds, groups, strict=True)]
     columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
     return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 
 
 @nb.njit(**IN_PLACE)
-def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
+def _joined(t, ends, begins, edges, recent, used):  # type: ignore[no-untyped-def]
     """Adds the edges from one group to another: from hops to those at the same place. Computes of one place are left
-    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. Returns how
-    many edges there are, maybe more than there is room for."""
+    out, as their queue has them in order. ends: both groups; begins: the first hops of their instances. recent: as
+    `_known`. Returns how many edges there are, maybe more than there is room for."""
     row, stop = t.final_offsets[ends[0]], t.final_offsets[ends[0] + 1]
     before = -1, -1
     for at in range(t.begin_offsets[ends[1]], t.begin_offsets[ends[1] + 1]):
@@ -118,13 +124,36 @@ def _joined(t, ends, begins, edges, used):  # type: ignore[no-untyped-def]
         other = row
         while other < stop and t.finals[other, 0] == place:
             pair = begins[0] + t.finals[other, 1], begins[1] + t.begins[at, 1]
-            if pair != before and not (t.finals[other, 2] and t.begins[at, 2]):
+            kinds = t.finals[other, 2], t.begins[at, 2]
+            if pair != before and not (kinds[0] and kinds[1]):
                 before = pair
-                if used < edges.shape[1]:
-                    edges[0, used], edges[1, used] = pair
-                used += 1
+                if _FELT not in kinds or not _known(pair, place, kinds[1] == _FELT, begins, edges, recent, used):
+                    if used < edges.shape[1]:
+                        edges[0, used], edges[1, used] = pair
+                    used += 1
             other += 1
     return used
+
+
+@nb.njit(**IN_PLACE)
+def _known(pair, place, waits, begins, edges, recent, used):  # type: ignore[no-untyped-def]
+    """Returns whether there is an edge already between a hop and a compute of the same instance and place as this
+    edge's, which is changed to be of the compute that counts (zbench.simulator.steps.dataflow.implied): who waits for
+    several computes of a queue waits for the last of them, and of several that wait for one hop the first does.
+
+    waits: whether the compute does. recent: of edges that were added lately the other hop and whether it is waited for,
+    the place, the first hop of the compute's instance, and the edge. Two that have one row between them are only
+    forgotten: then an edge is added that is not needed.
+    """
+    hop, of = 2 * (pair[0] if waits else pair[1]) + waits, begins[1] if waits else begins[0]
+    row = recent[(64 * hop + place) % len(recent)]
+    if row[0] != hop or row[1] != place or row[2] != of:
+        row[0], row[1], row[2], row[3] = hop, place, of, used
+        return False
+    if row[3] < edges.shape[1]:
+        side = 1 if waits else 0
+        edges[side, row[3]] = min(edges[1, row[3]], pair[1]) if waits else max(edges[0, row[3]], pair[0])
+    return True
 
 
 @nb.njit(cache=True)
@@ -140,8 +169,8 @@ def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
     while True:
         chains = np.full((2, slots * layers), -1, np.int64)
         front, back = np.full(slots * stages, -1, np.int64), np.full(slots * stages, -1, np.int64)
-        edges = np.empty((2, room), np.int64)
-        used = _follow(t, instances, (layers, stages), (node, chains), (queue, front, back), edges)
+        edges, recent = np.empty((2, room), np.int64), np.full((_RECENT, 4), -1, np.int64)
+        used = _follow(t, instances, (layers, stages), (node, chains), (queue, front, back), (edges, recent))
         if used <= room:
             return edges[0, :used].copy(), edges[1, :used].copy()
         room = used
@@ -152,8 +181,8 @@ def _follow(t, instances, shape, noted, buffers, edges):  # type: ignore[no-unty
     """Follows instances in order, as `_edges`; returns how many edges there are, maybe more than there is room for.
 
     noted: nodes (an instance, a group, the node that follows), and the chains of writers and of readers. buffers: a
-    queue (a chain, the buffer that is free next), and its front and back by slot and stage."""
-    (layers, stages), (node, chains), (queue, front, back) = shape, noted, buffers
+    queue (a chain, the buffer that is free next), and its front and back by slot and stage. edges: and as `_known`."""
+    (layers, stages), (node, chains), (queue, front, back), (edges, recent) = shape, noted, buffers, edges
     used, count, queued = 0, 0, 0
     for number in range(len(instances)):
         of, layer, stage = instances[number, 0], instances[number, 1], instances[number, 2]
@@ -168,7 +197,7 @@ def _follow(t, instances, shape, noted, buffers, edges):  # type: ignore[no-unty
                 chain = chains[side, slot * layers + (layer + offset) * layered + 1]
             while chain >= 0:
                 begins = (instances[node[chain, 0], 3], instances[number, 3])
-                used = _joined(t, (node[chain, 1], group), begins, edges, used)
+                used = _joined(t, (node[chain, 1], group), begins, edges, recent, used)
                 chain = node[chain, 2]
         for at in range(t.note_offsets[of], t.note_offsets[of + 1]):
             slot, offset, layered, group, side = t.notes[at]

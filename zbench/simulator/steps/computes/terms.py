@@ -6,7 +6,7 @@ start. What a row refers to, it refers to by the rows of references (zbench.step
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
+from zbench.step.form import LayoutForm
 from zbench.step.formula import Formula
 from zbench.step.layers import without_counts
 from zbench.step.layout import StepLayout
@@ -65,17 +66,23 @@ class _Taken(NamedTuple):
     starts: int
 
 
-def bytes_of_element(model: Model, name: str) -> float:
+def bytes_of_element(element_bytes: int, is_fused: bool, name: str) -> float:
     """Returns the bytes that elementwise work passes through memory for an element."""
     fused, eager = _PASSES[name]
-    return fused * model.element_bytes if model.kernels == "fused" else eager
+    return fused * element_bytes if is_fused else eager
 
 
 def term_rows(layout: StepLayout, model: Model) -> TermRows:
     """Returns the rows of all formulas of a layout."""
+    return _rows_of(layout.form, model.element_bytes, model.kernels == "fused")
+
+
+@lru_cache(maxsize=64)
+def _rows_of(form: LayoutForm, element_bytes: int, is_fused: bool) -> TermRows:
+    """Returns the rows of all formulas of layouts of a form."""
     offsets, rows = [0], list[tuple[float, ...]]()
-    each = {"": float(model.element_bytes), **{name: bytes_of_element(model, name) for name in _PASSES}}
-    for begin, formula in zip(layout.bound.offsets.tolist(), layout.formulas, strict=False):
+    each = {"": float(element_bytes), **{name: bytes_of_element(element_bytes, is_fused, name) for name in _PASSES}}
+    for begin, formula in zip(form.bound.offsets.tolist(), form.formulas, strict=False):
         at, results = begin, (begin + len(formula.operands), len(formula.results))
         for term in formula.terms:
             count = len(term.operands)

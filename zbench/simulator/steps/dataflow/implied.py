@@ -13,7 +13,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.describe.compiled import IN_PLACE
 
-_FELT = 1e-12  # seconds: longer than what rounding moves a moment of a step by, shorter than any message
+LEAST_FELT = 1e-12  # seconds: longer than what rounding moves a moment of a step by, shorter than any message
 
 
 class QueuedHops(NamedTuple):
@@ -49,7 +49,7 @@ def keep_last(places, span, hops, of, last, needed):  # type: ignore[no-untyped-
     to before the last of a span. of: QueuedHops. last: of every queue -1, and so again afterwards."""
     for at in range(span[0], span[1]):
         hop = hops[places[at]]
-        if of.serial[hop] and of.busy[hop] > _FELT:
+        if of.serial[hop] and of.busy[hop] > LEAST_FELT:
             for queue in (of.queue_a[hop], of.queue_b[hop]):
                 if queue >= 0:
                     last[queue] = max(last[queue], hop)
@@ -72,7 +72,7 @@ def keep_first(places, span, hops, of, first, needed):  # type: ignore[no-untype
     for at in range(span[0], span[1]):
         hop = hops[places[at]]
         queue = of.queue_a[hop]
-        if of.computes[hop] and of.busy[hop] > _FELT and (first[queue] < 0 or hop < first[queue]):
+        if of.computes[hop] and of.busy[hop] > LEAST_FELT and (first[queue] < 0 or hop < first[queue]):
             first[queue] = hop
     for at in range(span[0], span[1]):
         hop = hops[places[at]]

@@ -199,7 +199,7 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
                     piece[train], when[train], since[train] = 0, begin, waited
                     behind[train], front[a // 2] = front[a // 2], train
                 if settle_port(a // 2, event, hops, trains, state, link_free, times, longest_waiting) != train:
-                    size = push_event(heap, size, last_event(train, trains, state))
+                    size = push_event(heap, size, last_event(a // 2, train, trains, state, link_free, longest_waiting))
                     continue
                 leave_port(a // 2, train, front, behind)
                 begin = begun[table[train, 3] + table[train, 2] - 1]
