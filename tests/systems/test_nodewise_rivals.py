@@ -16,11 +16,11 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
 from zbench.run.target import make_model
 from zbench.simulator.estimate.changes import ChangePrices
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.run.parts import Parts
-from zbench.run.settings import Settings
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise.planner import Nodewise
