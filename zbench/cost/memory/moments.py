@@ -136,8 +136,12 @@ def stage_moments(
 
 def _with_layer(line: MomentLine, token: float, spread: float, fixed: float) -> MomentLine:
     """Returns a moment with one more layer's activations. token, spread, fixed: bytes of what it keeps."""
-    more = {"constant": line.constant + fixed, "token": line.token + token, "spread": line.spread + spread}
-    return line._replace(received=line.received + 1, **more)
+    return line._replace(
+        constant=line.constant + fixed,
+        token=line.token + token,
+        received=line.received + 1,
+        spread=line.spread + spread,
+    )
 
 
 def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[MomentLine]:
