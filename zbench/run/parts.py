@@ -91,9 +91,9 @@ class Parts:
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
-        cost = make_cost(cluster, model, *have).routed_by(*drawn)
-        told = make_cost(nominal.cluster, nominal.model, *have) if settings.planners_see == NOMINAL else cost
-        seen = told.routed_by(*drawn)
+        cost, seen = make_cost(cluster, model, *have).routed_by(*drawn), None
+        if settings.planners_see == NOMINAL:
+            seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
         _check_clock(settings, config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
@@ -112,7 +112,7 @@ class Parts:
             cluster,
             model,
             cost,
-            seen,
+            seen or cost,
             workload,
             executor,
             tracker,
