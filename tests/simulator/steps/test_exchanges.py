@@ -1,6 +1,6 @@
 """Exchanges beside matmuls with their arithmetic, and the feed-forward of CommFuse's table. All seconds are simulated.
 
-The table is a digest's (docs/systems/overlap.md), not checked against the paper: it is no anchor.
+The table is a digest's (docs/overlap.md), not checked against the paper: it is no anchor.
 """
 
 from dataclasses import replace
