@@ -1,4 +1,4 @@
-"""Chooses among candidates by the clock: whole steps are played, and the fastest that fits memory is taken."""
+"""Chooses among candidates by planners' estimate of a step: the fastest that fits memory is taken."""
 
 import numpy as np
 
