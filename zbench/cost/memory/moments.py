@@ -125,6 +125,7 @@ def stage_moments(
         at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
     kept_spread_again = 0.0 if is_full else spread.kept
     kept = min(rest, here) * of.layer + min(recomputed, here) * kept_again
+    kept += is_full * max(recomputed - here, 0) * of.counts[1]  # inputs alone wait on hosts, numbers of rows stay
     kept_spread = min(rest, here) * spread.layer + min(recomputed, here) * kept_spread_again
     received = rest if is_full and recomputed else here
     fixed = of.fixed * (min(rest, here) if is_full else here) + of.counts[0] * layers
