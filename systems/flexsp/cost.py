@@ -17,6 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
+from zbench.describe.expert_schedule import USUAL_EXPERTS
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.area import TILE
@@ -114,7 +115,8 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
-    one, many, half, *held = group_profiles(cost, backward).T
+    alike = cost.routed_by(USUAL_EXPERTS, (0, None))  # profiles are the same whatever tokens choose in a batch
+    one, many, half, *held = group_profiles(alike, backward).T
     square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
     linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)
     fixed = np.maximum(2 * half - many, 0.0)

@@ -17,16 +17,23 @@ from numba import njit
 from omegaconf import OmegaConf
 
 import zbench
+from tests.cost.test_expert_memory import BASE, EIGHT
 from tests.helpers import api_page
 from zbench import __main__
 from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import Experts
+from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.worlds import World
+from zbench.planned.step import StepPlans
 from zbench.proof.verify import OutOfMemory
 from zbench.run.target import make_model
 from zbench.simulated.executor import Simulated
+from zbench.simulated.offloading import fewest_offloaded
+from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +112,18 @@ def test_a_step_keeps_its_strategy(
     assert __main__.main() == 0
     assert json.loads(Path("q").read_text()) == json.loads(Path("p.plan").read_text())
     capsys.readouterr()
+
+
+def test_as_few_layers_wait_on_hosts_as_planners_reckon_with_experts_over_gpus() -> None:
+    """Not as many as where every GPU has all experts."""
+    model = replace(EIGHT, num_layers=12, vocab=1000, sharding="zero1", offload="activations", offload_layers="auto")
+    machine = replace(BASE.cluster, device=replace(BASE.cluster.device, memory_bytes=1e9))
+    strategy = StepStrategy(expert_parallel=4, experts=Experts(skew=2.0))
+    plans = LocalPacking(make_cost(machine, model), pack_tokens=2048).plan(Batch(np.full(8, 2048), 0, 0))
+    step = StepPlans(plans, np.full(8, 2048), machine, model, strategy=strategy)
+    fewest = fewest_offloaded(plans[0], step.cost)
+    assert 0 < fewest < fewest_offloaded(plans[0], make_cost(machine, model))
+    assert zbench.simulate(step).recompute["offloaded_layers"] == [fewest]
 
 
 def test_a_strategy_says_where_tokens_live_that_go_to_experts(tmp_path: Path) -> None:

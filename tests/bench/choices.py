@@ -1,10 +1,10 @@
 """How planners choose, beside whole steps: `python -m tests.bench.choices [nodewise | static_best]` (simulated).
 
-nodewise: the candidates that it plays for each batch, priced by attention's clock, with its budget of NIC bytes, and by
-zbench.simulator.estimate.beside, which it goes by, and played as whole steps. Regret is what the step of the candidate
-with the least price takes more than the fastest candidate's; spread the standard deviation of whole step over price
-inside a batch. static_best: its first candidates, ranked by attention's clock, and played as whole steps on the same
-batches.
+nodewise: the candidates that it plays for each batch, priced by planners' estimate, with its budget of NIC bytes, and
+by zbench.simulator.estimate.beside, which it goes by, and played as whole steps. Regret is what the step of the
+candidate with the least price takes more than the fastest candidate's; spread the standard deviation of whole step over
+price inside a batch. static_best: its first candidates, ranked by planners' estimate, and played as whole steps on the
+same batches.
 """
 
 import sys
@@ -37,7 +37,7 @@ WORKLOADS, STEPS = ("longtail_128k", "github", "prolong64k", "byted_2m"), 2
 NETWORKS = ((4, 2, 100), (4, 2, 200), (4, 4, 200), (4, 8, 200), (4, 8, 400), (2, 2, 200), (2, 8, 400))
 PLAYED = 6  # candidates beside those that come of the fastest
 PRICES: dict[str, Callable[[Batch, Plan, Cost], float]] = {
-    "attention's clock": lambda batch, plan, cost: StepEstimate(cost).step(batch, (plan,)).seconds,
+    "planners' estimate": lambda batch, plan, cost: StepEstimate(cost).step(batch, (plan,)).seconds,
     "beside": lambda batch, plan, cost: seconds_beside(plan, programs(plan, cost), cost, 2),
 }
 

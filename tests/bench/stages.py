@@ -1,4 +1,4 @@
-"""Whole steps with stages on their own clock beside attention's clock: seconds of both, and memory by stage.
+"""Whole steps with stages on their own clock beside planners' estimate: seconds of both, and memory by stage.
 
 python -m tests.bench.stages     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
 python -m tests.bench.stages all # four of its micro-batches: all layers as one program, and with layers left out

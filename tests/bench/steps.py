@@ -5,11 +5,12 @@ python -m tests.bench.steps [system ...]       # a800_4x8, llama_7b, three workl
 python -m tests.bench.steps times [system ...] # what telling a step takes, part by part: five workloads, ZeRO-3
 python -m tests.bench.steps 1024               # as many GPUs (4096 too), tensor parallelism 8, ZeRO-3, a 70B model
 
-Both are simulated. In brackets: over older. `no links`: with links a thousand times as fast, over older with the
-same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
-alone and beside the other and attention, is told. Attention's bytes through every NIC are asserted to be the plans'.
+Both are simulated. `older` is planners' estimate; in brackets: over it. `no links`: with links a thousand times as
+fast, over older with the same. `none` (no collectives), `no gathers`, `no reductions`: the step without these
+operations, so that what each adds, alone and beside the other and attention, is told. Attention's bytes through every
+NIC are asserted to be the plans'.
 
-`times` are means over batches that were not seen before, milliseconds of a core; the older clock's proof and step of
+`times` are means over batches that were not seen before, milliseconds of a core; planners' estimate and its proof of
 each batch follow its whole step, so that what else the machine does meanwhile is in both.
 """
 

@@ -23,10 +23,13 @@ from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import EXPERT_CHOICE, TOKEN_CHOICE, USUAL_EXPERTS, Experts
 from zbench.describe.model import SHARDING, SOFTMAX_ALL, Model
+from zbench.describe.model import WHOLE as WHOLE_CHUNK
 from zbench.simulated.executor import Simulated
 from zbench.systems.local_packing import LocalPacking
 
+HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13}
 BASE = small(1, 8, memory=4e12)
+BASE = replace(BASE, cluster=replace(BASE.cluster, **HOST))
 EIGHT = replace(BASE.model, num_layers=3, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=1024)
 EIGHT = replace(EIGHT, num_experts=8, experts_per_token=2)
 FINE = replace(EIGHT, ffn_hidden=128, num_experts=16, experts_per_token=6, shared_experts=2)
@@ -90,6 +93,43 @@ def test_nested_degrees_and_chunks_of_memory_are_no_less(layout: tuple[int, int]
         of = {"mlp_chunk_tokens": 256, "loss_chunk_tokens": 256, "sharding": "zero1", "recompute": recompute}
         reckoned, found = reckoned_and_found(replace(model, vocab=1000, **of), layout, "", 2048)
         assert (found <= reckoned).all()
+
+
+@pytest.mark.parametrize("layout", [(4, 1), (8, 1)], ids=str)
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+@pytest.mark.parametrize("recompute", ["none", "chunked"])
+def test_drawn_rows_by_short_chunks_are_no_less(recompute: str, sharding: str, layout: tuple[int, int]) -> None:
+    """All experts alike: the fullest GPU has more of a token's experts than one in as many as there are GPUs, which
+    counts where a chunk is small beside what all layers keep."""
+    of: dict[str, Any] = {"mlp_chunk_tokens": 100, "sharding": sharding, "recompute": recompute, "num_layers": 5}
+    reckoned, found = reckoned_and_found(replace(EIGHT, vocab=1000, **of), layout, "", 2054)
+    assert (found <= reckoned).all()
+    assert found.max() >= 0.95 * reckoned.max()
+
+
+@pytest.mark.parametrize("layout", [(4, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("kind", ["even", "zipf 2", "padded zipf", "token_choice, dropless", "capacity zipf"])
+def test_rows_of_experts_wait_on_hosts_with_other_activations(kind: str, layout: tuple[int, int]) -> None:
+    """Never less than live ranges, and to 2 % where feed-forwards are whole, of all layers and of some."""
+    usual: dict[str, Any] = {"num_layers": 5, "vocab": 1000, "sharding": "zero1", "offload": "activations"}
+    ways = (("none", WHOLE_CHUNK, "all"), ("selective", WHOLE_CHUNK, 2), ("chunked", 100, "all"), ("none", 100, 2))
+    for recompute, chunk, layers in ways:
+        of = usual | {"recompute": recompute, "mlp_chunk_tokens": chunk, "offload_layers": layers}
+        reckoned, found = reckoned_and_found(replace(EIGHT, **of), layout, "", 1024, KINDS[kind], (3, 1))
+        assert (found <= reckoned).all()
+        assert chunk != WHOLE_CHUNK or found.max() >= 0.98 * reckoned.max()
+
+
+def test_numbers_of_rows_stay_where_inputs_wait_on_hosts() -> None:
+    """Of every chunk of every layer: with inputs on hosts planners have as much to spare as without."""
+    of: dict[str, Any] = {"num_layers": 12, "vocab": 1000, "sharding": "zero1", "recompute": "full"}
+    spare = []
+    for offload in ("none", "inputs"):
+        model = replace(FINE, shared_experts=0, mlp_chunk_tokens=4, offload=offload, **of)
+        reckoned, found = reckoned_and_found(model, (2, 2), "", 256, KINDS["token_choice, dropless"])
+        assert (found <= reckoned).all()
+        spare.append(float((reckoned - found).min()))
+    assert spare[1] >= spare[0]
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[1:])

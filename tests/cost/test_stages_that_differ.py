@@ -1,5 +1,5 @@
 """Jobs whose stages have numbers of layers of their own, and recompute numbers of their own of these: turns of
-attention's clock, planners' memory beside the step's account, and the bound."""
+planners' estimate, their memory beside the step's account, and the bound."""
 
 from dataclasses import replace
 from typing import Any

@@ -15,6 +15,7 @@ from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.result import StepResult
 from zbench.passes.reverse import MODES
 from zbench.plans.plan import TRANSFER, Ints
@@ -96,6 +97,14 @@ def test_profiles_that_are_kept_are_those_made_anew(cost: Cost, mode: str) -> No
         kept[0, 0] = 0.0
     other = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=cost.cluster.nic_bandwidth / 2))
     assert not np.array_equal(group_profiles(other, mode), kept)
+
+
+def test_groups_are_not_played_again_for_another_draw_of_experts(cost: Cost) -> None:
+    objective(cost, "keep")
+    played = group_profiles.cache_info().misses
+    for step in range(3):
+        objective(cost.routed_by(Experts(skew=1.0), (0, step)), "keep")
+    assert group_profiles.cache_info().misses == played
 
 
 def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:

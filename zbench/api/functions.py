@@ -153,7 +153,7 @@ def simulate(
     with compiling_told(), told():
         found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
         _check_for(found, cluster, model)
-        cost = make_cost(*machine_in(world, found.cluster, found.model))
+        cost = found.cost_on(*machine_in(world, found.cluster, found.model))
         return Simulated(cost, **found.strategy.arguments).step(found.batch, found.plans)
 
 

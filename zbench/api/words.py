@@ -18,7 +18,6 @@ from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
-from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
@@ -83,7 +82,7 @@ def simulate_words(words: Sequence[str]) -> int:
         step = StepPlans.load(given.file)
         machine = machine_in(chosen.get("world"), step.cluster, step.model, keys["world"])
     with told():
-        result = Simulated(make_cost(*machine), **step.strategy.arguments).step(step.batch, step.plans)
+        result = Simulated(step.cost_on(*machine), **step.strategy.arguments).step(step.batch, step.plans)
     print(f"{step}\n{_memory(step)}" + (f"\nplayed with {world.words}" if world != World() else ""))
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")

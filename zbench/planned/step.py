@@ -48,9 +48,13 @@ class StepPlans:
     @cached_property
     def cost(self) -> Cost:
         """The cost model of cluster and model, as the plans' ranks see it."""
+        return self.cost_on(self.cluster, self.model)
+
+    def cost_on(self, cluster: Cluster, model: Model) -> Cost:
+        """Returns the same on another machine, or for another model, with the strategy that memory has to know."""
         of, cut = self.strategy, self.strategy.expert_tensor_parallel
         of_memory = of.expert_parallel * cut, cut, of.exchanges, of.sharding_overlap.layers_ahead
-        cost = make_cost(self.cluster, self.model, True, False, *of_memory)
+        cost = make_cost(cluster, model, True, False, *of_memory)
         return cost.routed_by(of.experts, (self.batch.seed, self.batch.step))
 
     def verify(self, memory: bool = True) -> None:

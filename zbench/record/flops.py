@@ -72,15 +72,16 @@ class Facts:
             ValueError: a fact is missing or no number.
         """
         for field in fields(Facts):
-            value = facts.get(field.name, 0 if field.name in _MAY_BE_NONE[1:] else "missing")
+            value = facts.get(field.name, 0 if field.name in _MAY_BE_MISSING else "missing")
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             none = field.name == "context_limit" and value is None
-            if not none and not (number and value >= (0 if field.name in _MAY_BE_NONE else 1)):
+            if not none and not (number and value >= (0 if field.name in _MAY_BE_ZERO else 1)):
                 raise ValueError(f"facts.{field.name} of the start line is {value!r}, not a number of at least 1")
         return Facts(**{field.name: facts[field.name] for field in fields(Facts) if field.name in facts})
 
 
-_MAY_BE_NONE = ("embedding_params", "routed_params")  # parameters of which a model may have none
+_MAY_BE_ZERO = ("embedding_params", "routed_params")  # parameters of which a model may have none
+_MAY_BE_MISSING = ("routed_params",)  # facts that older records do not have
 
 
 def mfu(facts: Facts, steps: Sequence[Mapping[str, Any]], convention: str = "zbench") -> float:

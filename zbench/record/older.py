@@ -3,7 +3,7 @@
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; ports served messages in their plan's order (zbench.describe.cluster); devices did not say that messages
 slow no computes beside them (zbench.describe.device); and no group was free (zbench.run.fastest); executor=simulated
-played attention alone, as simulated_attention does, and whole_step was what simulated is. Sharding, recomputation and
+played attention alone, as simulated_attention did, and whole_step was what simulated is. Sharding, recomputation and
 degrees of parallelism were keys of the model and of the executor before they were groups (zbench.describe.strategy),
 and the loss was whole or in chunks by a key of the model; gradients were reduced layer by layer
 (zbench.describe.overlap), exchanges of tensor-parallel groups were whole (zbench.describe.exchanges), workers came

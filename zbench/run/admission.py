@@ -50,9 +50,9 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
     for key, case in (("system", own), ("baseline", baseline)):
         if case is not None:
             price = priced(case.system, parts.workload, parts.tokens, ranks, parts.executor)
-            grouped = isinstance(parts.executor, Simulated) and parts.cost.tp == 1
+            may_group = isinstance(parts.executor, Simulated) and parts.cost.tp == 1
             check_memory_here(
-                price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys, grouped
+                price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys, may_group
             )
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
 

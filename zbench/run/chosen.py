@@ -195,8 +195,8 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured planners' estimate. Models beside the actor have the same
-    mesh whatever is chosen for the actor."""
+    """Returns the run's clock; of what is measured planners' estimate. Models beside the actor have the same mesh
+    whatever is chosen for the actor."""
     executor = parts.executor
     if isinstance(executor, SimulatedIterations):
         executor = replace(executor, planner=_in_mesh)

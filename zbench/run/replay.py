@@ -28,9 +28,9 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of
-    whole steps, or planners' estimate where the run's executor ran plans of attention. cost: what plans are played
-    with, in the run's world."""
+    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of whole steps, or
+    planners' estimate where the run's executor ran plans of attention. cost: what plans are played with, in the run's
+    world."""
 
     parts: Parts
     cost: Cost

@@ -1,10 +1,10 @@
 """The choices that a run's strategy leaves open for every batch: what is recomputed, what waits in host memory, slices
 of exchanges, and chunks of tokens for experts.
 
-Layers that wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is
-chosen first (zbench.simulated.recomputation), with one slice and one chunk where their numbers
-are open as well. Then slices, by playing a step with each number on the described cluster, and then the chunks
-(zbench.simulated.expert_degrees), both with the recomputation that was chosen.
+Layers that wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is chosen
+first (zbench.simulated.recomputation), with one slice and one chunk where their numbers are open as well. Then slices,
+by playing a step with each number on the described cluster, and then the chunks (zbench.simulated.expert_degrees), both
+with the recomputation that was chosen.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A program's columns, put together by one loop, are those that the clock of attention makes of the same hops."""
+"""A program's columns, put together by one loop, are those of the graph of the same hops one by one."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -62,7 +62,7 @@ def test_attention_alone_takes_what_it_takes_as_a_plan(system: str, name: str, b
 
 @pytest.mark.parametrize(("system", "zero"), [("zeppelin", "3"), ("ring", "1")])
 def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zero: str) -> None:
-    """All work is that of attention's clock: with links that cost nothing, and no latencies, what is left are the
+    """All work is that of planners' estimate: with links that cost nothing, and no latencies, what is left are the
     embedding's rows and the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
     found, cost = planned(system)
     one = cost.cluster

@@ -70,10 +70,11 @@ class _Layer(NamedTuple):
     relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
     shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
     but for experts that tokens choose. passing: gradients of rows that are on their way beside all others, where that
-    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: of a layer, however many
-    tokens it has; counts: that stay though it is made again, of a token too. By chunks of tokens, beside what is kept:
-    chunk_again, what is made again for a chunk, by recomputation that makes some of it again; chunk_gradients, at its
-    fullest moment; late, both of rows that go with the last chunk."""
+    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: bytes of a layer, however
+    many tokens it has; counts: bytes of numbers of rows, which stay though the layer is made again, however many tokens
+    it has and of each. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
+    recomputation that makes some of it again; chunk_gradients, at its fullest moment; late, both of rows that go with
+    the last chunk."""
 
     layer: float
     own: float
@@ -125,6 +126,7 @@ def stage_moments(
         at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
     kept_spread_again = 0.0 if is_full else spread.kept
     kept = min(rest, here) * of.layer + min(recomputed, here) * kept_again
+    kept += is_full * max(recomputed - here, 0) * of.counts[1]  # inputs alone wait on hosts, numbers of rows stay
     kept_spread = min(rest, here) * spread.layer + min(recomputed, here) * kept_spread_again
     received = rest if is_full and recomputed else here
     fixed = of.fixed * (min(rest, here) if is_full else here) + of.counts[0] * layers
@@ -161,10 +163,8 @@ def _layer(cost: Cost, tp: int) -> _Layer:
     of = ExpertRows.of(cost)
     wider = of.more_columns(model)
     hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
-    sizes, again = (
-        (hidden / tp, hidden * cost.tp, q, kv + more, columns),
-        (again_activation_bytes(model) + 3 * wider) / tp,
-    )
+    sizes = hidden / tp, hidden * cost.tp, q, kv + more, columns
+    again = (again_activation_bytes(model) + 3 * wider) / tp
     fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
     if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
         # An expert that is cut has its rows on each of its GPUs.
@@ -176,7 +176,8 @@ def _layer(cost: Cost, tp: int) -> _Layer:
         chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
         gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
         late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp
-        return _Layer(layer, *sizes, 0.0, 0.0, 0.0, 0.0, True, 0.0, again, fixed, counts, chunk_again, gradients, late)
+        found = _Layer(layer, *sizes, again=again, fixed=fixed, counts=counts)
+        return found._replace(chunk_again=chunk_again, chunk_gradients=gradients, late=late)
     rows = of.kept_bytes(model) / tp
     layer = (layer_activation_bytes(model) + 3 * wider) / tp + more + rows
     gradients = of.rows * (hidden + of.shares) / tp

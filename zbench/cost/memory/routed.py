@@ -104,8 +104,9 @@ def _of_law(cost: Cost) -> ExpertRows:
     model, groups = cost.model, cost.expert_gpus // cost.expert_cut
     of, shares = _drawn(cost), model.experts_per_token * model.lse_bytes
     deviations = sqrt(of.rows_variance), sqrt(of.experts_variance)
-    rows, way = cost.expert_cut * groups * of.rows, _way(cost, groups > 1)
-    return ExpertRows(groups * of.experts, rows, shares, 0.0, 0.0, *way, deviations=deviations)
+    rows, (relayed, passing) = cost.expert_cut * groups * of.rows, _way(cost, groups > 1)
+    own = groups * of.experts
+    return ExpertRows(own, rows, shares, relayed=relayed, passing=passing, deviations=deviations)
 
 
 def _drawn(cost: Cost) -> SliceRows:

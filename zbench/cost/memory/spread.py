@@ -10,7 +10,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.routed import ExpertRows, draws_rows
+from zbench.cost.memory.routed import ExpertRows
 from zbench.describe.model import WHOLE
 
 DEVIATIONS = 4
@@ -32,10 +32,9 @@ class RowSpread(NamedTuple):
 
     @staticmethod
     def of(cost: Cost) -> "RowSpread":
-        """Returns the spread of a job's ranks: none with experts at home, where tokens have all of theirs, nor by
-        chunks of tokens with even routing, whose rows are reckoned as the most that there can be."""
+        """Returns the spread of a job's ranks: none with experts at home, where tokens have all of theirs."""
         model, by_chunks = cost.model, cost.model.mlp_chunk_tokens != WHOLE
-        if model.num_experts == 1 or (by_chunks and not draws_rows(cost)):
+        if model.num_experts == 1:
             return RowSpread()
         rows, experts = ExpertRows.of(cost).deviations
         rows = experts if by_chunks else rows  # a row for each of a token's experts there

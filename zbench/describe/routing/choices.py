@@ -6,6 +6,7 @@ slice have is a sum of independent numbers, and the token's last choice is made 
 are integrals over that moment, which are taken by the trapezoid rule on logarithms of time.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,8 +35,9 @@ class SliceRows(NamedTuple):
 def busiest_slice(
     popularity: Popularity, num_experts: int, slices: int, per_token: int, room: float | None
 ) -> SliceRows:
-    """Returns the most that any of so many slices of the experts has, as expected. room: at each expert for every token
-    (zbench.describe.routing.room), which the first ones of a GPU's tokens have; None: for all."""
+    """Returns the most that any of so many slices of the experts has, as expected, each number by itself. room: at each
+    expert for every token (zbench.describe.routing.room), which the first ones of a GPU's tokens have; None: for all.
+    """
     clocks = _Clocks.of(popularity.odds(num_experts), per_token)
     each, parts = num_experts // slices, []
     of_expert = np.concatenate([one.reshape(-1) for one in clocks.chosen()]) if room is not None else None
@@ -59,7 +61,7 @@ def busiest_slice(
 
 class _Clocks(NamedTuple):
     """The clocks of experts. silent: float64 [experts, moments], the chance that each has not rung by a moment;
-    chosen_each: experts of a token."""
+    per_token: experts of a token."""
 
     silent: Floats
     per_token: int
@@ -112,7 +114,7 @@ class _Clocks(NamedTuple):
         found[0] = 1
         return found
 
-    def _with(self, some: Floats, experts: "range | list[int]") -> Floats:
+    def _with(self, some: Floats, experts: Sequence[int]) -> Floats:
         """Returns the chances of some clocks and those of more experts together."""
         for one in experts:
             silent = self.silent[one]

@@ -75,6 +75,9 @@ class Lowered:
         return self.queued.latency
 
 
+_MOST_SIZES = 2**16  # of collectives, in how many pieces each goes is kept: some MiB
+
+
 @dataclass(frozen=True)
 class ClusterPorts:
     """A cluster's queues and links, and the legs of collectives on them, whatever is played on it."""
@@ -117,6 +120,8 @@ class ClusterPorts:
         """Returns in how many pieces a collective of `size` bytes over some of the known legs goes."""
         key = id(legs), size
         if key not in self._pieces:
+            if len(self._pieces) == _MOST_SIZES:  # those of tokens are others in every batch
+                self._pieces.clear()
             self._pieces[key] = pieces_of(legs, size, self.cost)
         return self._pieces[key]
 

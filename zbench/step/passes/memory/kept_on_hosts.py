@@ -49,9 +49,8 @@ def with_kept_on_hosts(step: Step, gpus_per_node: int, layers: Sequence[int], ac
     for number, layout in enumerate(step.layouts):
         sizes = {one.name: len(one) for one in layout.indices}
         lists = ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts)
-        mine = {
-            one.name.split(".")[0]: at for at, one in enumerate(step.templates) if one.layout == number
-        }  # by name, whichever micro-batch it is of
+        own = [(at, one.name.split(".")[0]) for at, one in enumerate(step.templates) if one.layout == number]
+        mine = {name: at for at, name in own}  # by name, whichever micro-batch it is of
         count = min(layers[number], step.num_layers - activations)
         of = _Waiting.of(step.templates[mine[_FORWARD]], layout, lists, (step.num_gpus, gpus_per_node), activations)
         above = 1 if activations else 0  # the layers above the last one on hosts whose forward sends
