@@ -3,7 +3,8 @@ context parallelism of PyTorch beside data parallelism, as torchtitan runs it.
 
 Documents go whole to groups: in the order in which they come, as torchtitan's loader has them, in the fewest packs, or
 so that packs take about as long. Inside a group tokens are owned as for all ranks together
-(zbench.systems.in_contract.permutation). Every way of the one with every way of the other is compared by planners' estimate.
+(zbench.systems.in_contract.permutation). Every way of the one with every way of the other is compared by planners'
+estimate.
 """
 
 from collections.abc import Callable, Iterator
