@@ -113,7 +113,7 @@ def test_bad_models_are_one_sentence(field: str, value: object) -> None:
 )
 def test_a_router_of_cosines_has_a_dimension_and_a_temperature(field: str, value: object) -> None:
     cosine = {"router": "cosine", "router_dim": 16, "router_temperature": 0.3, field: value}
-    with pytest.raises(ValueError, match=rf"^model\.{field} is {value!r}; it takes a "):
+    with pytest.raises(ValueError, match=rf"^model\.{field} is {value!r}; model.router is cosine, which takes a "):
         Model("m", 2, 64, 4, 2, 16, 192, 256, num_experts=4, **cosine)
 
 
