@@ -91,7 +91,7 @@ class Parts:
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
-        cost, seen = make_cost(cluster, model, *have).routed_by(*drawn), None
+        cost = seen = make_cost(cluster, model, *have).routed_by(*drawn)
         if settings.planners_see == NOMINAL:
             seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
         _check_clock(settings, config, simulated)
@@ -112,7 +112,7 @@ class Parts:
             cluster,
             model,
             cost,
-            seen or cost,
+            seen,
             workload,
             executor,
             tracker,

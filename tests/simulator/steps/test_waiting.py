@@ -60,7 +60,8 @@ def all_edges(of: WaitTables, rows: np.ndarray) -> set[tuple[int, int]]:
     buffers: defaultdict[int, list[list[tuple[int, int]]]] = defaultdict(list)  # those who used one that is free
 
     def hops(offsets: np.ndarray, table: np.ndarray, group: int) -> list[list[int]]:
-        return table[offsets[group] : offsets[group + 1]].tolist()  # type: ignore[no-any-return]
+        found: list[list[int]] = table[offsets[group] : offsets[group + 1]].tolist()
+        return found
 
     for number, (variant, layer, _, first) in enumerate(rows.tolist()):
         for slot, offset, layered, group, side in t.waits[slice(*t.wait_offsets[variant : variant + 2])].tolist():
