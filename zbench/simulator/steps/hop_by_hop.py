@@ -97,4 +97,7 @@ class HopByHop:
         """Returns when the hops of the program run, of when these do."""
         first, last, mine = self.first[:-1], self.first[1:] - 1, self._trains[0]
         pieces = apart.start[mine], apart.release[mine]
-        return TrainTimeline(apart.start[first], apart.release[last], apart.done[last], *pieces)
+        sent = np.arange(len(first))
+        sent[self.of.trains[:, 0]] = -1 - np.arange(len(self.of.trains))
+        sent = sent[self.of.hops.rows.link_a[self.of.hops.row] >= 0]
+        return TrainTimeline(apart.start[first], apart.release[last], apart.done[last], *pieces, sent)

@@ -195,7 +195,7 @@ class _Played:
         places = np.array([one.variant.place for one in self.program.instances], np.int64)
         edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
         row, rows = made.hops
-        hops = LinkedHops(row, rows.queue_a, rows.queue_b, rows.link_class, made.gpu_queues)
+        hops = LinkedHops(row, timeline.sent, rows.queue_a, rows.queue_b, rows.link_class, made.gpu_queues)
         pieces = TrainPieces(made.assembled.trains, timeline.begun, timeline.ended)
         use = LinkUse.of(hops, timeline, step.num_gpus, pieces)
         for first, last in pairwise(edges):
@@ -228,7 +228,7 @@ def _played(parts: StepParts, kept: int, runs: _Runs | None) -> LeftOut | None:
     short, order, skipped = with_fewer_layers(parts.step, kept)
     made = program(parts, order, short)
     cluster, turn, nothing = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
-    of = LeftOut(made, TrainTimeline(*5 * [nothing]), skipped, turn)
+    of = LeftOut(made, TrainTimeline(*5 * [nothing], np.zeros(0, np.int64)), skipped, turn)
     timeline = run_unless(made, cluster.num_ranks, Free.of(cluster, made.queues), runs.reasons(of) if runs else [])
     if timeline is None:
         return None

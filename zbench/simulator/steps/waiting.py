@@ -104,8 +104,8 @@ def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tup
     begin = np.cumsum([0, *(len(one.hops) for one in groups)])
     offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
     queued = [of.lowered.queued for of in variants]
-    kinds = [of.computes * np.where(of.busy > LEAST_FELT, _FELT, 1) for of in queued]
-    computes = [kind[one.hops] for kind, one in zip(kinds, groups, strict=True)]
+    felt = [np.where(of.busy[one.hops] > LEAST_FELT, _FELT, 1) for of, one in zip(queued, groups, strict=True)]
+    computes = [of.computes[one.hops] * kind for of, one, kind in zip(queued, groups, felt, strict=True)]
     columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
     return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
 

@@ -43,7 +43,7 @@ def found_of(told: list[Told], marks: list[int], gpus: int) -> Occupancy:
     classes = np.array([one.link_class for one in told], np.int64)
     start = np.array([one.start for one in told], float)
     release = start + [one.seconds for one in told]
-    hops = LinkedHops(np.arange(len(first)), first, second, classes, QUEUES)
+    hops = LinkedHops(np.arange(len(first)), np.flatnonzero(classes >= 0), first, second, classes, QUEUES)
     return LinkUse.of(hops, Timeline(start, release, release), gpus).spans(np.array(marks, float))
 
 

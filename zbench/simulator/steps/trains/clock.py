@@ -74,13 +74,13 @@ def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[U
     waits = made.waits.copy()
     longest, ends = free.longest_waiting, (free.queues, free.links)
     times, state, heap, size = _begun(hops, waits, made.trains, ends, longest)
-    flow, timeline = (waits, state[0], times[1], times[2], longest, state[3]), TrainTimeline(*times)
+    flow, timeline = (waits, *times[:3], longest, state[2]), TrainTimeline(*times[:5], times[5][1:])
     for one in reasons:
         watched = _watched(one.hops, timeline.done)
-        size = _play(hops, following, flow, times, (trains, *state[1:3]), ends, (heap, size), watched)
+        size = _play(hops, following, flow, times, (trains, *state[:2]), ends, (heap, size), watched)
         if one.stops(timeline):
             return None
-    _play(hops, following, flow, times, (trains, *state[1:3]), ends, (heap, size), np.zeros(0, bool))
+    _play(hops, following, flow, times, (trains, *state[:2]), ends, (heap, size), np.zeros(0, bool))
     return timeline
 
 
@@ -138,10 +138,11 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns the columns of TrainTimeline, (when hops are ready, what `_started` returns, and the stack of hops
-    without links that wait for nothing), and the heap of the others that do with its size."""
-    num_hops, size = len(waits), 0
-    ready, start, release, done = np.zeros(num_hops), np.empty(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
+    """Returns the columns of TrainTimeline, of which `start` has when hops are ready until they start, and `sent` how many
+    there are before these; (what `_started` returns, and the stack of hops without links that wait for nothing);
+    and the heap of the others that do with its size."""
+    num_hops, size, count = len(waits), 0, 0
+    ready, release, done = np.zeros(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
     stack = np.empty(num_hops + 1, np.int32)  # how many there are, and they
     stack[0] = 0
@@ -151,16 +152,20 @@ def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
         if used:
             a, b, s = rows.queue_a[row[hop]], rows.queue_b[row[hop]], rows.slot[row[hop]]
             ready[hop] = queue_free[a, s] if b < 0 else max(queue_free[a, s], queue_free[b, s])
+        count += rows.link_a[row[hop]] >= 0
         if waits[hop] == 0 and rows.link_a[row[hop]] < 0:
             stack[0] += 1
             stack[stack[0]] = hop
         elif waits[hop] == 0:
             size = push_event(heap, size, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
+    sent = np.empty(count + 1, np.int32)
+    sent[0] = 0
     train_of, state = _started(num_hops, trains, len(free[1]))
     pieces = 0
     for train in range(len(trains)):
         pieces += trains[train, 2]
-    return (start, release, done, np.empty(pieces), np.empty(pieces)), (ready, train_of, state, stack), heap, size
+    times = ready, release, done, np.empty(pieces), np.empty(pieces), sent
+    return times, (train_of, state, stack), heap, size
 
 
 @nb.njit(**ENTERED_IN_PLACE)
@@ -168,12 +173,12 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
     """Runs hops until none is left, or those that are watched have ended; returns the size of the heap. flow: state of
     `_let_go`. of_trains: trains and their pieces' seconds, and what `_started` returns. watched: bool [hops], or [0]:
     none."""
-    start, release, done, begun, _ = times
+    start, release, done, begun, ended, sent = times
     trains, train_of, state = of_trains
     table = trains[0]
     front, behind, piece, when, since = state
-    (queue_free, link_free), ready, longest_waiting, stack = free, flow[1], flow[4], flow[5]
-    (heap, size), left = events, np.int64(0)
+    (queue_free, link_free), longest_waiting, stack = free, flow[4], flow[5]
+    (heap, size), left, moments = events, np.int64(0), (start, release, done, begun, ended)
     row, rows = hops
     for hop in range(len(watched)):
         left += watched[hop]
@@ -183,7 +188,7 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
         if stack[0]:  # nobody waits for anything that it holds but its queue's next, so it need not be an event
             hop = stack[stack[0]]
             stack[0] -= 1
-            start[hop] = begin = ready[hop]
+            begin = start[hop]
             mine = row[hop]
             release[hop] = begin + rows.busy[mine]
             done[hop] = release[hop] + rows.latency[mine]
@@ -198,7 +203,7 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
                 if piece[train] < 0:
                     piece[train], when[train], since[train] = 0, begin, waited
                     behind[train], front[a // 2] = front[a // 2], train
-                if settle_port(a // 2, event, hops, trains, state, link_free, times, longest_waiting) != train:
+                if settle_port(a // 2, event, hops, trains, state, link_free, moments, longest_waiting) != train:
                     size = push_event(heap, size, last_event(a // 2, train, trains, state, link_free, longest_waiting))
                     continue
                 leave_port(a // 2, train, front, behind)
@@ -206,7 +211,7 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
             else:
                 for link in (a, b):
                     if link >= 0 and front[link // 2] >= 0:
-                        settle_port(link // 2, event, hops, trains, state, link_free, times, longest_waiting)
+                        settle_port(link // 2, event, hops, trains, state, link_free, moments, longest_waiting)
                 both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
                 if both > begin:  # asks again when both are free; others may go first
                     size = push_event(heap, size, (both, waited, hop))
@@ -217,6 +222,8 @@ def _play(hops, following, flow, times, of_trains, free, events, watched):  # ty
                 for link in (a, b):
                     if link >= 0:
                         take(link_free, link, k, s, release[hop])
+            sent[0] += 1
+            sent[sent[0]] = -1 - train if train >= 0 else hop
             take(queue_free, rows.queue_a[mine], k, s, release[hop])
             if b >= 0:
                 take(queue_free, rows.queue_b[mine], k, s, release[hop])

@@ -1,8 +1,8 @@
 """Seconds in which transfers of a GPU are under way while a step is played, and those with its compute queue idle.
 
-Whenever several hops of a GPU are under way, in whatever order, that is one interval. Hops of a program stand nearly in
-the order in which they begin, so each is joined to the intervals of its GPU from the last one back, which is less than
-one further on the mean; sorting hops takes several times as long.
+Whenever several hops of a GPU are under way, in whatever order, that is one interval. Each hop is joined to the
+intervals of its GPU from the last one back: computes of a GPU stand in the order in which they begin, and a clock knows
+that of transfers, so that hardly any is further back. Sorting hops takes several times as long.
 """
 
 from dataclasses import dataclass
@@ -45,9 +45,11 @@ class Occupancy(NamedTuple):
 
 class LinkedHops(NamedTuple):
     """Columns of hops. row: of each its place in the others: the queues at both ends (-1: a host's), and the class of
-    links, -1 without one. queues: of a GPU, of which the first is its compute queue."""
+    links, -1 without one. sent: those with links, trains as -1 - their numbers, in any order; in the order in which they
+    begin is quickest. queues: of a GPU, of which the first is its compute queue."""
 
     row: Column
+    sent: Column
     queue_a: Column
     queue_b: Column
     link_class: Column
@@ -87,7 +89,7 @@ def _intervals(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
     """Returns the columns of _Intervals. times: when hops begin and end."""
     most = 4 * (len(hops.row) + len(pieces.begun))  # room that is not written takes no memory
     chains = np.empty(most), np.empty(most), np.empty(most, np.int32), np.full(3 * gpus, -1, np.int32)
-    _join_all(hops.row, _joined(hops, gpus), pieces, times, chains)
+    _join_all((hops.row, hops.sent), _joined(hops, gpus), pieces, times, chains)
     begins, ends, before, last = chains
     bounds = np.zeros(3 * gpus + 1, np.int64)
     for fill in range(2):
@@ -122,26 +124,38 @@ def _joined(hops, gpus):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**IN_PLACE)
-def _join_all(row_of, joined, pieces, times, chains):  # type: ignore[no-untyped-def]
-    """Joins hops to the intervals of their GPUs. joined: as `_joined` has it. chains: of every interval
-    its begin, its end and the one before it, and the last one of every kind of a GPU, -1 before there is one."""
-    (trains, begun, ended), (start, release) = pieces, times
-    count, train = 0, 0
+def _join_all(hops, joined, pieces, times, chains):  # type: ignore[no-untyped-def]
+    """Joins hops to the intervals of their GPUs, computes and then transfers. hops: the rows of all, and `sent`. joined:
+    as `_joined` has it. chains: of every interval its begin, its end and the one before it, and the last one of every
+    kind of a GPU, -1 before there is one."""
+    (row_of, sent), (trains, begun, ended), (start, release), count = hops, pieces, times, 0
     for hop in range(len(row_of)):
-        row, now, stop = row_of[hop], 0, 1
-        is_train = train < len(trains) and trains[train, 0] == hop
-        if is_train:
-            now, stop = trains[train, 3], trains[train, 3] + trains[train, 2]
-            train += 1
+        chain = joined[row_of[hop], 0]
+        if chain >= 0 and chain % 3 == _COMPUTES:
+            count = _join(chains, count, chain, start[hop], release[hop])
+    for at in range(len(sent)):
+        hop, train = sent[at], -1 - sent[at]
+        if train < 0:
+            count = _join_kinds(chains, count, joined[row_of[hop]], start[hop], release[hop])
+            continue
+        kinds, now = joined[row_of[trains[train, 0]]], trains[train, 3]
+        stop = now + trains[train, 2]
         while now < stop:
-            begin, end = (begun[now], ended[now]) if is_train else (start[hop], release[hop])
+            begin, end = begun[now], ended[now]
             now += 1
             while now < stop and begun[now] <= end:
                 end = ended[now]
                 now += 1
-            for way in range(4):
-                if joined[row, way] >= 0:
-                    count = _join(chains, count, joined[row, way], begin, end)
+            count = _join_kinds(chains, count, kinds, begin, end)
+
+
+@nb.njit(**IN_PLACE)
+def _join_kinds(chains, count, kinds, begin, end):  # type: ignore[no-untyped-def]
+    """Joins an interval to those of each of some kinds; returns how many intervals there are."""
+    for way in range(len(kinds)):
+        if kinds[way] >= 0:
+            count = _join(chains, count, kinds[way], begin, end)
+    return count
 
 
 @nb.njit(**IN_PLACE)
