@@ -24,9 +24,10 @@ from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.repeating import RepeatingLayers
 from zbench.simulator.steps.shortened import layers_ahead, longest_stage, with_fewer_layers
-from zbench.simulator.steps.trains.clock import Unless, run_unless
+from zbench.simulator.steps.trains.clock import Halt, Unless, run_unless
 from zbench.simulator.steps.trains.columns import TrainTimeline
 from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, TrainPieces
+from zbench.simulator.steps.trains.paused import PausedHops
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 
@@ -84,26 +85,27 @@ def step_seconds(parts: StepParts, least: float = 0.0) -> float:
 
 def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
-    longest = longest_stage(parts.step)
+    longest, ahead = longest_stage(parts.step), layers_ahead(parts.step)
+    begin = _Begin(max(ahead, 1))
     # Reductions of several layers that meet gathers of several ahead are alike over more layers than are played: the
     # last ones of a backward, which gather nothing, added up to 6 % too little where a NIC was the limit.
-    alike = parts.step.turn_layers == 1 or layers_ahead(parts.step) <= 1
+    alike = parts.step.turn_layers == 1 or ahead <= 1
     for kept in LAYERS if alike else ():
         if kept < longest:
-            played = _Played.settling(parts, kept)
+            played = _Played.settling(parts, kept, begin)
             if played is not None and played.seconds >= least * (1 - _ROUNDING):
                 return played
-    return _Played.of(parts, longest)
+    return _Played.of(parts, longest, begin)
 
 
 def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -> PlayedStep:
     """Plays a step with at most `kept` layers of each stage, whether they settle or not; as `play_step` otherwise."""
-    return _Played.of(StepParts(step, plans, cost), kept).result()
+    return _Played.of(StepParts(step, plans, cost), kept, _Begin()).result()
 
 
 def play_layers(step: Step, plans: Sequence[Plan], cost: Cost) -> tuple[HopByHop, Timeline]:
     """Plays all layers of a step as one program, hop by hop, as a trace shows them; as `play_step` otherwise."""
-    played = _Played.of(StepParts(step, plans, cost), step.num_layers)
+    played = _Played.of(StepParts(step, plans, cost), step.num_layers, _Begin())
     apart = played.program.apart
     return apart, apart.times(played.left_out.timeline)
 
@@ -128,6 +130,33 @@ class _Runs:
         return not (self.agree or self.tell_all)
 
 
+@dataclass
+class _Begin:
+    """What programs of more and more layers of a step begin with. ahead: the layers by which parameters are gathered
+    ahead. of: the program that was played last; paused: how its first hops were when it was kept, maybe not at all."""
+
+    ahead: int = 1
+    of: StepProgram | None = None
+    paused: PausedHops | None = None
+
+    def since(self, made: StepProgram) -> PausedHops | None:
+        """Returns where another program may go on, None if nowhere: that begins with the same instances."""
+        of = self.of
+        if of is None or self.paused is None or of.stacked is not made.stacked:
+            return None
+        count = int(np.searchsorted(of.begin, len(self.paused.start)))
+        return self.paused if (of.which[:count] == made.which[:count]).all() else None
+
+    def halt(self, of: LeftOut) -> Halt | None:
+        """Returns when to keep a program that layers are left out of: before what follows its first run has anything
+        gathered. One of more layers has that run's layers but the last in common."""
+        begin, same = of.program.begin, of.alike(of.cuts[0]) if of.cuts else []
+        if len(same) <= self.ahead:
+            return None
+        at = same[-1 - self.ahead]
+        return Halt(np.arange(begin[at], begin[at + 1]), int(begin[same[-1] + 1]))
+
+
 @dataclass(frozen=True)
 class _Played:
     """A program that was played, with what was left out of it."""
@@ -136,18 +165,18 @@ class _Played:
     left_out: LeftOut
 
     @staticmethod
-    def of(parts: StepParts, kept: int) -> "_Played":
-        """Plays a step with at most `kept` layers of each stage."""
-        found = _played(parts, kept, None)
+    def of(parts: StepParts, kept: int, begin: _Begin) -> "_Played":
+        """Plays a step with at most `kept` layers of each stage. begin: as a program before it has left it."""
+        found = _played(parts, kept, begin, None)
         assert found is not None
         return _Played(parts, found)
 
     @staticmethod
-    def settling(parts: StepParts, kept: int) -> "_Played | None":
+    def settling(parts: StepParts, kept: int, begin: _Begin) -> "_Played | None":
         """Plays a step with at most `kept` layers of each stage; None where these do not tell what the others do, nor
-        have settled."""
+        have settled. begin: as for `of`, and afterwards as this program has left it."""
         runs = _Runs()
-        found = _played(parts, kept, runs)
+        found = _played(parts, kept, begin, runs)
         if found is None:
             return None
         whole = RepeatingLayers(found).left_out() if runs.tell_all else None
@@ -222,14 +251,17 @@ class _Played:
         return {name: busy[row] for name, row in rows.items()}, nics[0], nics[1], within
 
 
-def _played(parts: StepParts, kept: int, runs: _Runs | None) -> LeftOut | None:
+def _played(parts: StepParts, kept: int, begin: _Begin, runs: _Runs | None) -> LeftOut | None:
     """Plays a step with at most `kept` layers of each stage, and returns what is left out of it; None where it was
-    stopped. runs: what is known of its runs, and when to stop; None: it is played to its end."""
+    stopped. runs: what is known of its runs, and when to stop; None: it is played to its end, and none follows."""
     short, order, skipped = with_fewer_layers(parts.step, kept)
     made = program(parts, order, short)
-    cluster, turn, nothing = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
-    of = LeftOut(made, TrainTimeline(*5 * [nothing], np.zeros(0, np.int64)), skipped, turn)
-    timeline = run_unless(made, cluster.num_ranks, Free.of(cluster, made.queues), runs.reasons(of) if runs else [])
+    cluster, turn, none = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
+    of = LeftOut(made, TrainTimeline(none, none, none, none, none, np.zeros(0, np.int64)), skipped, turn)
+    reasons, halt, since = runs.reasons(of) if runs else [], begin.halt(of) if runs else None, begin.since(made)
+    free = Free.of(cluster, made.queues)
+    timeline, begin.paused = run_unless(made, cluster.num_ranks, free, reasons, halt, since)
+    begin.of = made
     if timeline is None:
         return None
     if not np.isfinite(timeline.done).all():

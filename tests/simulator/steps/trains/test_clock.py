@@ -9,10 +9,18 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import LONGEST_WAITING, PLAN
 from zbench.simulator.clock import Free, Timeline, run_hops
-from zbench.simulator.steps.program import StepParts, program
+from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.shortened import with_fewer_layers
-from zbench.simulator.steps.trains.clock import Unless, run_trains, run_unless
+from zbench.simulator.steps.trains.clock import Halt, Unless, run_trains, run_unless
 from zbench.step.passes.build import whole_step
+
+TIMES = ("start", "release", "done", "begun", "ended")
+
+
+def of_layers(parts: StepParts, kept: int) -> StepProgram:
+    """Returns a program of some layers of a step."""
+    short, instances, _ = with_fewer_layers(parts.step, kept)
+    return program(parts, instances, short)
 
 
 @pytest.mark.parametrize("zero", ["3", "1"])
@@ -26,8 +34,7 @@ def test_trains_run_when_their_pieces_do(system: str, order: str, channels: int,
     cluster = replace(cost.cluster, port_order=order, nic_channels=channels, nic_bandwidth=slow)
     of = make_cost(cluster, replace(found.model, sharding=f"zero{zero}"))
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
-    short, instances, _ = with_fewer_layers(parts.step, 6)
-    made = program(parts, instances, short)
+    made = of_layers(parts, 6)
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
     want = run_hops(made.apart.graph, np.zeros(cluster.num_ranks), plain)
     have = run_trains(made, cluster.num_ranks, trains)
@@ -50,8 +57,7 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
     found, cost = planned("zeppelin")
     of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
     parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
-    short, instances, _ = with_fewer_layers(parts.step, 6)
-    made, ranks = program(parts, instances, short), cost.cluster.num_ranks
+    made, ranks = of_layers(parts, 6), cost.cluster.num_ranks
     want = run_trains(made, ranks, Free.of(of.cluster, made.queues))
     early, hops = (np.arange(*made.begin[at : at + 2]) for at in (2, 4))  # of the forward of two layers
     asked = []
@@ -64,12 +70,60 @@ def test_a_program_stops_when_some_hops_have_ended(stops: bool) -> None:
         asked.append((times.release[early] == want.release[early]).all())
         return False
 
-    have = run_unless(made, ranks, Free.of(of.cluster, made.queues), [Unless(early, look_before), Unless(hops, look)])
+    reasons = [Unless(early, look_before), Unless(hops, look)]
+    have, _ = run_unless(made, ranks, Free.of(of.cluster, made.queues), reasons)
     assert asked == [True, True]
     assert (have is None) == stops
     if have is not None:
         for name in ("start", "release", "done"):
             assert (getattr(have, name) == getattr(want, name)).all(), name
+
+
+@pytest.mark.parametrize("order", [PLAN, LONGEST_WAITING])
+@pytest.mark.parametrize("zero", ["3", "1"])
+@pytest.mark.parametrize("system", ["zeppelin", "flexsp"])
+def test_a_program_goes_on_from_where_another_one_was_kept(system: str, zero: str, order: str) -> None:
+    """Of eight layers from where one of six was: as if it had begun itself, to the last bit, at three moments."""
+    found, cost = planned(system)
+    cluster = replace(cost.cluster, port_order=order, nic_bandwidth=cost.cluster.nic_bandwidth / 4)
+    of = make_cost(cluster, replace(found.model, sharding=f"zero{zero}"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
+    few, more = (of_layers(parts, kept) for kept in (6, 8))
+    common = int(few.begin[6])  # five layers and the embedding are alike, the sixth is a last one there
+    assert [one.variant for one in few.instances[:6]] == [one.variant for one in more.instances[:6]]
+    assert few.instances[6].variant is not more.instances[6].variant
+    ranks, whole = cluster.num_ranks, Free.of(cluster, more.queues)
+    want, kept = run_trains(more, ranks, whole), []
+    for instance in (1, 2, 4, 5):
+        halt = Halt(np.arange(*few.begin[instance : instance + 2]), common)
+        _, paused = run_unless(few, ranks, Free.of(cluster, few.queues), (), halt)
+        kept.append(paused)
+        free = Free.of(cluster, more.queues)
+        have, _ = run_unless(more, ranks, free, (), since=paused)
+        assert have is not None
+        assert all((getattr(have, name) == getattr(want, name)).all() for name in TIMES)
+        assert (free.queues == whole.queues).all()
+        assert (free.links == whole.links).all()
+    assert kept[0] is not None
+    assert kept[-1] is None  # parameters of the sixth layer are being gathered by then
+    assert 0 < np.isfinite(kept[0].done).sum() < common
+
+
+def test_what_wants_a_link_at_once_is_not_passed_over() -> None:
+    """A program that goes on from hops that are not all of those that begin before others begins anew."""
+    found, cost = planned("zeppelin")
+    of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
+    parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+    made = of_layers(parts, 6)
+    ranks, halt = cost.cluster.num_ranks, Halt(np.arange(*made.begin[1:3]), int(made.begin[6]))
+    want = run_trains(made, ranks, Free.of(of.cluster, made.queues))
+    _, paused = run_unless(made, ranks, Free.of(of.cluster, made.queues), (), halt)
+    assert paused is not None
+    names = ("start", "release", "done", "waits")
+    first = paused._replace(**{name: getattr(paused, name)[:1] for name in names})
+    have, _ = run_unless(made, ranks, Free.of(of.cluster, made.queues), (), since=first)
+    assert have is not None
+    assert all((getattr(have, name) == getattr(want, name)).all() for name in TIMES)
 
 
 @pytest.mark.parametrize("late", [1.0, 1e3, 1e6])
@@ -80,8 +134,7 @@ def test_late_trains_end_when_their_last_piece_does(late: float) -> None:
     cluster = replace(cost.cluster, nic_channels=2, nic_bandwidth=cost.cluster.nic_bandwidth / 4)
     of = make_cost(cluster, replace(found.model, sharding="zero3"))
     parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
-    short, instances, _ = with_fewer_layers(parts.step, 6)
-    made = program(parts, instances, short)
+    made = of_layers(parts, 6)
     plain, trains = Free.of(cluster, made.queues), Free.of(cluster, made.queues)
     for free in (plain, trains):
         free.queues[:] = late
@@ -98,8 +151,7 @@ def test_computes_that_messages_slow_are_those_of_the_plain_loop() -> None:
     for cluster in (cost.cluster, slowed):
         of = make_cost(cluster, replace(found.model, sharding="zero3"))
         parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
-        short, instances, _ = with_fewer_layers(parts.step, 4)
-        made = program(parts, instances, short)
+        made = of_layers(parts, 4)
         free = Free.of(cluster, made.queues)
         want = run_hops(made.apart.graph, np.zeros(cluster.num_ranks), free)
         have = run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues))

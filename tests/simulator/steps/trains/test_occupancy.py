@@ -108,7 +108,8 @@ def test_a_step_by_hand() -> None:
 
 def test_between_pieces_that_are_apart_a_train_moves_nothing() -> None:
     """GPU 0 sends three pieces, of which two follow one another at once, and computes from 3 to 7; then a plain hop."""
-    hops = LinkedHops(np.arange(3), np.array([1, 0, 1]), np.array([5, -1, 5]), np.array([NIC, -1, INSIDE]), QUEUES)
+    ends = np.array([1, 0, 1]), np.array([5, -1, 5])
+    hops = LinkedHops(np.arange(3), np.array([2, -1]), *ends, np.array([NIC, -1, INSIDE]), QUEUES)
     start, release = np.array([0.0, 3.0, 9.0]), np.array([8.0, 7.0, 11.0])
     pieces = TrainPieces(np.array([[0, 0, 3, 0]]), np.array([0.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0]))
     found = LinkUse.of(hops, Timeline(start, release, release), 2, pieces).spans(np.array([5.0, 11.0]))

@@ -22,6 +22,7 @@ from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
 from zbench.simulator.steps.trains.columns import AssembledHops, TrainTimeline
+from zbench.simulator.steps.trains.paused import PausedHops, RunColumns, is_let_go, take_up
 from zbench.simulator.steps.trains.pieces import last_event, leave_port, settle_port
 
 
@@ -54,34 +55,99 @@ class Unless:
     stops: Callable[[TrainTimeline], bool]
 
 
+@dataclass(frozen=True)
+class Halt:
+    """A moment of a run that is kept for other programs: when `hops` have ended. common: how many hops, the first ones,
+    these begin with, too; nothing is kept where others have been let go by then."""
+
+    hops: Ints
+    common: int
+
+
 def run_trains(of: TrainProgram, num_ranks: int, free: Free) -> TrainTimeline:
     """Runs every hop once, all of so many ranks being ready at 0, as `zbench.simulator.clock.run_hops` does with the
     pieces of trains one by one.
 
     A train takes all channels of its queues and of both directions of one port. free: changed in place.
     """
-    found = run_unless(of, num_ranks, free, ())
+    found, _ = run_unless(of, num_ranks, free, ())
     assert found is not None
     return found
 
 
-def run_unless(of: TrainProgram, num_ranks: int, free: Free, reasons: Sequence[Unless]) -> TrainTimeline | None:
-    """Runs hops as `run_trains`; returns None where there was a reason to stop before the end."""
+def run_unless(
+    of: TrainProgram,
+    num_ranks: int,
+    free: Free,
+    reasons: Sequence[Unless],
+    halt: Halt | None = None,
+    since: PausedHops | None = None,
+) -> tuple[TrainTimeline | None, PausedHops | None]:
+    """Runs hops as `run_trains`; returns None in place of times where there was a reason to stop before the end, and
+    what was kept. since: of a program that begins alike, from where this one goes on."""
     if free.slowdown != 1:
-        return of.apart.together(run_hops(of.apart.graph, np.zeros(num_ranks), free))
-    made = of.assembled
-    hops, following, trains = made.hops, made.following, (made.trains, made.pieces)
-    waits = made.waits.copy()
-    longest, ends = free.longest_waiting, (free.queues, free.links)
-    times, state, heap, size = _begun(hops, waits, made.trains, ends, longest)
-    flow, timeline = (waits, *times[:3], longest, state[2]), TrainTimeline(*times[:5], times[5][1:])
+        return of.apart.together(run_hops(of.apart.graph, np.zeros(num_ranks), free)), None
+    run, kept = _Run.begin(of.assembled, free, since), None
+    if halt is not None:
+        run.go_on(halt.hops)
+        kept = run.paused(halt.common)
     for one in reasons:
-        watched = _watched(one.hops, timeline.done)
-        size = _play(hops, following, flow, times, (trains, *state[:2]), ends, (heap, size), watched)
-        if one.stops(timeline):
+        run.go_on(one.hops)
+        if one.stops(run.timeline):
+            return None, kept
+    run.go_on()
+    return run.timeline, kept
+
+
+@dataclass
+class _Run:
+    """A run of a program. size: how many hops are in its heap."""
+
+    of: AssembledHops
+    longest_waiting: bool
+    columns: RunColumns
+    size: int
+
+    @staticmethod
+    def begin(of: AssembledHops, free: Free, since: PausedHops | None) -> "_Run":
+        """Returns a run that has not begun, or goes on `since` another one where that is of the same hops."""
+        ends, longest_waiting = (free.queues, free.links), free.longest_waiting
+        times, waits, trains, state, heap, size = _begun(of.hops, of.waits.copy(), of.trains, ends, longest_waiting)
+        run = _Run(of, longest_waiting, RunColumns(times, waits, trains, state, heap, ends), size)
+        if since is None:
+            return run
+        run.size = take_up(since, of, run.columns)
+        if run.size >= 0:
+            return run
+        for end in ends:
+            end[:] = 0
+        return _Run.begin(of, free, None)
+
+    @property
+    def timeline(self) -> TrainTimeline:
+        """The times so far."""
+        start, release, done, begun, ended, sent = self.columns.times
+        return TrainTimeline(start, release, done, begun, ended, sent[1:])
+
+    def go_on(self, until: Ints | None = None) -> None:
+        """Runs hops until some have ended; None: all."""
+        of, (times, waits, trains, state, heap, free) = self.of, self.columns
+        watched = np.zeros(0, bool) if until is None else _watched(until, times[2])
+        flow = waits, *times[:3], self.longest_waiting, state[5]
+        of_trains = (of.trains, of.pieces), trains, state[:5]
+        self.size = _play(of.hops, of.following, flow, times, of_trains, free, (heap, self.size), watched)
+
+    def paused(self, common: int) -> PausedHops | None:
+        """Returns the run as it is, as far as it is of the first hops; None where others have been let go."""
+        (start, release, done, begun, ended, sent), waits, _, state, heap, free = self.columns
+        (front, *of_trains, stack), events = state, [one[: self.size] for one in heap]
+        if is_let_go(common, release, done, events[2], stack):
             return None
-    _play(hops, following, flow, times, (trains, *state[:2]), ends, (heap, size), np.zeros(0, bool))
-    return timeline
+        mine = int(np.searchsorted(self.of.trains[:, 0], common))
+        pieces = int(self.of.trains[:mine, 2].sum())
+        hops = *(one[:common] for one in (start, release, done, waits)), begun[:pieces], ended[:pieces]
+        lists = *events, stack[: 1 + stack[0]], sent[: 1 + sent[0]]
+        return PausedHops(*(one.copy() for one in (*hops, front, *(one[:mine] for one in of_trains), *free, *lists)))
 
 
 @nb.njit(cache=True)
@@ -138,9 +204,8 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
-    """Returns the columns of TrainTimeline, of which `start` has when hops are ready until they start, and `sent` how many
-    there are before these; (what `_started` returns, and the stack of hops without links that wait for nothing);
-    and the heap of the others that do with its size."""
+    """Returns the fields of RunColumns but for the last, and the size of the heap. Of the times, `start` has when hops
+    are ready until they start, and `sent` how many there are before them."""
     num_hops, size, count = len(waits), 0, 0
     ready, release, done = np.zeros(num_hops), np.empty(num_hops), np.full(num_hops, np.inf)
     heap = np.empty(num_hops + 1), np.empty(num_hops + 1), np.empty(num_hops + 1, np.int64)
@@ -165,7 +230,7 @@ def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyp
     for train in range(len(trains)):
         pieces += trains[train, 2]
     times = ready, release, done, np.empty(pieces), np.empty(pieces), sent
-    return times, (train_of, state, stack), heap, size
+    return times, waits, train_of, (*state, stack), heap, size
 
 
 @nb.njit(**ENTERED_IN_PLACE)

@@ -64,8 +64,8 @@ class AssembledHops(NamedTuple):
 @dataclass(frozen=True)
 class TrainTimeline(Timeline):
     """When every hop runs; of a train, from the begin of its first piece to the end of its last. begun, ended: when
-    pieces begin and end, seconds [pieces], those of one train after another. sent: hops with links, trains as -1 - their
-    numbers, about in the order in which they begin, trains in which their last pieces do."""
+    pieces begin and end, seconds [pieces], those of one train after another. sent: hops with links, of trains -1 - the
+    number, about in the order in which they begin, trains in which their last pieces do."""
 
     begun: Floats
     ended: Floats

@@ -45,8 +45,8 @@ class Occupancy(NamedTuple):
 
 class LinkedHops(NamedTuple):
     """Columns of hops. row: of each its place in the others: the queues at both ends (-1: a host's), and the class of
-    links, -1 without one. sent: those with links, trains as -1 - their numbers, in any order; in the order in which they
-    begin is quickest. queues: of a GPU, of which the first is its compute queue."""
+    links, -1 without one. sent: those with links, of trains -1 - the number, in any order; that in which they begin is
+    quickest. queues: of a GPU, of which the first is its compute queue."""
 
     row: Column
     sent: Column
@@ -125,9 +125,9 @@ def _joined(hops, gpus):  # type: ignore[no-untyped-def]
 
 @nb.njit(**IN_PLACE)
 def _join_all(hops, joined, pieces, times, chains):  # type: ignore[no-untyped-def]
-    """Joins hops to the intervals of their GPUs, computes and then transfers. hops: the rows of all, and `sent`. joined:
-    as `_joined` has it. chains: of every interval its begin, its end and the one before it, and the last one of every
-    kind of a GPU, -1 before there is one."""
+    """Joins hops to the intervals of their GPUs, computes and then transfers. hops: the rows of all, and `sent`.
+    joined: as `_joined` has it. chains: of every interval its begin, its end and the one before it, and the last one of
+    every kind of a GPU, -1 before there is one."""
     (row_of, sent), (trains, begun, ended), (start, release), count = hops, pieces, times, 0
     for hop in range(len(row_of)):
         chain = joined[row_of[hop], 0]
