@@ -3,9 +3,9 @@
 A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
 these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
 still be reading them; a sum that something is added to is another slab. What arrives, and what is added, is waited for
-and joined when it is read. Where no more than half of a slab is left, as when heads or rows for other GPUs were sent, or
-chunks of tokens are computed, this is put elsewhere, so that memory is what is there. Of a tensor with amounts, cells
-without a row are not there, and nobody misses them.
+and joined when it is read. Where no more than half of a slab is left, as when heads or rows for other GPUs were sent,
+or chunks of tokens are computed, this is put elsewhere, so that memory is what is there. Of a tensor with amounts,
+cells without a row are not there, and nobody misses them.
 """
 
 from collections.abc import Callable, Collection, Sequence
