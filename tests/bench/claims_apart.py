@@ -9,7 +9,7 @@ from statistics import geometric_mean
 import numpy as np
 
 from tests.bench.claims_ratio import Ratio
-from tests.bench.contexts import Contexts
+from tests.bench.contexts import longest
 from tests.simulator.steps.test_exchanges import (
     COLUMNS,
     DIRECT,
@@ -134,9 +134,7 @@ def context_ratios(worlds: Sequence[str]) -> list[Ratio]:
     causes |= {world: f"world={world}" for world in ("nvlink_3", "matmul_minus_20") if world in worlds}
     for cause, words in causes.items():
         job = f"model=llama3_8b cluster=h100_4x8 system=ring recompute=full {words}"
-        full, cut, hosts = (
-            Contexts.of(f"{job} memory={memory}", 8).longest()[0] for memory in ("none", "chunks", "alst")
-        )
+        full, cut, hosts = (longest(f"{job} memory={memory}", 8).tokens for memory in ("none", "chunks", "alst"))
         chunks.by[cause], alst.by[cause] = cut / full, hosts / cut
     return [chunks, alst]
 

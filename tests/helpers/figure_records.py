@@ -307,6 +307,11 @@ def strategy_samples() -> dict[str, list[Run]]:
         run.start["config"]["choices"]["model"] = model
         return run
 
+    def contexts(recompute: str) -> Run:
+        named = {"recompute": recompute, "memory": "zero_offload"}
+        yamls = {one: OmegaConf.to_container(OmegaConf.load(CONF / one / f"{of}.yaml")) for one, of in named.items()}
+        return run_of("contexts", "ring", group="h100_4x8", config=constants("h100_4x8", "llama3_8b") | yamls)
+
     four: dict[str, Any] = {"workload": {"length": 2}}  # micro-batches a step
     return {
         "overlap": [
@@ -323,6 +328,7 @@ def strategy_samples() -> dict[str, list[Run]]:
             )
             for schedule, seconds in (("sequential", 12.0), ("tutel", 8.0), ("fsmoe", 6.0 - cut / 2), ("clock", 4.0))
         ],
+        "contexts": [contexts("none"), contexts("full")],
         "sharding": [
             *(
                 of("sharding", seconds, 384, ("sharding", name), {"workload": {"length": length}})

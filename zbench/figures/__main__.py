@@ -27,6 +27,7 @@ NAMES = (
     "flexsp",
     "headroom",
     "memory",
+    "contexts",
     "seesaw",
     "desk_systems",
     "desk_nics",
@@ -41,7 +42,7 @@ NAMES = (
 )
 ROOMS = {  # of zbench.figures, and what is in them
     "rollouts": ("seesaw", "rlhf", "resharding", "placement"),
-    "strategies": ("overlap", "experts", "sharding", "sync"),
+    "strategies": ("overlap", "experts", "sharding", "sync", "contexts"),
 }
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")

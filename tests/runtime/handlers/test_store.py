@@ -104,6 +104,27 @@ def test_partial_attentions_join_by_their_log_sum_exps() -> None:
     assert torch.equal(merge_of("m", "max")(WHOLE, nothing)[1], WHOLE[1])
 
 
+def test_what_is_left_of_a_piece_lies_by_itself_where_it_is_half_or_less() -> None:
+    store, every = Store(), (0, 1, 2)
+    one = slab(every, (0, 1))
+    store.put(KEY, one)
+    store.forget(KEY, [(0, 0)])
+    assert store.held[KEY][1, 0] is one
+    store.forget(KEY, [(0, 1), (1, 0), (1, 1)])  # half of the tokens are left
+    left = store.held[KEY][2, 0]
+    assert left is store.held[KEY][2, 1]
+    assert left.fields[0].untyped_storage().nbytes() == cut((2,), (0, 1))[0].nbytes
+    assert same(store.read(KEY, FORMAT, (2,), (0, 1)), cut((2,), (0, 1)))
+    one = slab(every, (0, 1))
+    store = Store()
+    store.put(KEY, one)
+    store.forget(KEY, [(0, 0), (1, 1), (2, 0)])  # of no two lists
+    assert all(held is one for held in store.held[KEY].values())
+    store.forget(KEY, [(0, 1)])
+    assert same(store.read(KEY, FORMAT, (2,), (1,)), cut((2,), (1,)))
+    assert store.held[KEY][2, 1] is one  # (1, 0) and (2, 1)
+
+
 AMOUNTS = np.array([[2, 0], [0, 0], [1, 3]])  # of three parts and two experts, the tokens that go there
 ROUTED = Format((("rc", torch.float64),), ("", ""), SIZES, {"c": 2}, AMOUNTS)
 ROWS = {(a, b): torch.arange(float(2 * AMOUNTS[a, b])).view(-1, 2) + 100 * a + 10 * b for a in range(3) for b in (0, 1)}

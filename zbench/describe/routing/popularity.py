@@ -21,8 +21,9 @@ class Popularity:
 
     law, skew: ZIPF, an expert's odds fall with its rank in a random order, by the exponent `skew`; DIRICHLET, odds are
     a draw of Dirichlet's distribution with a concentration of 1 / `skew`; with a skew of 0 all are alike. drift: steps
-    after which the order has nothing in common with what it was, 1: it is drawn in every step (a guess, all numbers).
-    seed, step: of the batch, which the draw depends on; a step of None: of a run, any of whose steps it may be.
+    after which the order has nothing in common with what it was, 1: it is drawn in every step (docs/routing.md has
+    what was counted of a model in training). seed, step: of the batch, which the draw depends on; a step of None: of a
+    run, any of whose steps it may be.
     """
 
     law: str = ZIPF

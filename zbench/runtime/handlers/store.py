@@ -3,12 +3,13 @@
 A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
 these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
 still be reading them; a sum that something is added to is another slab. What arrives, and what is added, is waited for
-and joined when it is read. Of a tensor with amounts, cells without a row are not there, and nobody misses them; where
-no more than half of a slab's rows are left, as when those for other GPUs' experts were sent, these are put elsewhere.
+and joined when it is read. Where no more than half of a slab is left, as when heads or rows for other GPUs were sent,
+or chunks of tokens are computed, this is put elsewhere, so that memory is what is there. Of a tensor with amounts,
+cells without a row are not there, and nobody misses them.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,9 +27,9 @@ class Lacking(RuntimeError):
 class Slab:
     """Cells in one piece. make: gives the fields when they are first read. there: the fields, None until then. carried:
     what they have arrived in where it was encoded, so that it can be sent on as it is. coming: the message that brings
-    them as they lie."""
+    them as they lie. gone: how many of the cells were let go."""
 
-    __slots__ = ("_joins", "_make", "carried", "coming", "first", "format", "second", "there")
+    __slots__ = ("_joins", "_make", "carried", "coming", "first", "format", "gone", "second", "there")
 
     def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
         self.format, self.first, self.second, self._make = of, first, second, make
@@ -36,6 +37,7 @@ class Slab:
         self.there: Fields | None = None
         self.carried: Any = None
         self.coming: Any = None
+        self.gone = 0
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
@@ -111,6 +113,8 @@ Held = dict[Key, dict[Cell, Slab]]  # cells of tensors, by their key
 
 class Store:
     """The cells on a place. device: of its memory."""
+
+    SHRINKS: ClassVar[bool] = True  # whether little that is left of a slab is put elsewhere
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.held: Held = {}
@@ -212,21 +216,24 @@ class Store:
             slab = held.get(cell) or self.slab(key, cell)
             slab.settle()
             del held[cell]
-            if slab.format.amounts is not None:
-                cut[id(slab)] = slab
-        for slab in cut.values():
+            slab.gone += 1
+            cut[id(slab)] = slab
+        for slab in cut.values() if self.SHRINKS else ():
             self._shrink(key, slab)
         if cells and not held:
             del self.held[key]
 
     def _shrink(self, key: Key, slab: Slab) -> None:
-        """Puts what is left of a slab's rows in one of its own, if it is no more than half and of two lists."""
+        """Puts what is left of a slab in one of its own, if it is no more than half and of two lists."""
         held, of = self.held[key], slab.format
-        assert of.amounts is not None, "whoever shrinks slabs has rows"
+        every = len(slab.first) * len(slab.second)
+        if not held or (of.amounts is None and 2 * slab.gone < every):  # cells without amounts are much alike
+            return
         left = [cell for cell in of.pairs(slab.first, slab.second) if held.get(cell) is slab]
         first, second = (tuple(dict.fromkeys(cell[which] for cell in left)) for which in (0, 1))
-        rows = sum(int(of.amounts[cell]) for cell in left)
-        if 0 < 2 * rows <= len(slab.fields[0]) and of.pairs(first, second) == left:
+        if not left or of.pairs(first, second) != left:
+            return
+        if 2 * of.num_bytes(first, second) <= of.num_bytes(slab.first, slab.second):
             fields = tuple(one.clone() for one in self.read(key, of, first, second))
             self.put(key, Slab.of(of, first, second, fields), over=True)
 

@@ -49,6 +49,8 @@ class Piece:
 class WeightStore(Store):
     """The weights on a GPU. generated: by tensor, what it generates with; passing: what is gathered besides."""
 
+    SHRINKS = False  # they lie in memory that was made for them
+
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
         self.generated: dict[Key, Piece] = {}
