@@ -179,11 +179,16 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
 
     def _check_recompute_layers(self) -> None:
         check_recompute_layers(self.recompute_layers)
-        if self.recompute == NONE or self.offload in WITH_INPUTS:
-            what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
+        layers = bracketed(self.recompute_layers)
+        if self.recompute == NONE:
             raise ValueError(
-                f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a "
-                "number with selective, chunked or full and no inputs on hosts"
+                f"recompute.layers is {layers}; with recompute.granularity {NONE} it takes {ALL_LAYERS}, and a number "
+                "with selective, chunked or full"
+            )
+        if self.offload in WITH_INPUTS:
+            raise ValueError(
+                f"recompute.layers is {layers}; with memory.offload {self.offload} layers keep nothing but their "
+                f"input, so it takes {ALL_LAYERS}, or memory.offload={self.offload.replace(INPUTS, ACTIVATIONS)}"
             )
 
     @property

@@ -242,16 +242,13 @@ class Simulated:
         )
 
     def host_bytes(self, memory: StepMemory) -> list[int]:
-        """Returns the most bytes in every node's host memory; where each GPU has a part of it, of all parts together,
-        each at its fullest, as it is pinned.
+        """Returns the most bytes in every node's host memory.
 
         Raises:
             ValueError: they are more than it has.
         """
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        found, room = memory.peak[cluster.num_ranks :], cluster.host_memory
-        if len(found):
-            found = found.reshape(cluster.num_nodes, -1).sum(axis=1)
+        found, room = memory.of_nodes(cluster), cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
                 f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "

@@ -15,6 +15,10 @@ from zbench.step.passes.parameters.zero import MOMENT_BYTES
 from zbench.step.template import Step, Template
 
 
+class HostFull(ValueError):
+    """A node's host memory has no room for what a step has there."""
+
+
 def check_host(model: Model, cluster: Cluster) -> None:
     """Refuses what a model has in host memory where nothing says how much there is, its links, or how fast it is
     updated, and optimizer state that is more. cluster: of GPUs.
@@ -50,7 +54,7 @@ def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
     """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs.
 
     Raises:
-        ValueError: it has none.
+        HostFull: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
     state, what = _state_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
@@ -58,7 +62,7 @@ def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
         need, count = int(sizes.max()), int(layers[sizes.argmax()])
         if need + state > cluster.host_memory:
             beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
-            raise ValueError(
+            raise HostFull(
                 f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
                 f"the {what} of {with_noun(count, 'layer')} of a micro-batch on a node are {need / 2**30:,.1f} "
                 f"GiB{beside}: use more nodes, fewer tokens, or memory.offload=none"
