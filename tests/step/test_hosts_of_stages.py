@@ -11,6 +11,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import MODEL, execute, fault, pipeline_plans, plan_of, rejected_mutants
 from tests.step.test_kept_on_hosts import HOST, HOST_QUEUE, hops_of
 from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_layers, play_step
@@ -19,6 +20,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import check_host_room, sent_to_hosts, with_host_memory
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
+from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
@@ -197,6 +199,29 @@ def test_no_gpu_has_more_than_the_account_however_slow_its_link_is(rate: float, 
         most = np.cumsum([change for _, change in sorted(moments)]).max()
         assert most == min(stages - gpu, batches) + 1
     assert play_step(step, plans, cost).seconds == pytest.approx(float(times.done.max()), rel=1e-9)
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    """Optimizer state on hosts in stages; layers that no stage has, and stages that keep all."""
+    plans = pipeline_plans([(2, 1), (1, 2)], [[(9, 0), (2, 1)]], 4)
+    cluster, batch = replace(small(1, 4).cluster, **HOST, host_adam_bandwidth=1e11), Batch(np.array([9, 2]), 0, 0)
+    for offload in ("inputs", "activations"):
+        steps = ProvenSteps(
+            "simulated", replace(FIVE, num_layers=4, recompute="full", offload=offload), 4, cluster=cluster
+        )
+        assert steps.of(batch, plans).num_hosts == 4
+    both = replace(steps, model=replace(steps.model, offload="inputs_and_optimizer"))
+    with pytest.raises(
+        ValueError, match=r"^plans have pipelines, .* memory.offload is inputs_and_optimizer, which takes"
+    ):
+        both.built(batch, plans)
+    for layers, stages, told in (
+        (3, 2, "memory.offload_layers is 3; a stage of tiny has at most 2 layers, so it takes"),
+        ("all", 4, "memory.offload is activations; a stage of tiny has at most 1 layer, and"),
+    ):
+        model = replace(steps.model, offload_layers=layers)
+        with pytest.raises(ValueError, match=f"^{told}"):
+            ProvenSteps("simulated", model, 4, stages=stages, cluster=cluster)
 
 
 def test_what_has_no_room_is_one_sentence() -> None:
