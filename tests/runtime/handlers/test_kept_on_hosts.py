@@ -142,6 +142,7 @@ def test_exact_with_dense_layers_before_others(
         (replace(EXPERTS, shared_experts=2), 4, "chunked", replace(ALL, skew=1.0), ExpertChunks(1, 2), "3"),
         (EXPERTS, "whole", "selective", replace(ALL, node=2, tensor_parallel=2, skew=1.0), ExpertChunks(2, 1), "2"),
         (EXPERTS, 5, "none", replace(ALL, routing=TOKEN_CHOICE), ExpertChunks(), "1"),  # rows that routers count
+        (EXPERTS, 5, "none", ExpertParallel(2, 1, routing=TOKEN_CHOICE), ExpertChunks(), "1"),  # of two experts a GPU
         (EXPERTS, "whole", "none", ExpertParallel(1, 1), ExpertChunks(), "none"),  # all at home
     ],
 )
