@@ -124,8 +124,8 @@ def stage_moments(
         again = again._replace(token=of.own)  # numbers of rows are no input, and stay
     if rest:
         lines = _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
-        brought = layers > 1 > here - 1  # a layer that comes back beside the last one
-        at_work += [_beside_layers(line, every if rest > 1 else again, int(brought)) for line in lines]
+        brought = int(layers > 1 > here - 1)  # a layer that comes back beside the last one
+        at_work += [_beside_layers(line, every if rest > 1 else again, brought) for line in lines]
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
         beside = (of.layer - kept_again - stay * of.layer, is_full - stay, gathered)

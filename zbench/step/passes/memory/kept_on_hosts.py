@@ -28,11 +28,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.step.alike_templates import with_columns_of
 from zbench.step.layers import EVERY_COUNT
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.passes.pipeline import with_columns_of
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
 Rows = list[list[int]]
@@ -51,7 +51,7 @@ def gpus_of_a_host(step: Step, gpus_per_node: int) -> int:
     return 1 if step.is_staged or len(step.pipelines) > 1 else gpus_per_node
 
 
-def base_name(template: Template) -> str:
+def plain_name(template: Template) -> str:
     """Returns the name of a template, whichever micro-batch it is of."""
     return template.name.split(".")[0]
 
@@ -95,7 +95,7 @@ class _Offloading:
         """The forward that is played for every layer, by (layout, place, layer)."""
         found, templates = dict[tuple[int, int, int], int](), self.step.templates
         for one in self.step.order:
-            if base_name(templates[one.template]) in _FORWARDS.values():
+            if plain_name(templates[one.template]) in _FORWARDS.values():
                 layout = templates[one.template].layout
                 found |= {(layout, one.place, layer): one.template for layer in one.layers}
         return found
@@ -113,7 +113,7 @@ class _Offloading:
     def _moved(self, one: Instance, layer: int) -> int:
         """Returns the forward that keeps what an instance moves for a layer, -1 where it moves nothing."""
         template = self.step.templates[one.template]
-        name, layout = base_name(template), template.layout
+        name, layout = plain_name(template), template.layout
         count = self.layers[layout] if layout < len(self.layers) else 0
         if name not in (*_FORWARDS, *_FORWARDS.values(), _HEAD, _RECEIVES) or not count:
             return -1
@@ -148,8 +148,8 @@ class _Offloading:
 
     def _alike(self, at: int, forward: int) -> bool:
         """Returns whether a template is of layers of the kind that keeps what it moves, or of none."""
-        name = base_name(self.step.templates[at])
-        return name in (_HEAD, _RECEIVES) or _FORWARDS.get(name, name) == base_name(self.step.templates[forward])
+        name = plain_name(self.step.templates[at])
+        return name in (_HEAD, _RECEIVES) or _FORWARDS.get(name, name) == plain_name(self.step.templates[forward])
 
     def _made(self, at: int, forward: int) -> Template:
         """Returns a template with what it moves of what a forward keeps. Those of micro-batches that are alike have the
@@ -162,7 +162,7 @@ class _Offloading:
                 self.step.templates[forward], layout, self.lists[id(layout)], places, self.activations
             )
         made = self.waiting[forward].changed(template)
-        like = id(layout), id(template.operations), base_name(self.step.templates[forward])
+        like = id(layout), id(template.operations), plain_name(self.step.templates[forward])
         return with_columns_of(made, self.changed.setdefault(like, made))
 
 
@@ -210,7 +210,7 @@ class _Waiting:
     def changed(self, template: Template) -> Template:
         """Returns a template of the micro-batch with what it sends to host memory, or brings from there."""
         needs, leaves, operations = template.needs.rows(), template.leaves.rows(), template.operations.table
-        name = base_name(template)
+        name = plain_name(template)
         if name in _FORWARDS.values():
             if self.behind:
                 needs = [*needs, *self._on_gpus(-1)]
