@@ -136,6 +136,18 @@ def test_layers_of_which_some_are_recomputed_are_exact(
     judged(with_kept_on_hosts(plain, 2, [layers] * 2, True), plans, FIVE, 2)
 
 
+@pytest.mark.parametrize("layers", [5, 3, 1])
+@pytest.mark.parametrize("again", [1, 2, 4])
+def test_optimizer_state_beside_layers_of_which_some_are_recomputed(again: int, layers: int) -> None:
+    """CPUs update a layer behind its backward, whatever kind of layer is before it."""
+    model = replace(FIVE, offload="activations_and_optimizer")
+    plans = [plan_of([9, 2], 2, 4, first=2 * at) for at in range(2)]
+    plain = whole_step(model, plans, 1, "1", 1, SomeLayers("selective", (again,)))
+    step = with_host_memory(plain, model, 2, [layers, 2])
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 1, model) < 1e-12
+
+
 def test_what_is_wrong_is_found() -> None:
     plans = [plan_of([8], 2, 4, first=at) for at in range(2)]
     step = with_kept_on_hosts(whole_step(FIVE, plans, 1, "1", 1, "none", stages=2), 2, [5, 5], True)

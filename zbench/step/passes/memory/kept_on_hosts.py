@@ -42,6 +42,9 @@ OFFLOADED = "offloaded"  # before the name of a template, where other layers' is
 _FORWARDS: Mapping[str, str] = MappingProxyType(
     {f"{kind}backward": f"{kind}forward" for kind in ("", "kept_", "dense_")}
 )
+_FIRST = f"{OFFLOADED}_first"  # the same, behind a layer of another kind
+# The templates of layers' backwards, whether they bring something or not.
+BACKWARDS = tuple(f"{before}{name}" for name in _FORWARDS for before in ("", f"{OFFLOADED}_", f"{_FIRST}_"))
 _HEAD, _RECEIVES = "head", "send_dx"  # that are before the backward of a stage's last layer
 
 
@@ -141,9 +144,9 @@ class _Offloading:
             if at not in {taken for (of, _), taken in number.items() if of == at}:
                 found[at], number[at, forward] = template, at
                 continue
-            more = "" if self._alike(at, forward) else "first_"
+            before = OFFLOADED if self._alike(at, forward) else _FIRST
             number[at, forward] = len(found)
-            found.append(replace(template, name=f"{OFFLOADED}_{more}{template.name}"))
+            found.append(replace(template, name=f"{before}_{template.name}"))
         return found, number
 
     def _alike(self, at: int, forward: int) -> bool:
