@@ -31,8 +31,8 @@ def tokens_with_hosts(lengths: Ints, cost: Cost) -> Ints | None:
 
 
 def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
-    """Returns of how many layers what waits reaches host memory while all of a sequence's layers are computed, int64
-    [n]: of at most those of which something can wait there.
+    """Returns of how many layers of a stage what waits reaches host memory while all of a sequence's layers there are
+    computed, int64 [n]: of at most those of which something can wait there.
 
     Ranks that share a sequence have the same share of both. A backward takes longer than the forward, which is what
     counts, and links to hosts are as fast in both directions.
@@ -41,4 +41,5 @@ def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
     assert link is not None, "a run with something of layers on hosts has refused a cluster without a link there"
     computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
     sending = cost.message_seconds(lengths * kept_activation_bytes(model), link)
-    return np.minimum(model.num_layers * computing / sending, model.most_offloaded).astype(np.int64)
+    layers = cost.layers
+    return np.minimum(layers * computing / sending, model.most_offloaded(layers)).astype(np.int64)

@@ -136,4 +136,5 @@ def _room(stage: Stage) -> tuple[float, float, float, float]:
     alone = last.tokens(memory)
     constant = max(line.constant + line.chunk * line.chunk_tokens for line in of.at_work)
     free, working = max(memory - of.state - stage.pp * of.fixed - constant, 0), max(line.token for line in of.at_work)
-    return min(alone, first.tokens(memory)), alone, free / of.kept, working / of.kept
+    kept = max(of.kept, 1.0)  # a byte of a token where all that layers keep waits on hosts
+    return min(alone, first.tokens(memory)), alone, free / kept, working / kept

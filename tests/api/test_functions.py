@@ -32,7 +32,7 @@ from zbench.planned.step import StepPlans
 from zbench.proof.verify import OutOfMemory
 from zbench.run.target import make_model
 from zbench.simulated.executor import Simulated
-from zbench.simulated.offloading import fewest_offloaded
+from zbench.simulated.offloading import chosen_offload
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
 
@@ -121,8 +121,8 @@ def test_as_few_layers_wait_on_hosts_as_planners_reckon_with_experts_over_gpus()
     strategy = StepStrategy(expert_parallel=4, experts=Experts(skew=2.0))
     plans = LocalPacking(make_cost(machine, model), pack_tokens=2048).plan(Batch(np.full(8, 2048), 0, 0))
     step = StepPlans(plans, np.full(8, 2048), machine, model, strategy=strategy)
-    fewest = fewest_offloaded(plans[0], step.cost)
-    assert 0 < fewest < fewest_offloaded(plans[0], make_cost(machine, model))
+    (fewest, *_) = chosen_offload(plans, step.cost, 1, 1)
+    assert 0 < fewest < chosen_offload(plans, make_cost(machine, model), 1, 1)[0]
     assert zbench.simulate(step).recompute["offloaded_layers"] == [fewest]
 
 

@@ -280,31 +280,27 @@ def test_what_goes_by_chunks_takes_chunks() -> None:
     )
 
 
-@pytest.mark.parametrize(("level", "stages"), [("selective", 1), ("full", 2)])
-def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str, stages: int) -> None:
-    wrong = f"recompute.granularity {level}" if level != "full" else f"parallel.pipeline_parallel {stages}"
-    right = "recompute=full" if level != "full" else "parallel.pipeline_parallel=1"
-    told = rf"^memory.offload is inputs with {wrong}; .* so it takes {right}$"
+@pytest.mark.parametrize("level", ["selective", "adaptive"])
+def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str) -> None:
+    told = rf"^memory.offload is inputs with recompute.granularity {level}; .* so it takes recompute=full$"
+    parts, inputs = (ExchangeOverlap(), Experts()), TrainingMemory(offload="inputs")
     with pytest.raises(ValueError, match=told):
-        TrainingStrategy(
-            Sharding("none"),
-            Recompute(level),
-            TrainingMemory(offload="inputs"),
-            Parallel(1, stages),
-            ExchangeOverlap(),
-            Experts(),
-        )
+        TrainingStrategy(Sharding("none"), Recompute(level), inputs, Parallel(1, 2), *parts)
+    made = TrainingStrategy(Sharding("none"), Recompute("full"), inputs, Parallel(1, 2), *parts)
+    assert made.model_fields["offload"] == "inputs"
 
 
-@pytest.mark.parametrize("offload", ["activations", "activations_and_optimizer"])
-@pytest.mark.parametrize(("level", "stages"), [("full", 1), ("adaptive", 1), ("none", 2)])
-def test_activations_wait_in_host_memory_where_they_are_kept(level: str, stages: int, offload: str) -> None:
-    of_level = rf"recompute.granularity {level}; .* so it takes recompute=none, .*=full\)$"
-    of_stages = rf"parallel.pipeline_parallel {stages}; .* so it takes parallel.pipeline_parallel=1$"
-    told = rf"^memory.offload is {offload} with {of_stages if level == 'none' else of_level}"
+@pytest.mark.parametrize("level", ["none", "selective", "full", "adaptive"])
+def test_activations_wait_in_host_memory_whatever_is_recomputed(level: str) -> None:
+    for stages, layers in ((1, "all"), (2, 3), (2, "all" if level == "adaptive" else "auto")):
+        memory = TrainingMemory(offload="activations", offload_layers=layers)
+        assert memory.check_offload(level, stages, "zero1") is None
+
+
+def test_one_choice_for_the_batch_at_hand() -> None:
+    told = r"^memory.offload_layers is auto with recompute.granularity adaptive; .* so it takes all or a number$"
     with pytest.raises(ValueError, match=told):
-        TrainingMemory(offload=offload).check_offload(level, stages, "zero2")
-    assert TrainingMemory(offload=offload, offload_layers="auto").check_offload("selective", 1, "zero2") is None
+        TrainingMemory(offload="activations", offload_layers="auto").check_offload("adaptive", 1, "zero2")
 
 
 @pytest.mark.parametrize(("sharding", "stages"), [("none", 1), ("zero1", 2)])

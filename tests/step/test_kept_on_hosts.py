@@ -21,7 +21,7 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.memory.host_memory import check_host, check_host_room, layer_host_bytes, with_host_memory
+from zbench.step.passes.memory.host_memory import check_host, check_host_room, sent_to_hosts, with_host_memory
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
 from zbench.step.reading.read import read_step
 from zbench.step.template import Step
@@ -113,18 +113,15 @@ def test_what_has_no_room_is_one_sentence() -> None:
     plans, cluster = [plan_of([400], 4, 4)], replace(small(2, 2).cluster, **HOST)
     plain = whole_step(FIVE, plans, 1, "3", 1, "full")
     step, need = with_host_memory(plain, FIVE, 2, [5]), 5 * 200 * FIVE.hidden * FIVE.element_bytes
-    assert layer_host_bytes(step, 0).tolist() == [need // 5] * 2
-    check_host_room(step, FIVE, replace(cluster, host_memory=float(need)), [5])
+    assert [one.tolist() for one in sent_to_hosts(step, 2)] == [[[need, need]], [[5, 5]]]
+    check_host_room(step, FIVE, replace(cluster, host_memory=float(need)))
     with pytest.raises(
         ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the inputs of 5 layers of a micro-batch"
     ):
-        check_host_room(step, FIVE, replace(cluster, host_memory=need - 1.0), [5])
-    check_host_room(with_host_memory(plain, FIVE, 2, [0]), FIVE, replace(cluster, host_memory=1000.0), [0])
+        check_host_room(step, FIVE, replace(cluster, host_memory=need - 1.0))
+    check_host_room(with_host_memory(plain, FIVE, 2, [0]), FIVE, replace(cluster, host_memory=1000.0))
     with pytest.raises(ValueError, match=r"^cluster.host_bandwidth is not given; memory.offload is inputs"):
         check_host(FIVE, small(2, 2).cluster)
-    for activations, what in ((False, "inputs"), (True, "activations")):
-        with pytest.raises(ValueError, match=f"^memory.offload is {what} and layers are in stages"):
-            with_kept_on_hosts(whole_step(FIVE, plans, 1, "3", 1, "full", stages=2), 2, [5], activations)
 
 
 @pytest.mark.parametrize("level", ["none", "selective", "chunked"])
@@ -154,13 +151,13 @@ def test_activations_are_exact(
     assert execute(step, plans, degree, model) < 1e-12
     assert step_text(read_step(step_text(step))) == step_text(step)
     there = [one.get("host", (0, 0)) for one in stated_bytes(step)]
-    each = [layer_host_bytes(step, number).sum() for number in range(len(layers))]
-    sent = sum(min(count, 4) * size for count, size in zip(layers, each, strict=True))  # the last layer's stay
-    assert sum(sent for sent, _ in there) == sum(received for _, received in there) >= 2 * sent > 0
+    sizes, counts = sent_to_hosts(step, gpus_per_node)
+    assert counts.tolist() == [[min(count, 4)] * counts.shape[1] for count in layers]  # the last layer's stay
+    assert sum(sent for sent, _ in there) == sum(received for _, received in there) >= 2 * sizes.sum() > 0
     if lengths == [1]:  # no plan keeps what it received
         tokens = sum(lengths) * layer_activation_bytes(model)
         tokens -= level != "none" and sum(lengths) * again_activation_bytes(model)
-        assert each == [tokens]
+        assert sizes.sum() == 4 * tokens
 
 
 def test_the_layer_before_goes_while_a_layer_is_computed() -> None:
@@ -188,7 +185,9 @@ def test_a_gpu_has_the_others_activations(level: str, layers: int) -> None:
     found, away = step_memory(StepParts(step, plans, cost)), min(layers, 4)
     each = 100 * KEEPING.head_dim * KEEPING.num_heads * KEEPING.element_bytes  # of queries on a GPU
     assert found.held["q"][:4].tolist() == [max(5 - away, 2) * each] * 4
-    assert found.peak[4:].tolist() == (away * layer_host_bytes(step, 0)).tolist()
+    sizes, counts = sent_to_hosts(step, 2)
+    assert found.peak[4:].tolist() == sizes[0].tolist()
+    assert counts.tolist() == [[away, away]]
 
 
 @pytest.mark.parametrize(("rate", "gpus"), [(1e6, 1), (1e6, 2), (1e9, 2), (1e12, 2)])
@@ -214,7 +213,7 @@ def test_a_gpu_waits_for_its_link_with_more_than_two_layers(rate: float, gpus: i
         for layer in range(1, 4):
             assert first["forward", layer + 1, gpu] >= sent[layer, gpu]
             assert brought[layer, gpu] >= last["backward", layer + 1, gpu]
-    seconds = 2 * 4 * layer_host_bytes(step, 0).sum() / gpus / rate
+    seconds = 2 * sent_to_hosts(step, gpus)[0].sum() / gpus / rate
     played = play_step(step, plans, cost).seconds
     assert played > seconds
     assert (rate, gpus) != (1e6, 1) or played < 1.01 * seconds

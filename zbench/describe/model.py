@@ -82,9 +82,9 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
         CPUs update, or that and one of the others.
-    offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones, or "auto": of as few
-        first ones of each micro-batch as it fits with; planners plan as if of all. The last layer's activations stay,
-        as its backward is next.
+    offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones of every stage, or
+        "auto": of as few first ones of each micro-batch as it fits with; planners plan as if of all. The activations of
+        a stage's last layer stay, as its backward is next, or next but for forwards of other micro-batches.
     Of these, recompute, its layers, sharding, both numbers of tokens, offload, its layers, both degrees and stages'
     layers are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
@@ -179,11 +179,16 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
 
     def _check_recompute_layers(self) -> None:
         check_recompute_layers(self.recompute_layers)
-        if self.recompute == NONE or self.layers_on_hosts:
-            what = f"recompute.granularity {NONE}" if self.recompute == NONE else f"memory.offload {self.offload}"
+        layers = bracketed(self.recompute_layers)
+        if self.recompute == NONE:
             raise ValueError(
-                f"recompute.layers is {bracketed(self.recompute_layers)}; with {what} it takes {ALL_LAYERS}, and a "
-                "number with selective, chunked or full and all that layers keep on GPUs"
+                f"recompute.layers is {layers}; with recompute.granularity {NONE} it takes {ALL_LAYERS}, and a number "
+                "with selective, chunked or full"
+            )
+        if self.offload in WITH_INPUTS:
+            raise ValueError(
+                f"recompute.layers is {layers}; with memory.offload {self.offload} layers keep nothing but their "
+                f"input, so it takes {ALL_LAYERS}, or memory.offload={self.offload.replace(INPUTS, ACTIVATIONS)}"
             )
 
     @property
@@ -209,19 +214,19 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         """Whether all that layers keep waits in host memory."""
         return self.offload in WITH_ACTIVATIONS
 
-    @property
-    def most_offloaded(self) -> int:
-        """The most layers of which something can wait in host memory: the last one's activations stay."""
-        return self.num_layers - self.activations_on_hosts if self.layers_on_hosts else 0
+    def most_offloaded(self, layers: int) -> int:
+        """Returns the most layers of a stage of so many of which something can wait in host memory: the last one's
+        activations stay."""
+        return layers - self.activations_on_hosts if self.layers_on_hosts else 0
 
-    @property
-    def offloaded_layers(self) -> int:
-        """The layers of which something waits in host memory; of those that are open, the most."""
-        most = self.num_layers if isinstance(self.offload_layers, str) else self.offload_layers
-        return min(most, self.most_offloaded)
+    def offloaded_layers(self, layers: int) -> int:
+        """Returns the layers of a stage of so many of which something waits in host memory; of those that are open, the
+        most."""
+        most = layers if isinstance(self.offload_layers, str) else self.offload_layers
+        return min(most, self.most_offloaded(layers))
 
     def offloading(self, layers: int) -> "Model":
-        """Returns the model of whose layers so many first ones have in host memory what waits there of some."""
+        """Returns the model of whose stages' layers so many first ones have in host memory what waits there of some."""
         if layers:
             return replace(self, offload_layers=layers)
         here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import (
+    FEWEST,
     MOST,
     check_choice,
     check_chunk,
@@ -23,9 +24,7 @@ from zbench.describe.checks import (
 )
 from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.model import (
-    ACTIVATIONS,
     AUTO,
-    INPUTS,
     OFFLOAD,
     RECOMPUTE,
     SHARDING,
@@ -157,23 +156,22 @@ class TrainingMemory:
             ValueError: it cannot; the message names the keys.
         """
         told = f"memory.offload is {self.offload} with"
-        if self.offload in WITH_ACTIVATIONS and granularity in (FULL, ADAPTIVE):
-            inputs = self.offload.replace(ACTIVATIONS, INPUTS)
-            raise ValueError(
-                f"{told} recompute.granularity {granularity}; layers have to keep more than their input, so it takes "
-                f"recompute=none, selective or chunked (or memory.offload={inputs} and recompute={FULL})"
-            )
         if self.offload in WITH_INPUTS and granularity != FULL:
             raise ValueError(
                 f"{told} recompute.granularity {granularity}; a layer has to keep nothing but its input, so it takes "
                 f"recompute={FULL}"
+            )
+        if self.offload_layers == FEWEST and granularity == ADAPTIVE:
+            raise ValueError(
+                f"memory.offload_layers is {FEWEST} with recompute.granularity {ADAPTIVE}; one of both is chosen for "
+                f"the batch at hand, so it takes {ALL_LAYERS} or a number"
             )
         if self.offload in WITH_OPTIMIZER and sharding not in SHARDING[1:]:
             raise ValueError(
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
-        if self.offload != NOWHERE and stages != 1:
+        if self.offload in WITH_OPTIMIZER and stages != 1:
             raise ValueError(
                 f"{told} parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, so it takes "
                 "parallel.pipeline_parallel=1"

@@ -299,8 +299,9 @@ class TorchWholeStep:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
-            changed = () if step.num_hosts else switch_bytes(self._left or step, step)  # pipelines are the job's there
-            for stated, moved in zip(every, changed, strict=not step.num_hosts):
+            fixed = self.steps.model.optimizer_on_hosts  # pipelines are the job's then
+            changed = () if fixed else switch_bytes(self._left or step, step)
+            for stated, moved in zip(every, changed, strict=not fixed):
                 stated |= {SWITCH: moved} if any(moved) else {}
             told |= checked_bytes(batch, every, reports)
         return told

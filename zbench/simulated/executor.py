@@ -153,7 +153,8 @@ class Simulated:
         chosen = self.chosen(batch, plans)
         parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
         step = parts.step
-        left = None if step.num_hosts else Left.of(step, plans, self._left)  # with host memory pipelines are the job's
+        fixed = chosen.steps.model.optimizer_on_hosts  # pipelines are the job's then
+        left = None if fixed else Left.of(step, plans, self._left)
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
         if self.experts.counted:  # there is room for all rows that routers could choose
@@ -247,7 +248,7 @@ class Simulated:
             ValueError: they are more than it has.
         """
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        found, room = memory.peak[cluster.num_ranks :], cluster.host_memory
+        found, room = memory.of_nodes(cluster), cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
                 f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "

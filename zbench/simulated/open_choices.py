@@ -24,7 +24,7 @@ from zbench.simulated.expert_degrees import chosen_chunks
 from zbench.simulated.offloading import chosen_offload
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
 from zbench.simulator.steps.play import play_step
-from zbench.step.passes.own_plans import plans_of_layouts
+from zbench.step.passes.own_plans import own_plans, plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 
 
@@ -45,22 +45,31 @@ class ChosenSteps:
             exchange_slices=self.exchange_slices,
             expert_chunks=self.expert_chunks,
             expert_rows=expert_rows(self.steps, batch, [plans]),
-            recompute=self._recompute_told,
+            recompute=self._recompute_told(plans),
         )
 
-    @property
-    def _recompute_told(self) -> dict[str, Any]:
+    def _recompute_told(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
-        where the run says it; and of how many first layers of each micro-batch something waits in host memory, where
-        that was chosen."""
+        where the run says it; and of how many layers of each micro-batch, all stages together, something waits in host
+        memory, where that was chosen."""
         model, on_hosts = self.steps.model, self.steps.offloaded
         if on_hosts is not None:
-            return {"offloaded_layers": list(on_hosts), "of_layers": model.num_layers}
+            layers = [
+                sum(min(count, model.most_offloaded(one)) for one in model.with_stages(stages).layers_of_stages)
+                for count, stages in zip(on_hosts, self._stages(plans), strict=True)
+            ]
+            return {"offloaded_layers": layers, "of_layers": model.num_layers}
         if self.recompute is not None:
             return self.recompute.told
         if model.recompute_layers == ALL_LAYERS:
             return {}
         return {"layers": list(model.recomputed_of_stages), "of_layers": model.num_layers}
+
+    def _stages(self, plans: Sequence[Plan]) -> list[int]:
+        """Returns the number of stages that each micro-batch passes."""
+        if plans[0].pipelines is None:
+            return [self.steps.stages] * len(plans)
+        return [int(plans[0].pipelines.pp[number]) for number, _ in own_plans(plans)]
 
 
 def chosen_steps(
@@ -69,9 +78,9 @@ def chosen_steps(
     """Returns the steps of a batch. schedule: of experts. adaptive: whether what is recomputed is open. steps: of the
     run; cost: of GPUs."""
     again = None
-    if steps.model.offload_layers == FEWEST and plans[0].pipelines is None:
+    if steps.model.offload_layers == FEWEST:
         drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
-        steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel))
+        steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel, steps.stages))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
         again = chosen_recompute(first, batch, plans, cost)

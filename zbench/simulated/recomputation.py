@@ -1,14 +1,16 @@
 """The recomputation of a batch's step, where a run leaves it open: the least with which it fits.
 
-Whether a step fits is what its memory account says (zbench.simulator.steps.account), before it is played. Where nothing
-need be recomputed, nothing is; else each level is tried with as few layers of every stage as will do, and of these the
-one whose recomputation takes the fewest seconds is taken. Where nothing fits, all layers are recomputed in full.
-Parameters are where they were whatever is recomputed, so steps that differ follow each other as others do.
+Whether a step fits is what its memory account says (zbench.simulator.steps.account), before it is played, of GPUs and,
+where something that layers keep waits there, of host memories. Where nothing need be recomputed, nothing is; else each
+level is tried with as few layers of every stage as will do, and of these the one whose recomputation takes the fewest
+seconds is taken. Where nothing fits, all layers are recomputed in full. Parameters are where they were whatever is
+recomputed, so steps that differ follow each other as others do.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from zbench.cost.cost import Cost
@@ -19,12 +21,14 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.breakdown import recomputation_seconds
 from zbench.simulator.steps.program import StepParts
+from zbench.step.passes.memory.host_memory import HostFull
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.recompute import SomeLayers
 
 NONE, FULL = "none", "full"
+_NEVER = 2**62  # bytes of what has no room on hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,8 @@ def chosen_recompute(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], co
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """A step with some recomputation. count: layers of the longest stage that are recomputed; seconds: of
-    recomputation, on the GPU that has most."""
+    """A step with some recomputation. count: layers of the longest stage that are recomputed; peak_bytes: _NEVER where
+    hosts have no room; seconds: of recomputation, on the GPU that has most."""
 
     chosen: ChosenRecompute
     count: int
@@ -122,23 +126,31 @@ class _Accounts:
         """Returns the account of a step with at most so many layers of every stage recomputed."""
         layers = tuple(min(count, one) for one in self.stages)
         chosen = ChosenRecompute(level, layers, sum(self.stages), 0)
-        step = self.steps.with_recompute(chosen.part).built(self.batch, self.plans)
+        try:
+            step = self.steps.with_recompute(chosen.part).built(self.batch, self.plans)
+        except HostFull:
+            return _Account(chosen, count, _NEVER, inf)
         parts = StepParts(step, plans_of_layouts(self.plans), self.cost)
-        peak = int(step_memory(parts).peak[: self.cost.cluster.num_ranks].max())
-        return _Account(replace(chosen, peak_bytes=peak), count, peak, recomputation_seconds(parts))
+        memory, room = step_memory(parts), self.cost.cluster.host_memory
+        peak = int(memory.peak[: self.cost.cluster.num_ranks].max())
+        seconds = recomputation_seconds(parts)
+        if room is not None and memory.of_nodes(self.cost.cluster).max(initial=0) > room:
+            return _Account(replace(chosen, peak_bytes=peak), count, _NEVER, seconds)
+        return _Account(replace(chosen, peak_bytes=peak), count, peak, seconds)
 
     def fewest(self, level: str, none: _Account, every: _Account) -> _Account:
         """Returns the account with the fewest layers with which the step fits; of plans with pipelines, and of models
         with two kinds of layers, all.
 
         none, every: with no layer, which does not fit, and with all, which do. What a layer saves is about the same, so
-        the next to be tried is where that says.
+        the next to be tried is where that says; in the middle where it is hosts that have no room.
         """
         if self.plans[0].pipelines is not None or self.steps.model.dense_layers:
             return every
         low, high = none, every
         while high.count - low.count > 1:
             saved = (low.peak_bytes - self.room) / max(low.peak_bytes - high.peak_bytes, 1)
+            saved = 0.5 if low.peak_bytes == _NEVER else saved
             guess = low.count + int(saved * (high.count - low.count)) + 1
             tried = self.account(level, min(max(guess, low.count + 1), high.count - 1))
             low, high = (low, tried) if tried.peak_bytes <= self.room else (tried, high)

@@ -100,11 +100,13 @@ def _gpu(step: Step, place: int) -> int:
 
 
 def _counted(layout: StepLayout, tensor: int, rows: Ints) -> Ints:
-    """Returns the bytes of every cell of a tensor of slices, or of groups of those with the same experts, by the rows
-    of experts."""
+    """Returns the bytes of every cell of a tensor of slices, of groups of those with the same experts, or of experts or
+    their parts, by the rows of experts."""
     maps = {(one.coarse, one.fine): one.part for one in layout.maps}
     slices, count = maps["k", "e"], len(layout.index["k"])
     experts = ExpertCut.of(layout.index, rows.shape[1]).experts
+    if layout.tensors[tensor].axes[1] == "e":  # of activations that wait on hosts
+        return np.asarray(layout.tensors[tensor].unit * rows[:, experts].reshape(-1))
     found = np.stack([rows[:, experts[slices == part]].sum(axis=1) for part in range(count)], axis=1)
     if layout.tensors[tensor].axes[1] == "n":
         found = found[:, np.unique(maps["n", "k"], return_index=True)[1]]

@@ -159,7 +159,8 @@ class Encoding:
 class Step:
     """A training step: instances of templates in one order.
 
-    num_gpus, num_hosts: places are the GPUs' memories and after them the nodes' host memories. layouts: one a
+    num_gpus, num_hosts: places are the GPUs' memories and after them host memories: the nodes', or, where layers are in
+    stages, each GPU's part of its node's, which stands as far from a stage's first as the GPU. layouts: one a
     micro-batch, and maybe one of what is of all pipelines. begins, ends: what is there of the step's own tensors before
     and after it, of every layer that has them, told with the lists and tensors of layouts[0]; places of what is of a
     layer are told as they are for the first one, and counted from the stage of their pipeline that has the layer.
@@ -196,9 +197,10 @@ class Step:
 
     @cached_property
     def pipeline_of(self) -> Ints:
-        """The pipeline of every place, int64 [places]."""
-        leads = [one[0].place for one in self.pipelines]
-        return np.asarray(np.searchsorted(leads, np.arange(self.num_places), side="right") - 1, np.int64)
+        """The pipeline of every place, int64 [places]: of a host memory that of its first GPU."""
+        leads, hosts = [one[0].place for one in self.pipelines], np.arange(self.num_hosts)
+        gpus = np.concatenate([np.arange(self.num_gpus), hosts * self.num_gpus // max(self.num_hosts, 1)])
+        return np.asarray(np.searchsorted(leads, gpus, side="right") - 1, np.int64)
 
     @cached_property
     def layers_of_stages(self) -> Ints:

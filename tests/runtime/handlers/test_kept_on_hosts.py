@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.oracles import small
-from tests.helpers.steps import plan_of
+from tests.helpers.steps import pipeline_plans, plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from tests.runtime.handlers.test_expert_chunks import RANKS
 from tests.step.test_exchanges import HOWS
@@ -23,6 +23,7 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import with_host_memory
+from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
 
@@ -63,6 +64,77 @@ def test_exact_with_the_bytes_of_the_step(
     assert all(one["host"] != (0, 0) for one in stated_bytes(step))
 
 
+INPUTS = replace(MODEL, offload="inputs")
+DEEP = replace(MODEL, num_layers=6)
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "stages", "zero", "level", "layers", "mode"),
+    [
+        (DENSE, 1, 2, "1", "none", (2, 2, 2), "carry"),  # stages of one layer and two
+        (replace(DEEP, offload="activations"), 1, 2, "none", "selective", (2, 3, 1), "keep"),
+        (replace(DEEP, offload="activations"), 2, 2, "1", "none", (3, 0, 3), "carry"),
+        (replace(DEEP, offload="activations"), 1, 2, "1", SomeLayers("full", (1, 2)), (3, 3, 2), "carry"),
+        (replace(DEEP, offload="activations"), 1, 1, "3", SomeLayers("selective", (4,)), (6, 3, 5), "carry"),
+        (replace(DEEP, offload="activations"), 1, 4, "1", "full", (2, 2, 1), "carry"),
+        (INPUTS, 2, 2, "1", "full", (3, 3, 3), "carry"),
+        (replace(DEEP, offload="inputs"), 1, 4, "none", "full", (1, 2, 1), "carry"),
+    ],
+)
+def test_exact_in_stages_and_with_some_layers_recomputed(
+    ranks: LocalFleet,
+    model: Model,
+    degree: int,
+    stages: int,
+    zero: str,
+    level: str | SomeLayers,
+    layers: tuple[int, ...],
+    mode: Mode,
+) -> None:
+    """Of each of three micro-batches other layers; on two nodes of two processes."""
+    count = 4 // degree // stages
+    lengths = ([9, 6], [2, 1], [5])
+    plans = [plan_of(one, count, 4 // degree, mode, first=10 * at) for at, one in enumerate(lengths)]
+    step = with_host_memory(whole_step(model, plans, degree, zero, 1, level, stages=stages), model, 2, layers)
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, degree))
+    assert judged_step(FOUR, found, stated_bytes(step)).fault == ""
+    assert all(one["host"] != (0, 0) for one in stated_bytes(step)[-4 // stages :])
+
+
+@pytest.mark.parametrize(("model", "level"), [(DEEP, "full"), (DEEP, "none"), (DEEP, "selective")])
+@pytest.mark.parametrize("offload", ["inputs", "activations"])
+@pytest.mark.parametrize("shapes", [[(1, 2), (2, 1)], [(1, 3), (1, 1)], [(2, 2)]])
+def test_exact_in_pipelines_of_plans(
+    ranks: LocalFleet, model: Model, level: str, offload: str, shapes: list[tuple[int, int]]
+) -> None:
+    model, last = replace(model, offload=offload), len(shapes) - 1
+    plans = pipeline_plans(shapes, [[(9, 0), (6, last), (3, 0)], [(2, 0), (1, 0)]], 4)
+    built = whole_step(model, plans, 1, "1", 1, level)
+    step = with_host_memory(built, model, 2, [4] * len(built.layouts))
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, 1))
+    assert judged_step(FOUR, found, stated_bytes(step)).fault == ""
+    assert all(one["host"] != (0, 0) for one in stated_bytes(step))
+
+
+@pytest.mark.parametrize(
+    ("level", "offload"), [("none", "activations"), ("selective", "activations"), ("full", "inputs")]
+)
+@pytest.mark.parametrize(("stages", "layers"), [(1, 5), (1, 2), (2, 5)])
+def test_exact_with_dense_layers_before_others(
+    ranks: LocalFleet, level: str, offload: str, stages: int, layers: int
+) -> None:
+    model = replace(EXPERTS, num_layers=5, dense_layers=2, dense_ffn_hidden=10, shared_experts=1, offload=offload)
+    how = ExpertParallel(4 // stages, 1, skew=1.0)
+    plans = [plan_of(lengths, 4 // stages, 4, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
+    built = whole_step(model, plans, 1, "1", 1, level, how, stages)
+    step = with_host_memory(built, model, 2, [layers, 1])
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, 1, experts=how))
+    assert judged_step(RANKS, found, stated_bytes(step)).fault == ""
+
+
 @pytest.mark.parametrize(
     ("model", "chunk", "level", "how", "chunks", "zero"),
     [
@@ -70,6 +142,7 @@ def test_exact_with_the_bytes_of_the_step(
         (replace(EXPERTS, shared_experts=2), 4, "chunked", replace(ALL, skew=1.0), ExpertChunks(1, 2), "3"),
         (EXPERTS, "whole", "selective", replace(ALL, node=2, tensor_parallel=2, skew=1.0), ExpertChunks(2, 1), "2"),
         (EXPERTS, 5, "none", replace(ALL, routing=TOKEN_CHOICE), ExpertChunks(), "1"),  # rows that routers count
+        (EXPERTS, 5, "none", ExpertParallel(2, 1, routing=TOKEN_CHOICE), ExpertChunks(), "1"),  # of two experts a GPU
         (EXPERTS, "whole", "none", ExpertParallel(1, 1), ExpertChunks(), "none"),  # all at home
     ],
 )
@@ -96,10 +169,14 @@ def test_beside_exchanges_of_a_group(ranks: LocalFleet, how: ExchangeOverlap) ->
 
 
 @pytest.mark.parametrize("level", ["none", "selective"])
-def test_held_as_accounted(ranks: LocalFleet, level: str) -> None:
-    """With a feed-forward of 256 columns and five layers, so that what is kept is what is fullest."""
-    model, plans = replace(DENSE, num_layers=5, ffn_hidden=256), [plan_of([257, 40, 100], 4, 4)]
-    step = with_host_memory(whole_step(model, plans, 1, "1", recompute=level), model, 2, [5])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_held_as_accounted(ranks: LocalFleet, level: str, stages: int) -> None:
+    """With a feed-forward of 256 columns and five layers a stage, so that what is kept is what is fullest; in stages
+    three micro-batches."""
+    model = replace(DENSE, num_layers=5 * stages, ffn_hidden=256)
+    plans = [plan_of([257, 40, 100], 4 // stages, 4, first=3 * at) for at in range(2 * stages - 1)]
+    built = whole_step(model, plans, 1, "1", recompute=level, stages=stages)
+    step = with_host_memory(built, model, 2, [5] * len(plans))
     link = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 1e-5}
     cost = replace(small(2, 2), model=model, cluster=replace(small(2, 2).cluster, **link))
     memory = step_memory(StepParts(step, plans, cost))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.host_memory import with_host_memory
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
+from zbench.step.template import Step
 
 # Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
 MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
@@ -78,6 +80,12 @@ DEGREES: Mapping[str, ShardDegrees] = {
 # Of the second some GPUs have no token; the third is under a window longer than pieces of a ring.
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
 MASKS = {name: Mask(window=5) if name == "windowed" else CAUSAL for name in LENGTHS}
+# What layers keep: a level of recomputation, and what of it is in host memory (zbench.describe.model.Model.offload).
+KEPT: Mapping[str, tuple[str, Literal["none", "inputs", "activations"]]] = {
+    **{level: (level, "none") for level in LEVELS},
+    "full, inputs on hosts": ("full", "inputs"),
+    "none, activations on hosts": ("none", "activations"),
+}
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
@@ -92,7 +100,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "head": ("own", "tied"),
     "zero": (*STAGES, *DEGREES),
     "chunk_tokens": (0, 3),
-    "recompute": tuple(LEVELS),
+    "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "backward": MODES,
     "lengths": tuple(LENGTHS),
@@ -111,7 +119,7 @@ class StepCombination:
     these have room for; stages of a pipeline, of uneven layers; levels of collectives, two of them over nodes of NODE
     GPUs each; how exchanges of tensor-parallel groups go beside matmuls; whether the head has parameters of its own or
     the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
-    and the loss are computed for at a time, 0: all; the level of recomputation, micro-batches, what a backward does
+    and the loss are computed for at a time, 0: all; what layers keep, and where, micro-batches, what a backward does
     with keys, and lengths of sequences, some under a window.
     """
 
@@ -188,8 +196,8 @@ class StepCombination:
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         overlap = StepOverlap(1, LAYER, exchanges)
         zero = DEGREES.get(self.zero, self.zero)
-        step = whole_step(model, plans, degree, zero, overlap, self.recompute, experts, self.stages)
-        step = in_two_levels(step, NODE) if self.levels > 1 else step
+        step = whole_step(model, plans, degree, zero, overlap, KEPT[self.recompute][0], experts, self.stages)
+        step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, self.recompute)
         return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices)
 
     def _lengths(self, number: int) -> Ints:
@@ -209,6 +217,13 @@ class StepCombination:
         ulysses_ring(builder, every, every % self.data_parallel, groups)
         mode = next(mode for mode in MODES if mode == self.backward)
         return reverse(builder.build(), mode)
+
+
+def with_hosts(step: Step, model: Model, kept: str) -> Step:
+    """Returns a step with what layers keep where it is. kept: of KEPT. On hosts it is of a layer or two of each stage,
+    of every micro-batch other ones, with NODE GPUs a node."""
+    model = replace(model, offload=KEPT[kept][1])
+    return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(len(step.layouts))])
 
 
 @dataclass(frozen=True)

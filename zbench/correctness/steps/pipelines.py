@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import LENGTHS, MASKS, MODEL
+from zbench.correctness.steps.combination import KEPT, LENGTHS, MASKS, MODEL, with_hosts
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -18,7 +18,6 @@ from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import STAGES
-from zbench.step.passes.recompute import LEVELS
 
 Shapes = tuple[tuple[int, int], ...]  # tensor-parallel degree and stages of every pipeline
 PIPELINE_CHOICES: Mapping[str, tuple[Any, ...]] = {  # by the names of PipelineCombination's fields
@@ -35,7 +34,7 @@ PIPELINE_CHOICES: Mapping[str, tuple[Any, ...]] = {  # by the names of PipelineC
     ),
     "head": ("own", "tied"),
     "zero": STAGES,
-    "recompute": tuple(LEVELS),
+    "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "lengths": tuple(LENGTHS),
 }
@@ -76,7 +75,8 @@ class PipelineCombination:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
         model = replace(MODEL, tied_embeddings=self.head == "tied", mask=MASKS[self.lengths])
-        step = whole_step(model, plans, zero=self.zero, recompute=self.recompute)
+        step = whole_step(model, plans, zero=self.zero, recompute=KEPT[self.recompute][0])
+        step = with_hosts(step, model, self.recompute)
         return StepCase.of(step, model, plans, 1, seed)
 
     def _lengths(self, number: int) -> Ints:

@@ -113,36 +113,54 @@ def stage_moments(
     of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
     kept_again = of.own + of.counts[1] if is_full else of.layer - of.again  # what a layer keeps that is recomputed
-    away, two = model.offloaded_layers, min(2, layers)  # what waits on hosts is of layers that are all alike
-    here = max(layers - away, 1 if model.activations_on_hosts else two) if away else layers
+    here = layers - model.offloaded_layers(layers)  # the last layers, of which nothing waits on hosts
+    stay, stay_again = min(rest, here), max(here - rest, 0)
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
-    at_work = list[MomentLine]()
+    at_work, at_loss = list[MomentLine](), _loss(cost, of, tp, whole.loss)
+    kept_spread_again = 0.0 if is_full else spread.kept
+    every = _Kept(of.layer, spread.layer, of.fixed, 1)
+    again = _Kept(kept_again, kept_spread_again, *((0.0, 0) if is_full else (of.fixed, 1)))
+    if model.layers_on_hosts and not model.activations_on_hosts:
+        again = again._replace(token=of.own)  # numbers of rows are no input, and stay
     if rest:
-        at_work += _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
+        lines = _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
+        brought = int(layers > 1 > here - 1)  # a layer that comes back beside the last one
+        at_work += [_beside_layers(line, every if rest > 1 else again, brought) for line in lines]
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
-        beside = (of.layer - kept_again - rest * of.layer, is_full - rest, gathered)
+        beside = (of.layer - kept_again - stay * of.layer, is_full - stay, gathered)
         made = spread.layer if is_full else 3 * spread.columns
-        at_work += _spread(_backward(cost, of, tp, whole, beside, early), spread, made - rest * spread.layer)
-    kept_spread_again = 0.0 if is_full else spread.kept
-    kept = min(rest, here) * of.layer + min(recomputed, here) * kept_again
-    kept += is_full * max(recomputed - here, 0) * of.counts[1]  # inputs alone wait on hosts, numbers of rows stay
-    kept_spread = min(rest, here) * spread.layer + min(recomputed, here) * kept_spread_again
-    received = rest if is_full and recomputed else here
-    fixed = of.fixed * (min(rest, here) if is_full else here) + of.counts[0] * layers
-    if here < two:  # a layer at work beside the one that was brought, or is sent
-        sizes = (of.layer, spread.layer) if rest else (kept_again, kept_spread_again)
-        at_work = [_with_layer(line, *sizes, of.fixed) for line in at_work]
-    return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), _loss(cost, of, tp, whole.loss))
+        lines = _spread(_backward(cost, of, tp, whole, beside, early), spread, made - stay * spread.layer)
+        brought = max(min(2, recomputed) - stay_again, 0)
+        at_work += [_beside_layers(line, again, brought) for line in lines]
+        if not model.activations_on_hosts:  # the head brings an input back
+            at_loss = tuple(_beside_layers(line, again, brought) for line in at_loss)
+    kept = stay * of.layer + stay_again * kept_again
+    if is_full and not model.activations_on_hosts:
+        kept += (recomputed - stay_again) * of.counts[1]
+    kept_spread = stay * spread.layer + stay_again * kept_spread_again
+    received = stay if is_full and recomputed else here
+    fixed = of.fixed * (stay if is_full else here) + of.counts[0] * layers
+    return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss)
 
 
-def _with_layer(line: MomentLine, token: float, spread: float, fixed: float) -> MomentLine:
-    """Returns a moment with one more layer's activations. token, spread, fixed: bytes of what it keeps."""
+class _Kept(NamedTuple):
+    """What a layer keeps: bytes of a token, of rows that are spread, and however many tokens; received: whether q and
+    kv that it received are kept."""
+
+    token: float
+    spread: float
+    fixed: float
+    received: int
+
+
+def _beside_layers(line: MomentLine, of: _Kept, count: int) -> MomentLine:
+    """Returns a moment with what so many layers more keep."""
     return line._replace(
-        constant=line.constant + fixed,
-        token=line.token + token,
-        received=line.received + 1,
-        spread=line.spread + spread,
+        constant=line.constant + count * of.fixed,
+        token=line.token + count * of.token,
+        received=line.received + count * of.received,
+        spread=line.spread + count * of.spread,
     )
 
 

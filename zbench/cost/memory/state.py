@@ -1,6 +1,7 @@
 """Bytes of parameters, gradients and optimizer state: what a rank has of them all the time, and what is whole for a
 moment where they are cut over ranks."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from zbench.cost.collective import GRADIENT_BYTES
@@ -25,7 +26,8 @@ class WholeBytes(NamedTuple):
     and those of as many layers as are gathered ahead. norm: when all of the feed-forward's gradients are. chunks: and
     its parameters still, for the next chunk of tokens. attention: when the output projection's are, too.
     inputs: when all of the layer's gradients are, and parameters of the layers ahead. loss: the head's gradient, the
-    head and the layers ahead. rows: when gradients of rows come to experts, and none of parameters is there.
+    head and the layers ahead. rows: when gradients of rows come to experts, and none of parameters is there. ahead:
+    parameters of one layer ahead.
     """
 
     feed_forward: float = 0.0
@@ -35,10 +37,26 @@ class WholeBytes(NamedTuple):
     inputs: float = 0.0
     loss: float = 0.0
     rows: float = 0.0
+    ahead: float = 0.0
 
     @staticmethod
     def of(cost: Cost) -> "WholeBytes":
-        """Returns those of a job's sharding: none where all ranks have all parameters and gradients."""
+        """Returns those of a job's sharding: none where all ranks have all parameters and gradients.
+
+        Of layers of two kinds they are of the one that most have. Where what layers keep waits on hosts, no more of it
+        is there in the backward of the last layers than in that of the first ones, so each is of the kind with more.
+        """
+        if not (cost.model.dense_layers and cost.model.layers_on_hosts):
+            return WholeBytes._of_kind(cost, 0.0)
+        dense = replace(cost, model=cost.model.dense_layer)
+        ahead = WholeBytes._of_kind(dense, 0.0).ahead
+        kinds = WholeBytes._of_kind(cost, ahead), WholeBytes._of_kind(dense, 0.0)
+        return WholeBytes(*(max(both) for both in zip(*kinds, strict=True)))
+
+    @staticmethod
+    def _of_kind(cost: Cost, ahead: float) -> "WholeBytes":
+        """Returns those of layers with experts, or without. ahead: bytes that are at least gathered of a layer
+        ahead."""
         model, degrees, ranks = cost.model, degrees_of(cost.model.sharding), cost.cluster.num_ranks
         weights, gradients = (degree != 1 and ranks > 1 for degree in (degrees.weights, degrees.gradients))
         weight, gradient = weights * model.element_bytes, gradients * GRADIENT_BYTES
@@ -54,7 +72,7 @@ class WholeBytes(NamedTuple):
         layer = model.layer_params - all_experts
         ffn, out = layer - attention, attention * model.num_heads / (2 * (model.num_heads + model.num_kv_heads))
         one = weight * (layer - own + experts - own_experts)  # gathered for a layer
-        following = one * min(cost.layers_ahead, max(model.num_layers - 1, 1))
+        following = max(one, ahead) * min(cost.layers_ahead, max(model.num_layers - 1, 1))
 
         def there(left: float, left_experts: float) -> float:
             found = following
@@ -75,6 +93,7 @@ class WholeBytes(NamedTuple):
             following + gradient * (layer - own + experts - own_experts),
             one * min(cost.layers_ahead, model.num_layers) + loss,
             there(layer, experts) + weight * (layer + experts),
+            one,
         )
 
 

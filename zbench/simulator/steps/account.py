@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.cluster import Cluster
 from zbench.simulator.steps.held import LOGITS, HeldTemplate, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.step.template import AT_HOME, Step
@@ -26,6 +27,12 @@ class StepMemory:
 
     peak: Ints
     held: Mapping[str, Ints]
+
+    def of_nodes(self, cluster: Cluster) -> Ints:
+        """Returns the bytes in every node's host memory, int64 [nodes], [0] without any; where each GPU has a part of
+        it, those of all parts together, each at its fullest, as it is pinned."""
+        found = self.peak[cluster.num_ranks :]
+        return np.asarray(found.reshape(cluster.num_nodes, -1).sum(axis=1) if len(found) else found, np.int64)
 
 
 def step_memory(parts: StepParts) -> StepMemory:

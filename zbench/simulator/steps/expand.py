@@ -220,15 +220,13 @@ def piece_bytes(table):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def misplaced(ops, gpus, per_node):  # type: ignore[no-untyped-def]
+def misplaced(ops, gpus, nodes):  # type: ignore[no-untyped-def]
     """Tells whether a transfer is in queue compute, whether one is at a host memory, and whether one of these is not
-    between that and a GPU of its node."""
+    between that and a GPU of its node. nodes: of every place."""
     in_compute, at_host, apart = False, False, False
     for op in ops:
         in_compute |= op[0] != COMPUTE and op[0] != DROP and op[8] == 0
         if (op[0] == SEND or op[0] == MOVE) and (op[2] >= gpus or op[3] >= gpus):
             at_host = True
-            one = op[2] - gpus if op[2] >= gpus else op[2] // per_node
-            other = op[3] - gpus if op[3] >= gpus else op[3] // per_node
-            apart |= one != other or (op[2] >= gpus and op[3] >= gpus)
+            apart |= nodes[op[2]] != nodes[op[3]] or (op[2] >= gpus and op[3] >= gpus)
     return in_compute, at_host, apart

@@ -34,6 +34,8 @@ def edges_across(variants: Sequence[Variant], which: Ints, begin: Ints, num_gpus
         of = every[number]
         before = last[of.brought[:, 0]]
         found.append(np.stack([before, of.brought[:, 1] + shift], axis=1)[before >= 0])
+        sends, brings = np.nonzero(open_sends[:, :1] == of.brought[:, 0])  # of another micro-batch, which go first
+        found.append(np.stack([open_sends[sends, 1], of.brought[brings, 1] + shift], axis=1))
         behind = of.first[open_sends[:, 0]]
         found.append(np.stack([open_sends[:, 1], behind + shift], axis=1)[behind >= 0])
         open_sends = np.concatenate([open_sends[behind < 0], of.sent + np.array([0, shift])])

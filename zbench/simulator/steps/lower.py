@@ -233,11 +233,14 @@ def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
     """Raises ValueError where operations are at places that a cluster has no queue or link for."""
     if step.num_gpus != cluster.num_ranks:
         raise ValueError(f"the step is of {step.num_gpus} GPUs; cluster {cluster.name} has {cluster.num_ranks}")
-    if step.num_hosts not in (0, cluster.num_nodes):
+    if step.num_hosts not in (0, cluster.num_nodes, cluster.num_ranks):
         raise ValueError(
-            f"the step has {step.num_hosts} host memories; a cluster of {cluster.num_nodes} nodes takes that many, or 0"
+            f"the step has {step.num_hosts} host memories; a cluster of {cluster.num_nodes} nodes takes that many, one "
+            f"for each of its {cluster.num_ranks} GPUs, or 0"
         )
-    in_compute, at_host, apart = misplaced(ops, step.num_gpus, cluster.gpus_per_node)
+    nodes = np.arange(step.num_places) // cluster.gpus_per_node
+    nodes[step.num_gpus :] = np.arange(step.num_hosts) * cluster.num_nodes // max(step.num_hosts, 1)
+    in_compute, at_host, apart = misplaced(ops, step.num_gpus, nodes)
     if in_compute:
         raise ValueError("a transfer is in queue compute; it has to be in another one")
     if at_host and cluster.host is None:

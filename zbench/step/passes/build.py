@@ -20,6 +20,7 @@ from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
+from zbench.step.alike_templates import with_columns_of
 from zbench.step.layers import RouterFormulas
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
@@ -43,7 +44,6 @@ from zbench.step.passes.pipeline import (
     pipeline_order,
     stage_starts,
     template_alike,
-    with_columns_of,
 )
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel

@@ -15,11 +15,11 @@ from zbench.plans.alike import plan_digest
 from zbench.plans.plan import Plan
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import COLUMN_NAMES, SEND, operation_row
+from zbench.step.operations import SEND, operation_row
 from zbench.step.passes.buckets import Buckets
 from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.template import AT_HOME, ITEM_COLUMNS, Instance, Items, StageStart, Template
+from zbench.step.template import AT_HOME, Instance, StageStart, Template
 
 FORWARD, BACKWARD = range(2)
 EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
@@ -199,20 +199,6 @@ def template_alike(of: Template, number: int, loss: int, more: int) -> Template:
         for one in (of.needs, of.leaves)
     )
     return replace(of, name=f"{of.name.split('.')[0]}.{number}", layout=number, needs=needs, leaves=leaves)
-
-
-def with_columns_of(one: Template, like: Template) -> Template:
-    """Returns a template with the operations, and columns of its contract, of another one where these are equal, so
-    that who looks at them finds that they are the same. Counts of contributions mostly differ."""
-    same = all(np.array_equal(getattr(one.operations, name), getattr(like.operations, name)) for name in COLUMN_NAMES)
-    operations = like.operations if same else one.operations
-    needs, leaves = (_columns_of(*both) for both in ((one.needs, like.needs), (one.leaves, like.leaves)))
-    return replace(one, operations=operations, needs=needs, leaves=leaves)
-
-
-def _columns_of(one: Items, like: Items) -> Items:
-    both = ((getattr(one, name), getattr(like, name)) for name in ITEM_COLUMNS)
-    return Items(*(known if np.array_equal(own, known) else own for own, known in both))
 
 
 def moved_entries(entries: Rows, layout: StepLayout, lists: ListTable, place: int) -> Rows:

@@ -15,6 +15,7 @@ from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
 from zbench.describe.model import NONE, Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
@@ -76,23 +77,34 @@ class ProvenSteps:
                 f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
-        if model.offload != NONE:
+        if model.optimizer_on_hosts:
             model.check_alike(f"memory.offload is {model.offload}, which moves what layers of one kind have")
-        if isinstance(model.offload_layers, int) and model.offload_layers > model.num_layers:
-            raise ValueError(
-                f"memory.offload_layers is {model.offload_layers}; {model.name} has {model.num_layers} layers, so it "
-                f"takes 1 to {model.num_layers}, {ALL_LAYERS} or {FEWEST}"
-            )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         laid = model.with_stages(self.stages)
         laid.check_stages()
+        self._check_offload_layers(max(laid.layers_of_stages))
         experts.check(model, places)
         parameters = self.parameters
         if self.cluster is not None:
             check_room(parameters, max(laid.layers_of_stages), self.cluster.device.memory_bytes)
         if self.cluster is not None and model.offload != NONE:
             check_host(model, self.cluster)
+
+    def _check_offload_layers(self, longest: int) -> None:
+        """Refuses layers on hosts that no stage has. longest: layers of the longest stage."""
+        model, stages = self.model, self.stages
+        has = f"{model.name} has" if stages == 1 else f"a stage of {model.name} has at most"
+        if isinstance(model.offload_layers, int) and model.offload_layers > longest:
+            raise ValueError(
+                f"memory.offload_layers is {model.offload_layers}; {has} {with_noun(longest, 'layer')}, so it takes 1 "
+                f"to {longest}, {ALL_LAYERS} or {FEWEST}"
+            )
+        if model.layers_on_hosts and model.most_offloaded(longest) == 0:
+            raise ValueError(
+                f"memory.offload is {model.offload}; {has} 1 layer, and its last layer's activations stay: it takes "
+                "fewer stages, or memory.offload=none"
+            )
 
     @property
     def _of_model(self) -> str | SomeLayers:
@@ -158,10 +170,10 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
-        if plans[0].pipelines is not None and self.model.offload != NONE:
+        if plans[0].pipelines is not None and self.model.optimizer_on_hosts:
             raise ValueError(
                 f"plans have pipelines, whose stages have some layers each; memory.offload is {self.model.offload}, "
-                "which takes none with them"
+                "which takes none with them, or inputs or activations"
             )
         if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
             raise ValueError(
@@ -174,9 +186,10 @@ class ProvenSteps:
         step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
         if model.offload != NONE:
             assert self.cluster is not None, "whoever runs steps says on what"
-            layers = [model.offloaded_layers] * len(plans) if self.offloaded is None else self.offloaded
+            most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
+            layers = most if self.offloaded is None else self.offloaded
             step = with_host_memory(step, model, self.cluster.gpus_per_node, layers)
-            check_host_room(step, model, self.cluster, layers)
+            check_host_room(step, model, self.cluster)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

@@ -79,7 +79,7 @@ def stages_fault(step: Step) -> str:
 def places_fault(step: Step, looked: Sequence[tuple[Looked, int]]) -> str:
     """Returns an instance that is played in places that there are not, or that are not its pipeline's; "" if none.
     looked: of templates, what was found of those of their layout, and which of these each is."""
-    ends = np.append([one[0].place for one in step.pipelines[1:]], step.num_places)
+    ends = np.append([one[0].place for one in step.pipelines[1:]], step.num_gpus)
     most = step.shifts.max(axis=1)
     of_layouts: dict[int, Flags] = {}
     named: dict[int, Ints] = {}
@@ -97,13 +97,15 @@ def places_fault(step: Step, looked: Sequence[tuple[Looked, int]]) -> str:
         places = named[one.template]
         if one.place != ACROSS:
             last = one.place + int(places.max(initial=0))
-            if last >= step.num_places:
+            gpu = one.place + int(places[places < step.num_gpus].max(initial=0))
+            if last >= step.num_places or gpu >= step.num_gpus:
                 return f"instance {number} is played from place {one.place} on; there are {step.num_places}"
-            if last >= ends[step.pipeline_of[one.place]]:
+            end = int(ends[step.pipeline_of[one.place]])
+            if gpu >= end or last >= end + step.num_gpus:
                 return f"instance {number} is played from place {one.place} on, and reaches into the next pipeline"
             continue
         of = step.pipeline_of[places]
-        if (places + most[of] >= ends[of]).any():
+        if (places + most[of] >= ends[of] + step.num_gpus * (places >= step.num_gpus)).any():
             return f"instance {number} is of all pipelines, and reaches from one into the next"
         if word := _of_batches(step, step.templates[one.template]):
             return f"instance {number} is of all pipelines, and {word} is of a micro-batch"

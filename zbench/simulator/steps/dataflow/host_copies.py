@@ -1,10 +1,11 @@
 """The order that the clock keeps between what a GPU computes and copies of activations to and from its host.
 
-A copy from the host begins when what stands before it is computed on its GPU, as the memory that it takes is free then;
-what stands behind a copy to the host is computed when that has arrived, as it takes the memory that was sent. So a GPU
-never has more of them than the account has in plan order, however slow its link is: it waits. Frameworks keep this
-order by events between a stream of copies and the one that computes. Gradients and parameters that go to hosts and back
-(zbench.step.passes.memory.optimizer_on_hosts) have room of their own, and are not waited for.
+A copy from the host begins when what stands before it is computed on its GPU, and was sent to the host, as the memory
+that it takes is free then; what stands behind a copy to the host is computed when that has arrived, as it takes the
+memory that was sent. So a GPU never has more of them than the account has in plan order, however slow its link is and
+however many micro-batches are under way: it waits. Frameworks keep this order by events between a stream of copies and
+the one that computes. Gradients and parameters that go to hosts and back (zbench.step.passes.memory.optimizer_on_hosts)
+have room of their own, and are not waited for.
 """
 
 import numpy as np

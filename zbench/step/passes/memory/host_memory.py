@@ -7,11 +7,16 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.step.operations import SEND
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.parameters.zero import MOMENT_BYTES
-from zbench.step.template import Step
+from zbench.step.template import Step, Template
+
+
+class HostFull(ValueError):
+    """A node's host memory has no room for what a step has there."""
 
 
 def check_host(model: Model, cluster: Cluster) -> None:
@@ -45,46 +50,65 @@ def _state_bytes(model: Model, cluster: Cluster) -> int:
     return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
 
 
-def check_host_room(step: Step, model: Model, cluster: Cluster, layers: Sequence[int]) -> None:
-    """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs;
-    layers: of each layout, of which something goes there.
+def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
+    """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs.
 
     Raises:
-        ValueError: it has none.
+        HostFull: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
     state, what = _state_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
-    for number, count in enumerate(layers) if model.layers_on_hosts else ():
-        need = count * int(layer_host_bytes(step, number).max(initial=0))
+    for sizes, layers in zip(*sent_to_hosts(step, cluster.gpus_per_node), strict=True) if model.layers_on_hosts else ():
+        need, count = int(sizes.max()), int(layers[sizes.argmax()])
         if need + state > cluster.host_memory:
             beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
-            raise ValueError(
+            raise HostFull(
                 f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
-                f"the {what} of {count} layers of a micro-batch on a node are {need / 2**30:,.1f} GiB{beside}: use "
-                "more nodes, fewer tokens, or memory.offload=none"
+                f"the {what} of {with_noun(count, 'layer')} of a micro-batch on a node are {need / 2**30:,.1f} "
+                f"GiB{beside}: use more nodes, fewer tokens, or memory.offload=none"
             )
 
 
-def layer_host_bytes(step: Step, layout: int) -> Ints:
-    """Returns the bytes of what one layer of a layout's micro-batch sends to each host memory, int64 [hosts]."""
-    of, found = step.layouts[layout], np.zeros(step.num_hosts, np.int64)
-    batch = np.array([of.of_batch(at) for at in range(len(of.tensors))])
-    for template in step.templates:
-        ops = template.operations
-        if template.layout == layout:
-            sends = np.flatnonzero((ops.kind == SEND) & (ops.dst >= step.num_gpus))
-            for row in ops.table[sends[batch[ops.what[sends]]]].tolist():
-                cells = of.tensors[row[1]].cell_bytes(of.index).reshape(of.shape(row[1]))
-                sides = [of.lists[which] if which >= 0 else np.zeros(1, np.int64) for which in row[4:6]]
-                found[row[3] - step.num_gpus] += cells[np.ix_(*sides)].sum()
-    return found
+def sent_to_hosts(step: Step, gpus_per_node: int) -> tuple[Ints, Ints]:
+    """Returns the bytes that the forward of each layout's micro-batch sends to every node's host memory, and of how
+    many layers these are, both int64 [layouts, nodes]."""
+    nodes = -(-step.num_gpus // gpus_per_node)
+    found, counts = np.zeros((2, len(step.layouts), nodes), np.int64)
+    each = [_sent_by_layer(step, template) for template in step.templates]
+    node_of = np.arange(step.num_hosts) * step.num_gpus // step.num_hosts // gpus_per_node
+    for one in step.order:
+        sizes, behind = each[one.template]
+        if sizes.any():
+            low, _ = step.span(one.layer, one.place)
+            layers = sum(layer + behind >= low for layer in one.layers)
+            hosts = np.flatnonzero(sizes)
+            at, layout = node_of[hosts + one.place], step.templates[one.template].layout
+            np.add.at(found[layout], at, layers * sizes[hosts])
+            counts[layout, np.unique(at)] += layers
+    return found, counts
+
+
+def _sent_by_layer(step: Step, template: Template) -> tuple[Ints, int]:
+    """Returns the bytes that a template sends to each host memory of what layers keep, int64 [hosts], and how many
+    layers behind the instance's these are."""
+    of, found, ops = step.layouts[template.layout], np.zeros(step.num_hosts, np.int64), template.operations
+    sends = np.flatnonzero((ops.kind == SEND) & (ops.dst >= step.num_gpus))
+    behind = 0
+    for row in ops.table[sends].tolist():
+        if of.of_batch(row[1]):
+            cells = of.tensors[row[1]].cell_bytes(of.index).reshape(of.shape(row[1]))
+            sides = [of.lists[which] if which >= 0 else np.zeros(1, np.int64) for which in row[4:6]]
+            found[row[3] - step.num_gpus] += cells[np.ix_(*sides)].sum()
+            behind = row[7]
+    return found, behind
 
 
 def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Sequence[int]) -> Step:
-    """Returns a step with what its model has in host memory. layers: of each layout, of which something is there.
+    """Returns a step with what its model has in host memory. layers: of each micro-batch's layout, of how many first
+    layers of every stage something is there.
 
     Raises:
-        ValueError: layers are in stages.
+        ValueError: it has optimizer state there, and layers are in stages.
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)

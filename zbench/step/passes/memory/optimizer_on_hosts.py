@@ -17,12 +17,12 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.passes.memory.kept_on_hosts import OFFLOADED
+from zbench.step.passes.memory.kept_on_hosts import BACKWARDS
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 
 _UPDATES, _ENDS, _HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
 _OF_HEAD = ("gl", "wh", "vh")  # parameters whose gradients are there before those of any layer
-_LAST_OF_LAYERS = ("backward", "kept_backward", f"{OFFLOADED}_backward", "reduce", "reduce_rest")
+_LAST_OF_LAYERS = (*BACKWARDS, "reduce", "reduce_rest")
 _LAST_OF_HEAD = ("head", "reduce_head")
 _Rows = list[list[int]]
 

@@ -1,0 +1,113 @@
+"""Planners' memory beside the live ranges of steps whose layers' inputs or activations wait in host memory: in stages
+and pipelines, of two kinds of layers, some of them recomputed."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cost.test_stage_memory import CHUNK, pipelines_of, reckoned_and_found
+from tests.helpers.oracles import small
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.memory.peak import peak_bytes
+from zbench.describe.batch import Batch
+from zbench.simulated.executor import Simulated
+from zbench.simulated.offloading import chosen_offload
+from zbench.step.passes.own_plans import own_plans
+from zbench.systems.hydraulis.planner import Hydraulis
+from zbench.systems.local_packing import LocalPacking
+
+HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e14}
+WAYS = [("inputs", "full", "whole"), ("inputs", "full", CHUNK), ("activations", "none", "whole")]
+WAYS += [("activations", "selective", "whole"), ("activations", "chunked", CHUNK), ("activations", "full", "whole")]
+
+
+def hosted(memory: float = 4e12, **model: Any) -> Cost:
+    """Eight GPUs on two nodes, with links to hosts."""
+    one = small(2, 4, model="gqa", memory=memory)
+    return make_cost(replace(one.cluster, **HOST), replace(one.model, **model), False, True)
+
+
+@pytest.mark.parametrize(("offload", "recompute", "chunk"), WAYS)
+def test_stages_keep_what_is_under_way(offload: str, recompute: str, chunk: int | str) -> None:
+    """Never less and to 2 %: what stays of every micro-batch under way, and what is brought of one."""
+    of = {"offload": offload, "recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": "zero1"}
+    for vocab, tp, layers in product((1000, 128256), (1, 2), ("all", 2)):
+        degrees = {"tensor_parallel": tp, "pipeline_parallel": 2, "offload_layers": layers}
+        reckoned, found = reckoned_and_found(hosted(num_layers=8, vocab=vocab, **degrees, **of), 2048, 6)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize(("offload", "recompute", "chunk"), WAYS)
+@pytest.mark.parametrize("pair", [(8, 1), (4, 2), (2, 4)])
+def test_pipelines_keep_what_is_under_way(pair: tuple[int, int], offload: str, recompute: str, chunk: object) -> None:
+    for layers in ("all", 1):
+        cost = pipelines_of(recompute=recompute, offload=offload, offload_layers=layers, mlp_chunk_tokens=chunk)
+        cost = replace(cost, cluster=replace(cost.cluster, **HOST))
+        batch = Batch(np.full(6 * 8 // (pair[0] * pair[1]) * pair[1], 4096), 0, 0)
+        plans = Hydraulis(cost, tp_pp_pairs=[pair], batching="first_fit", pack_tokens=4096).plan(batch)
+        found, reckoned = np.array(Simulated(cost).step(batch, plans).peak_bytes), peak_bytes(plans, cost)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("again", [1, 3, 5])
+def test_layers_of_which_some_are_recomputed(again: int, recompute: str) -> None:
+    """Of six, the first ones: those on hosts are of one kind, the other, or both."""
+    for layers in ("all", 4, 3, 1):
+        of = {"recompute": recompute, "recompute_layers": again, "offload": "activations", "offload_layers": layers}
+        reckoned, found = reckoned_and_found(hosted(num_layers=6, vocab=1000, sharding="zero1", **of), 4096, 3)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+@pytest.mark.parametrize(("offload", "recompute"), [one[:2] for one in WAYS if one[2] == "whole"])
+def test_dense_layers_before_others(offload: str, recompute: str, sharding: str) -> None:
+    """Never less, and to 4 %, as all layers are reckoned to be of the kind that needs more."""
+    one = small(1, 4, memory=400e9)
+    of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
+    of = replace(of, num_experts=16, experts_per_token=6, shared_experts=2, dense_layers=1, dense_ffn_hidden=1024)
+    of = replace(of, vocab=1000, offload=offload, recompute=recompute, sharding=sharding)
+    for groups, layers in product((1, 4), ("all", 2)):
+        model, cluster = replace(of, offload_layers=layers), replace(one.cluster, **HOST)
+        cost = replace(one, model=model, cluster=cluster, expert_gpus=groups)
+        batch = Batch(np.full(12, 2048), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=2048).plan(batch)
+        found = np.array(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
+        reckoned = peak_bytes(plans, cost)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.96 * reckoned.max()
+
+
+def test_as_few_layers_as_fit_of_every_stage() -> None:
+    """Of two stages of four layers, of micro-batches of two sizes, each as if all under way were like it."""
+    of = {"num_layers": 8, "vocab": 1000, "offload": "activations", "sharding": "zero1", "offload_layers": "auto"}
+    staged = {**of, "pipeline_parallel": 2}
+    plans = [
+        LocalPacking(hosted(**staged), pack_tokens=length).plan(Batch(np.full(4, length), 0, 0))[0]
+        for length in (256, 4096)
+    ]
+    most = [peak_bytes((plans[1],) * 2, hosted(**{**staged, "offload_layers": count})).max() for count in (1, 2, 3)]
+    assert sorted(set(most), reverse=True) == most
+    few, many = (chosen_offload(plans, hosted(memory=float(most[1]) - less, **of), 1, 2) for less in (0, 1))
+    assert (few[1], many[1]) == (2, 3)
+    assert few[0] == many[0] == 0
+    assert chosen_offload(plans, hosted(memory=1e6, **of), 1, 2) == (3, 3)  # nothing fits
+
+
+def test_as_few_layers_as_fit_of_all_pipelines() -> None:
+    cost = pipelines_of(vocab=1000, offload="activations", sharding="zero1", offload_layers="auto")
+    cost = replace(cost, cluster=replace(cost.cluster, **HOST))
+    batch = Batch(np.full(12, 4096), 0, 0)
+    plans = Hydraulis(cost, tp_pp_pairs=[(4, 2)], batching="first_fit", pack_tokens=4096).plan(batch)
+    need = float(peak_bytes(plans, replace(cost, model=cost.model.offloading(2))).max())
+    for room, count in ((need, 2), (need - 1, 3)):
+        device = replace(cost.cluster.device, memory_bytes=room)
+        tight = replace(cost, cluster=replace(cost.cluster, device=device))
+        assert chosen_offload(plans, tight, 1, 1) == (count,) * len(own_plans(plans))
