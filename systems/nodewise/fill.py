@@ -231,4 +231,5 @@ def _fill_group(own: Sequences, nodes: Nodes, joints: Table, wide: int) -> tuple
     while cut < len(tokens) and own.attention[cut] + token.linear * tokens[cut] > mean - base + OVER * mean:
         cut += 1
     loads = Loads(np.full(wide, base), np.full(wide, size / wide), nodes.capacity)
-    return _fill(own, token, Rule(cut, False, False, 0.0, SQUEEZE, False, 1, 1.0), loads)
+    found: tuple[Ints, Table, bool] = _fill(own, token, Rule(cut, False, False, 0.0, SQUEEZE, False, 1, 1.0), loads)
+    return found

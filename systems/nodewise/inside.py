@@ -156,7 +156,8 @@ def _keep_local(ranked: Sequences, k: int, base: Floats, token: TokenSeconds, se
 def _homes(held: Floats, pool: float, settings: NodeSettings) -> Floats:
     """How many of `pool` tokens of shared and cut sequences are at home on each GPU: where tokens are lacking."""
     if settings.homes:
-        return np.maximum(level(held, pool) - held, 0.0)
+        lacking: Floats = np.maximum(level(held, pool) - held, 0.0)
+        return lacking
     return np.full(settings.num_ranks, pool / settings.num_ranks)
 
 

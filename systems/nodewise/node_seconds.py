@@ -22,7 +22,8 @@ def seconds(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     order: int64 [G], of the groups in the forward. cuts: int64 [2, G + 1], of every group's heads and, last, of the
     shards', by direction (zbench.systems.nodewise.chunks).
     """
-    return _forward(work, order, cuts[FORWARD], pace) + _backward(work, order, cuts[BACKWARD], pace)
+    both: float = _forward(work, order, cuts[FORWARD], pace) + _backward(work, order, cuts[BACKWARD], pace)
+    return both
 
 
 @nb.njit(**INNER)
