@@ -17,10 +17,11 @@ run: $(CORE)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
 
 # Kernels are compiled on one core while everything else is installed, and types are checked, on another, a minute and a
-# half each. Then two tests at a time, of one thread each: threads that wait for a busy core keep it busier.
+# half each. Then three tests at a time on the two cores, as a seventh of the time one waits for its processes, and of
+# one thread each: threads that wait for a busy core keep it busier.
 test:
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=12
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

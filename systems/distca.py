@@ -17,6 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV, O, Q
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -159,7 +160,7 @@ class _Moves(NamedTuple):
     shard: int
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _moved(given, stream, moves):  # type: ignore[no-untyped-def]
     """Moves attention greedily from overloaded ranks to others; returns the tasks afterwards."""
     count, num_ranks = len(given.seq), len(stream.borders) - 1
@@ -212,7 +213,7 @@ def _moved(given, stream, moves):  # type: ignore[no-untyped-def]
     return _Tasks(seq[:count], start[:count], stop[:count], home[:count], worker[:count], seconds[:count])
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _best_task(tasks, count, load, mean, target, received, stream, moves):  # type: ignore[no-untyped-def]
     """Finds the task with the most seconds per byte for `target`: (task, where to cut it, whether its front moves).
 
@@ -241,13 +242,13 @@ def _best_task(tasks, count, load, mean, target, received, stream, moves):  # ty
     return best, best_cut, best_head
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _area(start, stop):  # type: ignore[no-untyped-def]
     """Returns how many (query, key) pairs queries [start, stop) of a sequence see."""
     return 0.5 * (stop - start) * (stop + start + 1)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _cut(start, stop, share, head, shard):  # type: ignore[no-untyped-def]
     """Cuts a task from the front or the back so that about `share` of its pairs moves: returns (where to cut, share of
     the pairs that moves)."""
@@ -261,7 +262,7 @@ def _cut(start, stop, share, head, shard):  # type: ignore[no-untyped-def]
     return cut, (_area(start, cut) if head else _area(cut, stop)) / total
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _overlap(borders, rank, begin, low, high):  # type: ignore[no-untyped-def]
     """Returns how many of tokens [low, high) of a sequence, which begins at `begin` of the stream, `rank` is home
     of."""

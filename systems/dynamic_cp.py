@@ -17,6 +17,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.compiled import ENTERED
 from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
@@ -89,7 +90,7 @@ def expanded(sizes: Ints, num_ranks: int) -> bool:
     return True
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _placed(lengths, num_ranks, limit, least):  # type: ignore[no-untyped-def]
     """Places sequences in groups for one round: returns (the group of every sequence, -1 where it waits for another
     round; ranks of every group), before expansion.

@@ -6,6 +6,7 @@
 import gc
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,9 +20,19 @@ from zbench.describe.model import Model
 # Of all tests a twentieth of a processor's time went into looking for garbage: modules and tests stay to the end.
 gc.set_threshold(30_000)
 
+TESTS = Path(__file__).parent
+# Tests of several processes, which share fork servers where one worker has them, and those with the longest set-up.
+FIRST = ("project", "correctness", "desk", "runtime", "anchors", "figures")
+
 settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first, so that workers, which take tests from one another, end together with short ones."""
+    order = {TESTS / room: at for at, room in enumerate(FIRST)}
+    items.sort(key=lambda item: min((order[path] for path in item.path.parents if path in order), default=len(FIRST)))
 
 
 def pytest_collection_finish() -> None:

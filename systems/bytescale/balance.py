@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV
 from zbench.passes.reverse import Mode
 from zbench.plans.area import Work
@@ -164,7 +165,7 @@ def balanced(
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _deal(load, width, order, num_ranks, per_node):  # type: ignore[no-untyped-def]
     """Deals items to ranks; returns (the ranks of every item, one item after another; seconds of every rank). An item
     goes to as few nodes as can be, those with least to do in all, and in them to the ranks with least."""
@@ -192,7 +193,7 @@ def _deal(load, width, order, num_ranks, per_node):  # type: ignore[no-untyped-d
     return places, total
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _improve(load, width, places, total, per_node, tries):  # type: ignore[no-untyped-def]
     """Moves and swaps of single shares off the busiest rank, in place. Rings stay in the nodes where they are."""
     owner = np.repeat(np.arange(len(width)), width)
@@ -227,7 +228,7 @@ def _improve(load, width, places, total, per_node, tries):  # type: ignore[no-un
             _shift(load, owner, places, has, total, other, full)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _may(width, has, item, rank, per_node):  # type: ignore[no-untyped-def]
     """Returns whether a share may go to `rank`: of a whole sequence always, of a cut one where the node has some of
     it."""
@@ -240,7 +241,7 @@ def _may(width, has, item, rank, per_node):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _shift(load, owner, places, has, total, at, rank):  # type: ignore[no-untyped-def]
     item, old = owner[at], places[at]
     has[item, old], has[item, rank] = False, True

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints
 from zbench.systems.bytescale.balance import RingAssignment, share_seconds
@@ -31,7 +32,7 @@ def split_by_room(lengths: Ints, layout: RingAssignment, num_ranks: int, room: i
     return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no-untyped-def]
     offsets = np.cumsum(degree) - degree
     turn = np.zeros(len(share), np.int64)

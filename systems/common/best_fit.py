@@ -3,6 +3,7 @@
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 
 
@@ -31,7 +32,7 @@ def best_fit(lengths: Ints, size: int) -> Ints:
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def best_fit_sorted(lengths, size):  # type: ignore[no-untyped-def]
     """Packs sequences that are sorted, longest first, by best-fit decreasing: returns int64 [num_sequences], the pack
     of each. lengths: sorted, longest first. A scan of the packs: their number times that of the sequences, compiled."""

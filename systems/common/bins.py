@@ -8,6 +8,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 
 TRIES = 400  # most moves and swaps: each lowers the fullest rank, and a batch of a few thousand items needs far fewer
@@ -24,7 +25,7 @@ def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def balanced_bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
     """Deals items in `order` to the lightest bin with room, then moves or swaps them `tries` times at most;
     compiled."""

@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_packs
 from zbench.systems.common.bins import bins
@@ -46,7 +47,7 @@ def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:
     return np.stack(np.divmod(place[pack], num_groups), axis=1)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _filled(lengths, most):  # type: ignore[no-untyped-def]
     """Packs sequences by next fit and returns the pack of each: one that does not fit begins the next pack."""
     pack = np.empty(len(lengths), np.int64)

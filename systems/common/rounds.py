@@ -7,6 +7,7 @@ theorem as many rounds as the busiest rank has messages to send or to receive ar
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 
 
@@ -22,7 +23,7 @@ def colour_rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _colours(src, dst, num_ranks, most):  # type: ignore[no-untyped-def]
     """Colours edges one by one: each gets the first colour free at both ends; if there is none, the path that
     alternates between a colour free at the sender and one free at the receiver is turned over, which frees the sender's

@@ -12,6 +12,7 @@ are is the bound. tests/systems/test_flexsp.py holds it against enumeration and 
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.flexsp.cost import Objective
 
@@ -95,7 +96,7 @@ def _ordered(of: Objective, longest: int) -> Objective:
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _fill(lengths, seconds, one, two, degree, alone, rates, counts):  # type: ignore[no-untyped-def]
     """Fills groups within `seconds` as if sequences could be cut: returns the GPUs needed, and writes the groups of
     each degree to `counts`; more GPUs than there can be if a sequence fits none.

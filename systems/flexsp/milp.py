@@ -16,6 +16,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.flexsp.cost import Objective
 from zbench.systems.flexsp.pack import Packed
@@ -55,7 +56,7 @@ def buckets(lengths: Ints, count: int) -> Ints:
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _ends(values, number, count):  # type: ignore[no-untyped-def]
     n = len(values)
     many, tokens = np.zeros(n + 1), np.zeros(n + 1)

@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.flexsp.cost import Objective
 
@@ -66,7 +67,7 @@ def _improved(lengths: Ints, seconds: float, groups: _Groups, of: Objective) -> 
     return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
     """Places sequences, longest first, each in the group that ends first; groups of a degree stand in a heap by their
     load."""
@@ -103,7 +104,7 @@ def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-
     return group, load, used
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _sink(heap, load, place, first, stop):  # type: ignore[no-untyped-def]
     """Restores the heap in heap[first:stop] after the load of the group at `place` has grown."""
     while True:
@@ -118,7 +119,7 @@ def _sink(heap, load, place, first, stop):  # type: ignore[no-untyped-def]
         place = child
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
     """Places sequences, longest first, each in the group of the smallest degree, among these the fullest, that still
     ends by `end`."""
@@ -141,7 +142,7 @@ def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[
     return group, load, used
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _swap(lengths, groups, costs, rounds):  # type: ignore[no-untyped-def]
     """Moves one sequence off the slowest group, or swaps it with a shorter one, while the later end of both falls."""
     index, group, load, used = groups
@@ -177,7 +178,7 @@ def _swap(lengths, groups, costs, rounds):  # type: ignore[no-untyped-def]
             _move(back, slow, lengths, groups, costs)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _move(i, target, lengths, groups, costs):  # type: ignore[no-untyped-def]
     index, group, load, used = groups
     square, linear, fixed, _ = costs

@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 
 MOVES = 300  # moves and swaps at most
@@ -41,7 +42,7 @@ def orders(seconds: Floats, fits: Flags, trials: int) -> Ints:
     return np.stack(rows)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _dispatch(seconds, fits, scheme, stages, orders, moves):  # type: ignore[no-untyped-def]
     count, pipelines = seconds.shape[1], len(scheme)
     best, goal = np.zeros(count, np.int64), np.inf
@@ -72,7 +73,7 @@ def _dispatch(seconds, fits, scheme, stages, orders, moves):  # type: ignore[no-
     return _improve(seconds, fits, scheme, stages, best, moves)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _filled(seconds, fits, scheme, stages, order, end):  # type: ignore[no-untyped-def]
     """Deals sequences, the longest ones to the first pipelines, so that all are done by `end`: returns the pipeline of
     every sequence, -1 if that fails."""
@@ -98,7 +99,7 @@ def _filled(seconds, fits, scheme, stages, order, end):  # type: ignore[no-untyp
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _measure(seconds, scheme, place, p, total, longest, second):  # type: ignore[no-untyped-def]
     """Writes sum, longest and second longest of pipeline p's sequences, in place."""
     total[p], longest[p], second[p] = 0.0, 0.0, 0.0
@@ -112,7 +113,7 @@ def _measure(seconds, scheme, place, p, total, longest, second):  # type: ignore
                 second[p] = max(second[p], s)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-untyped-def]
     """Moves and swaps of sequences off the slowest pipeline, in place, while both ends are then done earlier."""
     count, pipelines = len(place), len(scheme)

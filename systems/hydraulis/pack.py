@@ -9,6 +9,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
 from zbench.systems.common.bins import balanced_bins
@@ -18,7 +19,7 @@ TRIES = 30  # moves and swaps for one v; fewer above 80 sequences, whose share o
 PLACES = 200_000  # looked at by them
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def pack_pipeline(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     """Packs a pipeline's sequences into micro-batches: returns (int64 [n], the micro-batch of each; the pipeline's
     seconds).
@@ -49,7 +50,7 @@ def pack_pipeline(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-
     return best, goal
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def within_capacity(tokens, micro, count, capacity):  # type: ignore[no-untyped-def]
     """Tells whether every micro-batch of more than one sequence has at most `capacity` tokens."""
     held, number = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -59,7 +60,7 @@ def within_capacity(tokens, micro, count, capacity):  # type: ignore[no-untyped-
     return not ((held > capacity) & (number > 1)).any()
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _total(seconds, micro, count, fixed, stages):  # type: ignore[no-untyped-def]
     """Returns the seconds of a pipeline: micro-batches one after another, and the longest pp - 1 times more."""
     each = np.zeros(count)
@@ -84,7 +85,7 @@ def pack_pipelines(
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _packed(seconds, tokens, pipeline, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     micro, total = np.zeros(len(tokens), np.int64), np.zeros(len(fixed))
     for p in range(len(fixed)):

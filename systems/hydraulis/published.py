@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
 from zbench.systems.common.bins import balanced_bins
@@ -30,7 +31,7 @@ def published_dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints,
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def dispatched(seconds, fits, scheme, stages, orders):  # type: ignore[no-untyped-def]
     """Deals sequences in the best of `orders`, int64 [trials, n]: each to the pipeline that then ends soonest."""
     count, pipelines = seconds.shape[1], len(scheme)
@@ -55,7 +56,7 @@ def dispatched(seconds, fits, scheme, stages, orders):  # type: ignore[no-untype
     return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def pack_evenly(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     """Packs a pipeline's sequences evenly: returns (int64 [n], the micro-batch of each; (slowest + fixed) (stages - 1 +
     micro-batches)).
@@ -80,7 +81,7 @@ def pack_evenly(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-un
     return best, goal
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _bound(seconds, micro, fixed, stages):  # type: ignore[no-untyped-def]
     each = np.zeros(micro.max() + 1)
     for i in range(len(seconds)):
@@ -88,7 +89,7 @@ def _bound(seconds, micro, fixed, stages):  # type: ignore[no-untyped-def]
     return (each.max() + fixed) * (stages - 1 + (each > 0).sum())
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def greedy_packs(tokens, size):  # type: ignore[no-untyped-def]
     """Packs greedily: the shortest sequence left, then the longest that fit; returns int64 [n], the pack of every
     sequence. tokens: ascending."""
@@ -105,7 +106,7 @@ def greedy_packs(tokens, size):  # type: ignore[no-untyped-def]
     return pack
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def first_fit(tokens, size):  # type: ignore[no-untyped-def]
     """Packs every sequence into the first pack with room; a longer one than `size` has its own. Returns int64 [n], the
     pack of each."""

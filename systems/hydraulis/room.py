@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.hydraulis.cost import Schemes
 
@@ -64,7 +65,7 @@ def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> LongPlace
     return snug if snug.over < soonest.over else soonest
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _pinned(lengths, seconds, scheme, tp, pp, rooms, snug):  # type: ignore[no-untyped-def]
     """Gives long sequences their pipelines, from the longest on; returns the fields (pin, capacity, over) of Room."""
     capacity, alone, window, working = rooms
@@ -100,7 +101,7 @@ def _pinned(lengths, seconds, scheme, tp, pp, rooms, snug):  # type: ignore[no-u
     return pin, level, over
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _rest(left, pins, tokens, tp, working):  # type: ignore[no-untyped-def]
     """Returns how many tokens a pipeline has left for others under way with one more sequence. It is worked on, too, if
     it is the longest, which is the first."""

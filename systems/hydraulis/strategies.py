@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.hydraulis.cost import Schemes
 
@@ -97,7 +98,7 @@ def _group_ends(seconds: Floats, is_long: Flags) -> list[int]:
     return [int(end) for end in np.unique(np.minimum(ends, len(seconds))) if end]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def seconds_interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     """Returns the seconds of the slowest of `copies` pipelines that share sequences of `work` seconds and `tokens` in
     all: an even share in as many micro-batches as it needs, or as make the bubble cheapest, but no less than the
@@ -109,7 +110,7 @@ def seconds_interval(work, longest, tokens, copies, fixed, stages, capacity):  #
     return share + count * fixed + (stages - 1) * (max(share / count, longest) + fixed)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _table(intervals, size, fixed, stages, capacity, steps, unit):  # type: ignore[no-untyped-def]
     """Finds the best strategy whose longest sequences are on each scheme, by dynamic programming: returns (copies
     [num_schemes, num_schemes], seconds [num_schemes]); infinite where there is none.

@@ -10,10 +10,11 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.systems.in_contract.rates import RingRates
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def ring_layer_seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untyped-def]
     """Returns the seconds of a layer, both directions, of a ring of the k-th size. tokens: of a rank; ahead, back: of a
     hop's attention."""
@@ -31,13 +32,13 @@ def ring_layer_seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untype
     return max(share + size * ahead, hops * hop) + max(2 * share + size * back, rates.again * hops * hop)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def seconds_alone(rates, s, k):  # type: ignore[no-untyped-def]
     """Returns the seconds of a layer of sample s alone in a ring of the k-th size."""
     return ring_layer_seconds(rates, k, rates.length[s] / rates.sizes[k], rates.ahead[s, k], rates.back[s, k])
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def sum_groups(rates, order, count, size, group, state):  # type: ignore[no-untyped-def]
     """Adds up every group anew and returns its seconds, float64 [count]."""
     state[:, :count] = 0.0
@@ -54,7 +55,7 @@ def sum_groups(rates, order, count, size, group, state):  # type: ignore[no-unty
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def seconds_at(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     """Returns the seconds of group g if it had the k-th size."""
     tokens, ahead, back = 0.0, 0.0, 0.0
@@ -66,7 +67,7 @@ def seconds_at(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     return ring_layer_seconds(rates, k, tokens, ahead, back)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def with_exchanged(rates, state, g, k, added, taken):  # type: ignore[no-untyped-def]
     """Returns (tokens of a rank, seconds) of group g with one sample more, one less (-1: none), or both."""
     tokens, ahead, back = state[0, g], state[1, g], state[2, g]
@@ -81,7 +82,7 @@ def with_exchanged(rates, state, g, k, added, taken):  # type: ignore[no-untyped
     return tokens, ring_layer_seconds(rates, k, tokens, ahead, back)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _layers(rates, sizes, sums):  # type: ignore[no-untyped-def]
     """Returns the seconds of groups, float64 [G], of sums [G, 3] as ring_layer_seconds takes them."""
     out = np.empty(len(sizes))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.in_contract.rates import RingRates
 from zbench.systems.in_contract.ring_seconds import (
@@ -34,7 +35,7 @@ class Round(NamedTuple):
     seconds: float
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: ignore[no-untyped-def]
     """Places samples in groups that end by `most` seconds; returns (groups, samples that found no place).
 
@@ -82,7 +83,7 @@ def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: igno
     return count, waiting
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     """Divides the samples of group g over two groups of the k-th size, longest first to the one that is done first;
     returns (seconds of the slower one, whether each sample of `order` goes to the second)."""
@@ -115,7 +116,7 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     ), second
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _widen(rates, order, count, size, group, state, cap, num_ranks):  # type: ignore[no-untyped-def]
     """Gives every rank a group: one is widened to the next size, or halved into two of its size, whichever leaves the
     busiest group, and then the one that is changed, done sooner. Returns the number of groups, -1 where ranks are left
@@ -161,7 +162,7 @@ def _widen(rates, order, count, size, group, state, cap, num_ranks):  # type: ig
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _split_off(rates, order, count, size, group, cap, free):  # type: ignore[no-untyped-def]
     """Opens a group of at most `free` ranks, as the last one, with the shortest sample that is not alone in its group;
     returns the group that had it, -1 if there is none that so few ranks hold."""
@@ -181,7 +182,7 @@ def _split_off(rates, order, count, size, group, cap, free):  # type: ignore[no-
     return -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[no-untyped-def]
     """Moves samples of the busiest group to others, or exchanges them, as long as the slower of the two then ends
     sooner; returns the seconds of the busiest group."""
@@ -223,7 +224,7 @@ def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[
     return seconds.max()
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def form_round(rates, order, most, cap, num_ranks, halvings, moves):  # type: ignore[no-untyped-def]
     """Forms a round under `most` seconds, or, where that is infinite, under the least at which it holds all samples.
     Returns (size, group, seconds); no group where ranks are left that none can have."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.in_contract.rates import RingRates
 from zbench.systems.in_contract.rings import HALVINGS, MOVES, form_round
@@ -25,7 +26,7 @@ class Placed(NamedTuple):
     first: Ints
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _all_ranks(rates, left, cap, num_ranks, group):  # type: ignore[no-untyped-def]
     """Puts the samples, longest first, that fit into one group of all ranks; the others wait (-1)."""
     tokens = 0.0
@@ -36,7 +37,7 @@ def _all_ranks(rates, left, cap, num_ranks, group):  # type: ignore[no-untyped-d
         tokens += share if fits else 0.0
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _under(rates, order, most, cap, num_ranks, once, halvings, moves):  # type: ignore[no-untyped-def]
     """Places samples in rounds; returns the fields of Placed. once: the rounds behind the first have as long as they
     need."""
@@ -67,7 +68,7 @@ def _under(rates, order, most, cap, num_ranks, once, halvings, moves):  # type: 
     return turn, place, ranks[: first[count]], first[: count + 1]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _in_common(rates, order, cap, num_ranks, count, times, halvings, moves):  # type: ignore[no-untyped-def]
     """Places samples in at most `count` rounds under the least time at which they are no more; returns the fields of
     Placed."""

@@ -14,6 +14,7 @@ from typing import Literal
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 
 Algorithm = Literal["lpt", "binary_search", "backtracking", "topp"]
@@ -145,7 +146,7 @@ def least_maximum(area: Ints, num_ranks: int, equal_counts: bool) -> Ints:
     return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _placed(area, num_ranks, limit, most, looks):  # type: ignore[no-untyped-def]
     """Places chunks of falling area by backtracking: returns (whether there is a way with no rank above `limit`, the
     rank of each).

@@ -8,13 +8,14 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.systems.nodewise.records import FORWARD
 
 # A cut is one of these, or the sum of both quarters: which part of every GPU's heads is a chunk of its own.
 WHOLE, FIRST_QUARTER, LAST_QUARTER = 0, 1, 2
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def chunk_bounds(cut: int) -> Floats:
     """Returns where a cut divides a GPU's heads, as shares of them: float64 [chunks + 1], from 0 to 1."""
     if cut == FIRST_QUARTER:
@@ -26,7 +27,7 @@ def chunk_bounds(cut: int) -> Floats:
     return np.array([0.0, 1.0])
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def shard_cut(chunks: int, direction: int) -> int:
     """Returns the cut of shards' heads in at most `chunks`; in the backward, where a call starts eight kernels, two."""
     if chunks == 1:
@@ -34,7 +35,7 @@ def shard_cut(chunks: int, direction: int) -> int:
     return FIRST_QUARTER + LAST_QUARTER if chunks > 2 and direction == FORWARD else FIRST_QUARTER
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def shard_bounds(cut: int, heads: float) -> Floats:
     """Returns where a cut divides the `heads` that a GPU has of a shard, which are whole: chunks without any are left
     out.

@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.fill import aligned
 from zbench.systems.nodewise.loads import cut_token, held_tokens
@@ -139,7 +140,7 @@ def _with_tokens(
     return 0.0, (half - float(np.sqrt(max(half * half - square * seconds, 0.0)))) / square
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def swap(tokens: Ints, work: Floats, node_of: Ints, loads: Loads) -> bool:
     """Moves whole sequences, or has two change places, and returns whether anything was moved.
 

@@ -4,6 +4,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.area import TILE
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.loads import cut_token, estimate, level, level_tokens
@@ -14,7 +15,7 @@ SQUEEZE = 0.03  # of an even share: room on a node of a group that is not worth 
 OVER = 0.05  # of an even share: a sequence that would be so much too long for a node of a group is cut over them
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def place(sequences: Sequences, order: Ints, nodes: Nodes, rule: Rule) -> tuple[Ints, Table, bool]:
     """Places sequences by a rule: (node of each whole one or -1, shards of the cut ones, whether all fit).
 
@@ -35,7 +36,7 @@ def place(sequences: Sequences, order: Ints, nodes: Nodes, rule: Rule) -> tuple[
     return node_of, shards, fits
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def place_and_estimate(
     sequences: Sequences, order: Ints, nodes: Nodes, rule: Rule
 ) -> tuple[Ints, Table, bool, Estimate]:
@@ -44,7 +45,7 @@ def place_and_estimate(
     return node_of, shards, fits, estimate(sequences, node_of, shards, nodes, rule.wide)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fill(ranked: Sequences, token: TokenSeconds, rule: Rule, loads: Loads) -> tuple[Ints, Table, bool]:
     """Adds sequences, those with most work first, to nodes that have `loads`; returns what `place` does."""
     tokens, attention = ranked.tokens, ranked.attention
@@ -71,7 +72,7 @@ def _fill(ranked: Sequences, token: TokenSeconds, rule: Rule, loads: Loads) -> t
     return node_of, shards[:used], rule.full == 1.0 or loads.held.max() <= loads.capacity
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _cut_longest(
     tokens: Ints, token: TokenSeconds, rule: Rule, target: float, loads: Loads, node_of: Ints, shards: Table
 ) -> int:
@@ -100,7 +101,7 @@ def _cut_longest(
     return used
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _roomiest(seconds: Floats, turn: Ints, work: float, target: float, rule: Rule) -> tuple[Ints, Floats]:
     """Just enough nodes for `work`, in their turn, and the seconds that each of them takes of it."""
     chosen, share, n, left = np.empty(len(turn), np.int64), np.empty(len(turn)), 0, work
@@ -120,7 +121,7 @@ def _roomiest(seconds: Floats, turn: Ints, work: float, target: float, rule: Rul
     return chosen, share
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _add(loads: Loads, shard: Record, token: TokenSeconds) -> None:
     """Adds a shard to its node, one piece after the other."""
     node = shard["node"]
@@ -134,13 +135,13 @@ def _add(loads: Loads, shard: Record, token: TokenSeconds) -> None:
     loads.seconds[node] += token.square * (shard["second_stop"] ** 2 - shard["second_start"] ** 2)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def aligned(tokens: float) -> int:
     """Returns the multiple of the kernel's tile that is nearest: pieces that begin and end on one waste nothing."""
     return int(np.round(tokens / TILE)) * TILE
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _cut(seq: int, length: int, token: TokenSeconds, chosen: Ints, share: Floats, front: float, shards: Table) -> int:
     """Writes a shard for each of the chosen nodes that gets tokens, whose seconds are `share`; returns how many.
 
@@ -183,14 +184,14 @@ def _cut(seq: int, length: int, token: TokenSeconds, chosen: Ints, share: Floats
     return n
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _write(shard: Record, seq: int, node: int, first: tuple[int, int], second: tuple[int, int]) -> None:
     shard["seq"], shard["node"] = seq, node
     shard["first_start"], shard["first_stop"] = first
     shard["second_start"], shard["second_stop"] = second
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _tell_apart(ranked: Sequences, nodes: Nodes, group_of: Ints, joints: Table, wide: int) -> tuple[Ints, Table, bool]:
     """Makes places on nodes of places on groups of `wide` nodes; returns what `place` does.
 
@@ -217,7 +218,7 @@ def _tell_apart(ranked: Sequences, nodes: Nodes, group_of: Ints, joints: Table, 
     return node_of, shards[:used], True
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fill_group(own: Sequences, nodes: Nodes, joints: Table, wide: int) -> tuple[Ints, Table, bool]:
     """Places a group's own sequences on its nodes, which have its joint shards already; returns what `place` does."""
     token, tokens, base, size = nodes.token, own.tokens, 0.0, 0
@@ -230,4 +231,5 @@ def _fill_group(own: Sequences, nodes: Nodes, joints: Table, wide: int) -> tuple
     while cut < len(tokens) and own.attention[cut] + token.linear * tokens[cut] > mean - base + OVER * mean:
         cut += 1
     loads = Loads(np.full(wide, base), np.full(wide, size / wide), nodes.capacity)
-    return _fill(own, token, Rule(cut, False, False, 0.0, SQUEEZE, False, 1, 1.0), loads)
+    found: tuple[Ints, Table, bool] = _fill(own, token, Rule(cut, False, False, 0.0, SQUEEZE, False, 1, 1.0), loads)
+    return found

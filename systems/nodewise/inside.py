@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise import node_seconds
 from zbench.systems.nodewise.chunks import FIRST_QUARTER, LAST_QUARTER, shard_cut
@@ -74,7 +75,7 @@ def _orders(most: int) -> tuple[Ints, ...]:
     return tuple(np.array(orders, np.int64).reshape(len(orders), n) for n, orders in enumerate(found))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _share_best(
     ranked: Sequences, shards: Table, token: TokenSeconds, pace: Pace, settings: NodeSettings, orders: tuple[Ints, ...]
 ) -> tuple[Ints, Ints, Ints, Ints, Floats, float]:
@@ -119,7 +120,7 @@ def _share_best(
     return best_rank, best_group, best_node.heads[order], cuts[:, order], share, best
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _too_long(ranked: Sequences, cut_work: float, token: TokenSeconds, ranks: int) -> int:
     """How many sequences are too long for one GPU of a node that has `cut_work` seconds of cut ones besides."""
     total, must = cut_work, 0
@@ -132,7 +133,7 @@ def _too_long(ranked: Sequences, cut_work: float, token: TokenSeconds, ranks: in
     return must
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _keep_local(ranked: Sequences, k: int, base: Floats, token: TokenSeconds, settings: NodeSettings) -> _Local:
     """Gives each sequence from k on to the least loaded GPU that has room; `base` is what GPUs have before, [P]."""
     tokens, ranks = ranked.tokens, settings.num_ranks
@@ -151,15 +152,16 @@ def _keep_local(ranked: Sequences, k: int, base: Floats, token: TokenSeconds, se
     return _Local(rank, load, held, True)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _homes(held: Floats, pool: float, settings: NodeSettings) -> Floats:
     """How many of `pool` tokens of shared and cut sequences are at home on each GPU: where tokens are lacking."""
     if settings.homes:
-        return np.maximum(level(held, pool) - held, 0.0)
+        lacking: Floats = np.maximum(level(held, pool) - held, 0.0)
+        return lacking
     return np.full(settings.num_ranks, pool / settings.num_ranks)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _group(ranked: Sequences, repack: float, k: int, count: int) -> tuple[Ints, Floats, Floats]:
     """Puts the first k sequences in groups of about as much work: (group of each, work and tokens of every group)."""
     group, work, size = np.full(len(ranked.tokens), -1, np.int64), np.zeros(count), np.zeros(count)
@@ -171,7 +173,7 @@ def _group(ranked: Sequences, repack: float, k: int, count: int) -> tuple[Ints, 
     return group, work, size
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _deal_heads(load: Floats, head_seconds: Floats, num_heads: int) -> Ints:
     """Deals the heads of every group one by one to the least loaded GPU; returns their bounds, int64 [G, P + 1]."""
     heads, load = np.zeros((len(head_seconds), len(load) + 1), np.int64), load.copy()
@@ -184,7 +186,7 @@ def _deal_heads(load: Floats, head_seconds: Floats, num_heads: int) -> Ints:
     return heads
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _end_cuts(groups: int, chunks: int) -> Ints:
     """Cuts of the groups' heads at either end in the forward, in the backward only at the first, as seconds takes them:
     int64 [2, groups + 1], last the shards'.
@@ -199,7 +201,7 @@ def _end_cuts(groups: int, chunks: int) -> Ints:
     return cuts
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _best_order(node: NodeWork, orders: Ints, chunks: int, pace: Pace, best: float) -> tuple[Ints, Ints, float]:
     """The groups' best order, and cuts of its first and last group: (order, cuts, seconds)."""
     groups = len(node.group_tokens)

@@ -8,12 +8,13 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.records import Estimate, Nodes, Sequences, Table, TokenSeconds
 from zbench.systems.nodewise.shards import divide, join, joint_bounds, sees, shard_squares, shard_tokens
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def level(load: Floats, work: float) -> float:
     """Returns the level up to which `work` fills the least loaded, as water fills a basin."""
     order = np.sort(load)
@@ -26,7 +27,7 @@ def level(load: Floats, work: float) -> float:
     return float(order[-1])
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def held_tokens(tokens: Ints, node_of: Ints, shards: Table, count: int) -> Floats:
     """Counts the tokens that each of `count` nodes is home of, float64 [count]."""
     held = np.zeros(count)
@@ -38,7 +39,7 @@ def held_tokens(tokens: Ints, node_of: Ints, shards: Table, count: int) -> Float
     return held
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def level_tokens(tokens: Ints, node_of: Ints, shards: Table, count: int, wide: int) -> Table:
     """Moves tokens between nodes that share heads, so that each has as many of all it is home of as can be.
 
@@ -62,7 +63,7 @@ def level_tokens(tokens: Ints, node_of: Ints, shards: Table, count: int, wide: i
     return shards
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def estimate(sequences: Sequences, node_of: Ints, shards: Table, nodes: Nodes, wide: int) -> Estimate:
     """Estimates the seconds of a layer.
 
@@ -86,13 +87,13 @@ def estimate(sequences: Sequences, node_of: Ints, shards: Table, nodes: Nodes, w
     return Estimate(linear, busy, keys, seconds, passes)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def cut_token(token: TokenSeconds) -> float:
     """Returns the seconds of a token of a cut sequence, beside those in proportion to `shard_squares`."""
     return token.linear + token.repack + token.query
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _work(sequences: Sequences, node_of: Ints, shards: Table, bounds: Ints, nodes: Nodes) -> Floats:
     """Seconds of every node's GPUs together; nodes of a joint shard share its attention evenly."""
     token, load = nodes.token, np.zeros(nodes.num_nodes)
@@ -109,7 +110,7 @@ def _work(sequences: Sequences, node_of: Ints, shards: Table, bounds: Ints, node
     return load
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _nic_tokens(shards: Table, bounds: Ints, nodes: Nodes) -> Floats:
     """Tokens whose keys every node sends or receives, whichever is more.
 

@@ -9,22 +9,24 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.chunks import chunk_bounds, shard_bounds
 from zbench.systems.nodewise.records import BACKWARD, FORWARD, NodeWork, Pace, PassSeconds, Record
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def seconds(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     """Estimates the seconds of a layer in both directions.
 
     order: int64 [G], of the groups in the forward. cuts: int64 [2, G + 1], of every group's heads and, last, of the
     shards', by direction (zbench.systems.nodewise.chunks).
     """
-    return _forward(work, order, cuts[FORWARD], pace) + _backward(work, order, cuts[BACKWARD], pace)
+    both: float = _forward(work, order, cuts[FORWARD], pace) + _backward(work, order, cuts[BACKWARD], pace)
+    return both
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _forward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     """Local attends, shards' own keys in chunks, groups, then keys of other shards; o of these goes home last."""
     rates, shards = pace.passes[FORWARD], work.shards[FORWARD]
@@ -51,7 +53,7 @@ def _forward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     return float(max(clock.max(), home + pace.latency))
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     """The forward from its end to its begin; gradients of keys travel back to other nodes meanwhile."""
     rates, shards = pace.passes[BACKWARD], work.shards[BACKWARD]
@@ -80,7 +82,7 @@ def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
     return float(max(clock.max(), home + pace.latency))
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _links_free(begin: float, rates: PassSeconds) -> tuple[float, float]:
     """Tells when gathers and reductions leave attention NVLink and NICs: not before `begin`, when linear modules are
     done."""
@@ -88,28 +90,28 @@ def _links_free(begin: float, rates: PassSeconds) -> tuple[float, float]:
     return max(begin, since + rates.kept), max(begin, since + rates.kept_nic)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _key_seconds(shards: Record, rates: PassSeconds) -> float:
     """Seconds of keys on NICs without what nodes that share heads exchange, which goes before and after them."""
     exchanged = shards["away"] * shards["tokens"] * (rates.nic_out + rates.nic_home)
     return float(max(shards["keys"] - exchanged, 0.0))
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _attend_locally(clock: Floats, local: Floats, start: float, pace: Pace) -> None:
     """Adds every GPU's one attend to the sequences that are whole on it."""
     for r in range(len(clock)):
         clock[r] += max(local[r] + start, pace.least) if local[r] > 0 else 0.0
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _attend_to_own(clock: Floats, part: float, come: float, shards: Record, pace: Pace) -> None:
     """Adds a chunk of the shards' attends to their own keys, which waits for its messages."""
     for r in range(len(clock)):
         clock[r] = max(clock[r], come + pace.latency) + max(part * shards["own"] + shards["starts"], pace.least)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _run_groups(
     clock: Floats,
     sent: float,
@@ -141,13 +143,13 @@ def _run_groups(
     return home
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _heads_between(width: int, low: float, high: float) -> float:
     """How many of `width` heads are in a chunk, whose bounds are rounded to whole ones."""
     return float(np.floor(width * high + 0.5) - np.floor(width * low + 0.5))
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _exchange_shares(heads: Ints, bounds: Floats, busiest: float) -> Floats:
     """How long every chunk's exchange takes, in parts of an even exchange of all heads.
 

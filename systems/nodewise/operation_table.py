@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.systems.nodewise.chunks import WHOLE, chunk_bounds
@@ -63,7 +64,7 @@ class Chunk(NamedTuple):
     number: int
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def group(sharers: Sharers, cut: int, number: int, queries: int) -> Table:
     """Makes the operations of whole sequences whose heads some GPUs share: exchanged, attended to, sent home.
 
@@ -80,7 +81,7 @@ def group(sharers: Sharers, cut: int, number: int, queries: int) -> Table:
     return table[:at]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def cut_sequence(shards: CutSequence, sees: Flags, keys: Ints, cut: int, queries: int) -> Table:
     """Makes the operations of a sequence in several shards.
 
@@ -110,12 +111,12 @@ def cut_sequence(shards: CutSequence, sees: Flags, keys: Ints, cut: int, queries
     return table[:at]
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _one_of(shards: CutSequence, r: int) -> Sharers:
     return Sharers(shards.ranks[r], shards.heads[r], shards.blocks[r], shards.together[r])
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def local_attends(ranks: Ints, blocks: Ints, num_heads: int) -> Table:
     """Makes the attends to blocks of whole sequences, [n], that are on one GPU each."""
     table = np.empty(len(ranks), OPERATION)
@@ -124,7 +125,7 @@ def local_attends(ranks: Ints, blocks: Ints, num_heads: int) -> Table:
     return table
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def divide_blocks(seq: Ints, start: Ints, stop: Ints, share: Floats) -> tuple[Ints, Ints, Ints, Ints]:
     """Divides pieces [start, stop) of sequences into blocks, as `share` says: (seq, start, stop, block) of the pieces
     that they come to.
@@ -141,12 +142,12 @@ def divide_blocks(seq: Ints, start: Ints, stop: Ints, share: Floats) -> tuple[In
     return seq[piece], edges[:-1] + shift, edges[1:] + shift, block
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _turn(phase: int, chunk: int, order: int) -> int:
     return (phase * CHUNKS + chunk) * ORDERS + order
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _ends(heads: Ints, cut: int) -> Ints:
     """Returns where every GPU's chunks of its heads end: int64 [chunks + 1, P]. A GPU with all heads has one chunk."""
     ends, count = chunk_bounds(cut if len(heads) > 2 else WHOLE), len(heads) - 1
@@ -157,7 +158,7 @@ def _ends(heads: Ints, cut: int) -> Ints:
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _with_whole_keys(ends: Ints, queries: int) -> Ints:
     """Returns up to which head each chunk brings keys, int64 [chunks + 1, P]: all of each kv head that it reads first.
 
@@ -172,7 +173,7 @@ def _with_whole_keys(ends: Ints, queries: int) -> Ints:
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _write(
     operation: Record,
     turn: int,
@@ -189,13 +190,13 @@ def _write(
     operation["blocks"], operation["kv_blocks"] = blocks
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _partner(here: int, turn: int, count: int) -> int:
     """Whom a GPU exchanges with, as zbench.plans.patterns.partner has it."""
     return here ^ turn if count & (count - 1) == 0 else (here + turn) % count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _attend(table: Table, at: int, own: Sharers, chunk: Chunk, keys: int, turn: int) -> int:
     """Adds an attend of every GPU to `keys`, with its heads of the chunk; returns where the table goes on."""
     for p in range(len(own.ranks)):
@@ -206,7 +207,7 @@ def _attend(table: Table, at: int, own: Sharers, chunk: Chunk, keys: int, turn: 
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _exchange(table: Table, at: int, own: Sharers, chunk: Chunk, phase: int) -> int:
     """Adds an all-to-all, in rounds in which everybody sends and receives once.
 
@@ -226,7 +227,7 @@ def _exchange(table: Table, at: int, own: Sharers, chunk: Chunk, phase: int) -> 
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fetch(table: Table, at: int, own: Sharers, other: Sharers, chunk: Chunk, turn: int) -> int:
     """Adds the transfers of another shard's keys, each from the GPU in the same place of its node."""
     for p in range(len(own.ranks)):
@@ -237,7 +238,7 @@ def _fetch(table: Table, at: int, own: Sharers, other: Sharers, chunk: Chunk, tu
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _send_home(table: Table, at: int, own: Sharers, chunk: Chunk, turn: int) -> int:
     """Adds the all-to-all that sends o home, in the rounds of `_exchange`."""
     count = len(own.ranks)

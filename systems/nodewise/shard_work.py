@@ -3,12 +3,13 @@
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.systems.nodewise.chunks import shard_bounds, shard_cut
 from zbench.systems.nodewise.records import SHARD_WORK, Estimate, NodeSettings, Pace, Table, TokenSeconds
 from zbench.systems.nodewise.shards import join, joint_bounds, sees, shard_squares, shard_tokens
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def shard_work(
     shards: Table, wide: int, estimated: Estimate, token: TokenSeconds, pace: Pace, settings: NodeSettings
 ) -> Table:

@@ -9,11 +9,12 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.records import SHARD, Record, Table
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def sees(shard: Record, other: Record) -> bool:
     """Returns whether queries of a shard see keys of another one of the same sequence, under a causal mask."""
     two_pieces = shard["second_stop"] > shard["second_start"]
@@ -21,7 +22,7 @@ def sees(shard: Record, other: Record) -> bool:
     return bool(other["first_start"] < last)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def sees_others(shards: Table) -> Flags:
     """Returns which shards see keys of which other ones, bool [n, n]; those of other sequences none."""
     seen = np.zeros((len(shards), len(shards)), np.bool_)
@@ -31,13 +32,13 @@ def sees_others(shards: Table) -> Flags:
     return seen
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def shard_tokens(shard: Record) -> Record:
     """Returns the number of tokens of a shard, or int64 [n] of a table of shards."""
     return shard["first_stop"] - shard["first_start"] + shard["second_stop"] - shard["second_start"]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def shard_squares(shard: Record) -> Record:
     """Returns what a shard's attention is in proportion to, for one shard or a table of them.
 
@@ -47,7 +48,7 @@ def shard_squares(shard: Record) -> Record:
     return first + shard["second_stop"] ** 2 - shard["second_start"] ** 2
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def joint_bounds(shards: Table, wide: int) -> Ints:
     """Finds where joint shards begin in a table of shards, and where the last one ends: int64 [n + 1].
 
@@ -68,7 +69,7 @@ def joint_bounds(shards: Table, wide: int) -> Ints:
     return found[: used + 1]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def join(shards: Table, bounds: Ints) -> Table:
     """Makes a table of the joint shards whose `bounds` these are; it undoes `divide`."""
     joints = np.empty(len(bounds) - 1, SHARD)
@@ -81,7 +82,7 @@ def join(shards: Table, bounds: Ints) -> Table:
     return joints
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def divide(joint: Record, share: Floats) -> Table:
     """Divides a joint shard into one for every node of its group, with tokens in proportion to `share`, [wide]."""
     wide, total, before = len(share), share.sum(), 0.0
@@ -97,6 +98,6 @@ def divide(joint: Record, share: Floats) -> Table:
     return shards
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _between(start: int, stop: int, share: float) -> int:
     return start + int(np.rint(share * (stop - start)))

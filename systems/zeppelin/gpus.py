@@ -9,6 +9,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import INNER
 from zbench.plans.plan import Ints
 
 PATIENCE = 6  # numbers of sequences cut inside a node that are tried after the best so far
@@ -60,7 +61,7 @@ class Rings(NamedTuple):
     members: Ints
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-def]
     """Returns the least loaded bucket that has room for `tokens`, -1 if none has."""
     best = -1
@@ -70,7 +71,7 @@ def least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-de
     return best
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def inside_node(of, room, node, mine, base, rings, used):  # type: ignore[no-untyped-def]
     """Tries every number of sequences to cut inside the node, writes the best. Returns (used, seconds, least).
 
@@ -98,7 +99,7 @@ def inside_node(of, room, node, mine, base, rings, used):  # type: ignore[no-unt
     return used, best, least
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _fill(of, room, mine, cut, share, base, rank_of, wide_of):  # type: ignore[no-untyped-def]
     """Gives a node's sequences to its GPUs, cutting the first `cut`. Returns (seconds, least); inf: does not fit."""
     per_node = room.per_node
@@ -128,7 +129,7 @@ def _fill(of, room, mine, cut, share, base, rank_of, wide_of):  # type: ignore[n
     return (seconds if fits else np.inf), max((compute + lines).max(), moved.max(), base.nic)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _place(load, held, tokens, wide, capacity, ranks):  # type: ignore[no-untyped-def]
     """Writes the GPUs of a sequence, the least loaded `wide`, or more for want of memory; returns how many."""
     if wide == 1:
@@ -143,7 +144,7 @@ def _place(load, held, tokens, wide, capacity, ranks):  # type: ignore[no-untype
     return wide
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _phases(room, attention, linear, moved):  # type: ignore[no-untyped-def]
     """Returns the seconds of a layer: linear time hides nothing; in either direction attention and transfers hide each
     other."""

@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.systems.zeppelin.gpus import NodeBase, Rings, inside_node, least_with_room
 
 
@@ -22,7 +23,7 @@ class _Nodes(NamedTuple):
     base: Floats
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over nodes and gives the others to one node each.
 
@@ -53,7 +54,7 @@ def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     return first, size, members[:used], worst, least
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _rings(of, room, cut, slack, rings, nodes):  # type: ignore[no-untyped-def]
     """Lays the rings across nodes: each over the least loaded nodes, as many as its work and memory need. Returns how
     many members they have. They are added to `nodes`."""

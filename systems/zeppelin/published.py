@@ -12,6 +12,7 @@ cut sequences may overflow, is derived (docs/systems/zeppelin.md).
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import Ints
 from zbench.systems.zeppelin.partition import Partition
 
@@ -26,7 +27,7 @@ def published_partition(lengths: Ints, num_nodes: int, per_node: int) -> Partiti
     return Partition(first[back], size[back], members)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-def]
     """Partitions as the paper does, level by level: returns (first, size, members) of
     zbench.systems.zeppelin.partition.Partition. tokens: longest first. Returns (first, size, members) of
@@ -59,7 +60,7 @@ def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-d
     return first, size, members[:used]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def partition_level(tokens, weight, held, load, capacity):  # type: ignore[no-untyped-def]
     """Cuts and deals sequences on one level: returns (int64 [count] chunks of every sequence, int64 [count, buckets]
     the buckets of them).
@@ -80,7 +81,7 @@ def partition_level(tokens, weight, held, load, capacity):  # type: ignore[no-un
             cut += 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _dealt(tokens, weight, held, load, capacity, cut, chunks, places):  # type: ignore[no-untyped-def]
     """Deals with the first `cut` sequences cut, into `chunks` and `places`; whether all others fit whole."""
     buckets = len(held)

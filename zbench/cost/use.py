@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags
+from zbench.describe.compiled import ENTERED
 from zbench.plans.area import Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
 
@@ -80,7 +81,7 @@ class Repeats:
         return Repeats(self.again_q[where], self.shares_q[where], self.again_kv[where], self.shares_kv[where])
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _repeats(lists, src, head_lo, attend, order, num_lists, width):  # type: ignore[no-untyped-def]
     """Returns (whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
     again, shares = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)

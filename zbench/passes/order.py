@@ -17,6 +17,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.compiled import ENTERED
 from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import Ops, Plan
 from zbench.simulator.attention import Programs, prepare, programs
@@ -68,7 +69,7 @@ def _end(of: HopGraph, ready: np.ndarray, cost: Cost) -> float:
     return max(float(timeline.done.max()), float(ready.max()))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _list_schedule(op, pair, rows, following, rank_ready, seen, queue_free, link_free):  # type: ignore[no-untyped-def]
     """int64 [num_ops]: the operations by when they are started. op, pair: of every hop, as in Hops and HopGraph.
 

@@ -17,6 +17,7 @@ from typing import Literal
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.describe.model import DKV, DO, DQ, KV, O, Q
 from zbench.plans.columns import TYPES
 from zbench.plans.plan import ATTEND, TRANSFER, Column, Ints, Ops, Plan
@@ -101,7 +102,7 @@ def _carried(plan: Plan) -> tuple[Column, Column, Ints]:
     return dropped, ops.dst[onward[dropped]], before[order].astype(np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
     """Links the kv transfers of a copy: returns per kv transfer, int32 [num_ops], -1 where there is none: the last one
     that takes the copy on from where it arrives, the last one that brought it to where it leaves from, and the last
@@ -148,7 +149,7 @@ def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
     return onward, brought_by, use
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _turns(onward, brought_by, use):  # type: ignore[no-untyped-def]
     """Returns per kv transfer, int32 [num_ops]: in front of which forward operation's mirror the copy is returned (-1:
     it is kept), and how deep in its chain it is."""

@@ -9,6 +9,7 @@ N of the backward, in which kv and the gradient of the block before go together,
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.describe.model import DKV
 from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
@@ -37,7 +38,7 @@ def _in_rounds(plan: Plan, ops: Ops, backward: bool) -> Ops:
     return ops.take(np.lexsort((kind, number)))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _rounds(attend, rank, offsets, producers, last):  # type: ignore[no-untyped-def]
     """Returns the round of every operation: one after those of what it uses, and of its rank's attend before it. last:
     int64 [num_ranks], of each rank's last attend."""

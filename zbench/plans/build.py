@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV
 from zbench.plans.area import work
@@ -149,7 +150,7 @@ class _OpColumns(NamedTuple):
     kv_blocks: Column
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _used(ops, offsets, items, num_ranks, num_blocks):  # type: ignore[no-untyped-def]
     kind, tensor, src, dst, blocks, kv_blocks = ops
     wanted = np.zeros((2, num_ranks, num_blocks), np.bool_)  # q and kv, by rank and block

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import ENTERED
 
 Column = NDArray[np.signedinteger[Any]]
 TRANSFER, ATTEND = 0, 1
@@ -90,7 +91,7 @@ class Blocks:
         return Lists(*_rows(self.block, len(self)))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _rows(row, count):  # type: ignore[no-untyped-def]
     """Sorts by counting: returns (offsets, indices) of what is in each row, in order."""
     offsets = np.zeros(count + 1, np.int64)

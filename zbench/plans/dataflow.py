@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Column, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, READ, TAKE, WRITE, scratch, source, touches
@@ -83,7 +84,7 @@ class _Items(NamedTuple):
     taken: Flags
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
     """Follows every rank's items: returns (the first fault, producers, consumers); no edges where there is room for
     none.
@@ -108,14 +109,14 @@ def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
     return first, producer[:count], consumer[:count]
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _grown(column):  # type: ignore[no-untyped-def]
     larger = np.empty(2 * len(column), np.int32)
     larger[: len(column)] = column
     return larger
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _match(rank, items, items_of, home, mine, found_edges, count, first):  # type: ignore[no-untyped-def]
     """Walks one rank's items, touch by touch; returns the number of edges so far, and writes them where there is room.
 
@@ -165,7 +166,7 @@ def _match(rank, items, items_of, home, mine, found_edges, count, first):  # typ
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
     """Returns whether a copy that is there already has some of the heads that arrive."""
     at = order[turn]
@@ -176,7 +177,7 @@ def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
     return False
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _take(items_of, begin, turn, mine, found_edges, count):  # type: ignore[no-untyped-def]
     """Lets a transfer take all of its heads that was added before: returns (fault, number of edges so far)."""
     table, order, taken = items_of.table, items_of.order, items_of.taken

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.area import Work
 from zbench.plans.columns import ATTEND, Column, Ops
 from zbench.plans.ring_area import CELLS, LEAST, rectangles
@@ -126,7 +127,7 @@ def _distinct(ops: Ops, more: Ops, num_lists: int) -> tuple[Ints, NDArray[np.int
     return offsets, kv
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _bucketed(kind, q, kv, kind_2, q_2, kv_2, num_lists):  # type: ignore[no-untyped-def]
     begin = np.zeros(num_lists + 1, np.int64)
     for i in range(len(kind)):
@@ -153,7 +154,7 @@ def _bucketed(kind, q, kv, kind_2, q_2, kv_2, num_lists):  # type: ignore[no-unt
     return offsets, items[:count].copy()
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _put(items, begin, end, to, seen):  # type: ignore[no-untyped-def]
     """Moves what items[begin:end] holds to items[to:], ascending and each once; returns where that ends."""
     if end - begin < 2:
@@ -181,7 +182,7 @@ def _put(items, begin, end, to, seen):  # type: ignore[no-untyped-def]
     return to
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def rings(offsets, kv, least):  # type: ignore[no-untyped-def]
     """Finds for each list the smallest list of the ring it is in, -1 in none.
 
@@ -209,7 +210,7 @@ def rings(offsets, kv, least):  # type: ignore[no-untyped-def]
     return ring
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _find(q_list, kv_list, offsets, kv):  # type: ignore[no-untyped-def]
     out = np.empty(len(q_list), np.int64)
     for at in range(len(q_list)):

@@ -18,6 +18,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.compiled import ENTERED
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV, O, Q
 from zbench.describe.units import with_noun
@@ -99,7 +100,7 @@ def _zigzag(
     return seq, start, stop, row
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _chunks(lengths, seqs, group, num_rows, bands):  # type: ignore[no-untyped-def]
     """Cuts sequences: returns (sequence, start, stop, row) of every chunk that holds a token; bands: which are cut in R
     chunks, not 2R."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
 from zbench.plans.plan import Ints
 
@@ -71,7 +72,7 @@ def rectangles(members: Ints, lists: tuple[Ints, Ints], seq: Ints, sizes: Ints, 
     return Rectangles(table, own)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _visits(members, offsets, items, num_pieces):  # type: ignore[no-untyped-def]
     """Returns the pieces of the lists in order, and the place in `members` of the list each is in; nothing if one is in
     two."""
@@ -104,7 +105,7 @@ def _visits(members, offsets, items, num_pieces):  # type: ignore[no-untyped-def
     return piece, owner
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no-untyped-def]
     """Cuts every sequence's pairs into rectangles; returns how many, or -1 if one visits the lists in another order.
 
@@ -148,7 +149,7 @@ def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _runs(up, down, low, high, with_up, with_down, out):  # type: ignore[no-untyped-def]
     """Finds stretches low:high of lists with the same size, (begin, end, size) without those of none; returns how
     many."""
@@ -165,7 +166,7 @@ def _runs(up, down, low, high, with_up, with_down, out):  # type: ignore[no-unty
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _pairs(q_runs, kv_runs, above, table, count, fill):  # type: ignore[no-untyped-def]
     """Writes the rectangles that have pairs on their side of the diagonal; returns how many there are now."""
     for q in range(len(q_runs)):
@@ -179,7 +180,7 @@ def _pairs(q_runs, kv_runs, above, table, count, fill):  # type: ignore[no-untyp
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _with_itself(row, m, causal):  # type: ignore[no-untyped-def]
     """Adds a list's m tokens of a sequence, which see each other."""
     if m == 0:
@@ -198,7 +199,7 @@ def _with_itself(row, m, causal):  # type: ignore[no-untyped-def]
     row[HALVES] += tiles * (empty // HALF)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _add(sums, rectangle, sign):  # type: ignore[no-untyped-def]
     """Begins a rectangle (sign 1) or ends it (-1): its work is added from its first column on, and taken away after."""
     _, _, j0, j1, m, n, above = rectangle
@@ -216,7 +217,7 @@ def _add(sums, rectangle, sign):  # type: ignore[no-untyped-def]
         row[HALVES] += factor * kv_tiles * (empty // HALF)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _rows(table, starts, ends, place, sums, own, begin, out):  # type: ignore[no-untyped-def]
     """Fills `out` with the rows from `begin` on; place and sums go on from call to call.
 
@@ -243,7 +244,7 @@ def _rows(table, starts, ends, place, sums, own, begin, out):  # type: ignore[no
         out[(i - begin) * count + i] = own[i]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _longest(long, begin, end, count, out):  # type: ignore[no-untyped-def]
     """Writes the longest row of tiles, from the rectangles with keys in more than a tile."""
     for at in range(len(long)):

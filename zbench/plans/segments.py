@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags
+from zbench.describe.compiled import ENTERED
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Ints, Plan
 from zbench.plans.walk import ListPairs, PieceLists, PieceSizes, seek
@@ -116,7 +117,7 @@ def _runs(starts: Ints, counts: Ints) -> Ints:
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts), np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _list(pairs, lists, base, pieces, causal, out, fill):  # type: ignore[no-untyped-def]
     """Walks every pair as zbench.plans.walk does; returns [num_pairs, 3] counts of segments, queries and keys.
 

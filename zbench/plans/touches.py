@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import DKV, DO, DQ, KV, O, Q
 from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 
@@ -37,7 +38,7 @@ def source(plan: Plan, ops: Ops, backward: bool) -> Source:
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
     """Returns (offsets, int32 indices) of the operations that each rank takes part in, in order; alone: src is dst."""
     offsets = np.zeros(num_ranks + 1, np.int64)
@@ -56,7 +57,7 @@ def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
     return offsets, index
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def scratch(of, num_blocks):  # type: ignore[no-untyped-def]
     """Makes the arrays that `touches` works in, for any rank: (touches, their numbers by item, where items begin, an
     item's tensor and block as one number, an item's number by tensor and block: -1 outside of `touches`)."""
@@ -84,7 +85,7 @@ def scratch(of, num_blocks):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def touches(rank, of, work, home):  # type: ignore[no-untyped-def]
     """Fills `work` with the touches of one rank's items; returns (number of touches, number of items).
 
@@ -133,7 +134,7 @@ def touches(rank, of, work, home):  # type: ignore[no-untyped-def]
     return count, items
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _add(work, size, touch, tensor, index, rank, lists, home):  # type: ignore[no-untyped-def]
     """Adds one touch for every block of a list; returns how many touches and items there are now."""
     found, _, _, keys, number = work

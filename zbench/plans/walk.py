@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
 from zbench.plans.columns import Column
 
@@ -37,7 +38,7 @@ class PieceSizes(NamedTuple):
     bounds: Ints
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def gather_pieces(used, list_offsets, list_items, piece_offsets, piece_items):  # type: ignore[no-untyped-def]
     """Gathers the pieces of the lists, in (sequence, start) order: returns (offsets, pieces), with nothing of lists
     that are not `used`."""
@@ -63,7 +64,7 @@ def gather_pieces(used, list_offsets, list_items, piece_offsets, piece_items):  
     return offsets, items
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
     """Finds the first index in items[begin:end] with items[index] >= value: doubling steps, then bisection."""
     step, low = 1, begin
@@ -110,7 +111,7 @@ def walk(pairs, lists, prefix, pieces, causal):  # type: ignore[no-untyped-def]
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _close(row, m, n, diagonal):  # type: ignore[no-untyped-def]
     """Adds a finished segment to a pair's sums (columns as in Work)."""
     if m == 0:

@@ -19,6 +19,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
 from zbench.plans.columns import Column
 from zbench.plans.walk import seek
@@ -40,7 +41,7 @@ class PieceColumns(NamedTuple):
     bounds: Ints
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def work_of(table, num_pairs):  # type: ignore[no-untyped-def]
     """Returns int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work: the work of the segments in `table`."""
     out = np.zeros((num_pairs, COLUMNS), np.int64)
@@ -106,14 +107,14 @@ def cut(pairs, lists, pieces, lengths, window):  # type: ignore[no-untyped-def]
     return table[:count].copy(), spans[:count].copy()
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _grown(table, least):  # type: ignore[no-untyped-def]
     larger = np.empty((2 * least, table.shape[1]), np.int64)
     larger[: len(table)] = table
     return larger
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _causal(queries, keys, pieces, pair, s, out, count):  # type: ignore[no-untyped-def]
     """Cuts a sequence's segments as zbench.plans.segments does: queries join while their keys line up."""
     start, stop, (table, spans) = pieces.start, pieces.stop, out
@@ -143,7 +144,7 @@ def _causal(queries, keys, pieces, pair, s, out, count):  # type: ignore[no-unty
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _banded(queries, keys, pieces, window, pair, s, out, count):  # type: ignore[no-untyped-def]
     """Cuts a sequence's segments under the window: each run of queries that are all among the keys, or none of them."""
     start, stop = pieces.start, pieces.stop
@@ -166,7 +167,7 @@ def _banded(queries, keys, pieces, window, pair, s, out, count):  # type: ignore
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _run(run, keys, pieces, window, pair, s, out, count):  # type: ignore[no-untyped-def]
     """Cuts the segments of a run (a, b, own) of queries [a, b), whose keys are `keys`, the last their own where
     `own`."""
@@ -204,7 +205,7 @@ def _run(run, keys, pieces, window, pair, s, out, count):  # type: ignore[no-unt
     return count
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def segment_rows(table, spans, pairs, lists, base, pieces):  # type: ignore[no-untyped-def]
     """Lists the rows of all segments in turn, (of the q list, of the kv list); base: row of each item's first token."""
     queries = keys = 0
@@ -227,7 +228,7 @@ def segment_rows(table, spans, pairs, lists, base, pieces):  # type: ignore[no-u
     return q_out, kv_out
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _span(lists, base, pieces, row, s, positions, out, at):  # type: ignore[no-untyped-def]
     """Writes the rows of a list's tokens at positions (begin, end) of a sequence, from out[at] on; where they end."""
     (offsets, items), start, stop, bounds, (begin, end) = lists, pieces.start, pieces.stop, pieces.bounds, positions

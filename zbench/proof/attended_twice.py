@@ -6,6 +6,7 @@ Query blocks are looked at one by one, so that only one block's pairs are held a
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.plan import ATTEND, Ops, Plan
 
 
@@ -36,7 +37,7 @@ def attended_twice(plan: Plan, ops: Ops) -> tuple[int, int, int] | None:
     return int(mine[1:][int(np.argmax(again))]), int(query), int(kv)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _first_pair(kind, blocks, kv_blocks, head_lo, head_hi, offsets, items, num_blocks):  # type: ignore[no-untyped-def]
     """Finds the first (query block, kv block) with two attends that share a head, (-1, -1) if there is none."""
     begin, attend = _by_query(kind, blocks, offsets, items, num_blocks)
@@ -71,7 +72,7 @@ def _first_pair(kind, blocks, kv_blocks, head_lo, head_hi, offsets, items, num_b
     return -1, -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _by_query(kind, blocks, offsets, items, num_blocks):  # type: ignore[no-untyped-def]
     """Sorts attends by query block: returns (offsets, attends), those of a block in order."""
     begin = np.zeros(num_blocks + 1, np.int64)

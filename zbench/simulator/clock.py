@@ -29,7 +29,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import LONGEST_WAITING, Cluster
-from zbench.describe.compiled import ENTERED_IN_PLACE
+from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, INNER
 from zbench.simulator.hop_graph import HopGraph, HopTable
 from zbench.simulator.hops import COMPUTE, num_links, num_queues
 
@@ -141,7 +141,7 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
     return place
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _end(slowed, rank, hop):  # type: ignore[no-untyped-def]
     """Returns when a compute ends, as far as messages have begun."""
     since, left, slowdown = slowed.since[hop], slowed.left[hop], slowed.slowdown
@@ -149,7 +149,7 @@ def _end(slowed, rank, hop):  # type: ignore[no-untyped-def]
     return since + (left * slowdown if left * slowdown <= slow else slow + left - slow / slowdown)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _put_off(slowed, rank, now, until):  # type: ignore[no-untyped-def]
     """Notes a message at a rank, under way from now on; returns the compute whose end it puts off, -1 for none."""
     hop = slowed.running[rank]
@@ -164,7 +164,7 @@ def _put_off(slowed, rank, now, until):  # type: ignore[no-untyped-def]
     return hop
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _run(rows, following, waits, rank_ready, free, slowed):  # type: ignore[no-untyped-def]
     rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     next_a, next_b, next_pair, offsets, followers = following

@@ -19,6 +19,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.use import Repeats
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
+from zbench.describe.compiled import ENTERED
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
@@ -174,7 +175,7 @@ def is_direct(ops: Ops, cluster: Cluster) -> bool:
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
     out = np.empty(len(kind), np.int8)
     for i in range(len(kind)):
@@ -182,7 +183,7 @@ def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
     """Returns whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all
     -1."""
@@ -197,14 +198,14 @@ def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def
     return True
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-def]
     for i in range(len(src)):
         sent[where[i], src[i]] += size[i]
         received[where[i], dst[i]] += size[i]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
     """Sorts the edges by consumer, as compressed rows: a counting sort."""
     offsets = np.zeros(num_ops + 1, np.int32)
@@ -222,7 +223,7 @@ def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
     return offsets, rows
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _run(ops, links, ready, start, ended, queue_free, link_free, history):  # type: ignore[no-untyped-def]
     """Plays the list once and writes `start` and `ended`. ops: DirectRows. links: LinkRows. history: QueueHistory."""
     src, dst, where, busy, collective, offsets, producers = ops

@@ -3,12 +3,13 @@
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.links import NIC
 
 HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a transfer's, 1 + the class of its links
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def occupied(rows, ops, start, modules, queues, out):  # type: ignore[no-untyped-def]
     """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
@@ -42,7 +43,7 @@ def occupied(rows, ops, start, modules, queues, out):  # type: ignore[no-untyped
         _, out[3, rank] = _uncovered(moves[:total], attends[:num], True)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
     """Merges a rank's transfers by when they start (ties: plan order); each queue's are in that order already."""
     place, total = np.zeros(len(count), np.int64), count.sum()
@@ -63,7 +64,7 @@ def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untype
     return total
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
     """Returns (length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
 

@@ -7,7 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
 from zbench.simulator.hops import Hops
@@ -120,7 +120,7 @@ def _pairs(parts: Hops) -> tuple[Ints, Ints]:
     return pair, following
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _rows(num_hops, producer, consumer):  # type: ignore[no-untyped-def]
     """Sorts edges by producer, as compressed rows, and counts the edges into each hop (a counting sort)."""
     offsets, waits = np.zeros(num_hops + 1, np.int64), np.zeros(num_hops, np.int64)
@@ -136,7 +136,7 @@ def _rows(num_hops, producer, consumer):  # type: ignore[no-untyped-def]
     return offsets, followers, waits
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _queue_order(queue_a, queue_b):  # type: ignore[no-untyped-def]
     last = np.full(max(queue_a.max(), queue_b.max()) + 1 if len(queue_a) else 0, -1, np.int64)
     next_a, next_b = np.full(len(queue_a), -1, np.int64), np.full(len(queue_a), -1, np.int64)
@@ -156,7 +156,7 @@ def _queue_order(queue_a, queue_b):  # type: ignore[no-untyped-def]
     return next_a, next_b, waits
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
     """Returns the edges between hops, as their (sources, targets), of edges between operations.
 

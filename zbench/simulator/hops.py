@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.describe.arrays import Flags
 from zbench.describe.cluster import Cluster
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 
@@ -139,7 +140,7 @@ def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Hops:
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
     """Returns the class of links that a message takes: of the innermost domain that both ranks are in (`members`)."""
     for level in range(len(classes)):
@@ -148,7 +149,7 @@ def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
     return NIC
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _ends(port, link_class, src, sends, dst, receives):  # type: ignore[no-untyped-def]
     """Returns (queue at src, queue at dst, link of src, link of dst, class of the links) of a hop; sends, receives: the
     kinds of the two queues."""
@@ -178,7 +179,7 @@ class _Topology(NamedTuple):
     nics: int
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
     """The fields of Hops in order but for channels, whole and queues. routes: offsets and items of Plan.lanes."""
     kind, src, dst, size, via = ops
@@ -243,7 +244,7 @@ def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def proxy(rank, lane, nic, node, per_node, nics):  # type: ignore[no-untyped-def]
     """Returns the rank that carries lane `lane` (a NIC of the node) for `rank`: itself if tied to that NIC, else the
     one tied to it that has `rank`'s place among its own NIC's ranks, so that proxies share the work."""

@@ -7,7 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.step.index import PartMap, Relation
 
 
@@ -54,7 +54,7 @@ def offsets_of(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
     return offsets, np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _with_leads(offsets, groups):  # type: ignore[no-untyped-def]
     """Returns the groups of parts, and whether each part is the first one of its group."""
     found, met = np.zeros((len(groups), 2), np.int64), np.full(len(groups) + 1, -1, np.int64)
@@ -66,7 +66,7 @@ def _with_leads(offsets, groups):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def contributions_of(rows, slots, relations, shapes, cells, maps):  # type: ignore[no-untyped-def]
     """Returns the contributions that formulas make to each cell of each tensor, int64 [cells of all tensors].
 

@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
@@ -174,7 +175,7 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
     return ""
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _forgotten(items, first, stays, is_sum):  # type: ignore[no-untyped-def]
     """Drops the items of keys from the first on that do not stay, up to a sum of what nobody has read; returns whether
     there is one."""

@@ -4,11 +4,12 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
-_message_size = nb.njit(cache=True)(message_size)
+_message_size = nb.njit(**INNER)(message_size)
 
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:
@@ -31,7 +32,7 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
     """Finds for each rank the most that its items away from home need after any of its operations."""
     offsets, index = of[3]
@@ -49,7 +50,7 @@ def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def
     return peak
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _live(rank, items, work, home, tokens, keep, rows, change):  # type: ignore[no-untyped-def]
     """Adds every item away from home where its life begins and where it ends. keep: of the rank's operations.
 

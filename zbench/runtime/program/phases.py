@@ -24,6 +24,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.compiled import ENTERED
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import IS_COPY
@@ -63,7 +64,7 @@ def message_batch_numbers(plan: Plan, ops: Ops, parts: Hops, backward: bool) -> 
     return np.where(moves[parts.op], 6 * phase[parts.op] + 3 * sums[parts.op] + depth, -1)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[no-untyped-def]
     """Returns int64 [num_ops]: the phase of every transfer, -1 for attends. first: where an operation's producers
     begin."""

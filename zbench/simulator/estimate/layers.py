@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
+from zbench.describe.compiled import ENTERED
 from zbench.describe.links import NIC
 from zbench.plans.plan import Ints
 from zbench.simulator.clock import Free, Timeline, run_hops
@@ -128,7 +129,7 @@ def finished(of: HopGraph, timeline: Timeline, ready: Floats) -> Floats:
     return out
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _finished(queue_a, queue_b, last, done, queues, out):  # type: ignore[no-untyped-def]
     for hop in range(len(done)):
         if last[hop]:
@@ -175,7 +176,7 @@ class _Computing(NamedTuple):
     modules: Modules
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _transferring(moves, hops, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""

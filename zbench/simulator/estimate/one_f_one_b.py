@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
+from zbench.describe.compiled import ENTERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def turns(stages: int, count: int) -> Iterator[tuple[int, bool, int]]:
                 done[way, s] += 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _schedule(forward, backward, hops):  # type: ignore[no-untyped-def]
     stages, count = forward.shape
     f_start, b_start = np.full((stages, count), -1.0), np.full((stages, count), -1.0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
+from zbench.describe.compiled import ENTERED
 from zbench.describe.links import NIC
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.variant import Variant
@@ -44,7 +45,7 @@ def _rows_of(form: LayoutForm) -> Ints:
     return np.array([_ROWS.get(one.terms[0].function, -1) for one in form.formulas], np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _added(table, busy, ops, rows, shape):  # type: ignore[no-untyped-def]
     """Returns the fields of `Amounts`. rows: of `_rows_of`. shape: queues, GPUs, NICs."""
     queues, gpus, nics = shape

@@ -28,7 +28,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, IN_PLACE
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.simulator.steps.expand import OP, RANK
 from zbench.simulator.steps.left_out import LeftOut
@@ -124,7 +124,7 @@ def _put_columns(ops, table, parts, num_gpus, first, found):  # type: ignore[no-
         found.head[at] = hop - head
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _spent(hops, following, times, cuts, shape):  # type: ignore[no-untyped-def]
     """Returns (seconds of computes and of gaps before them, [cuts + 1, GPUs, parts], with all layers in the last row;
     the end of each GPU's last compute with all layers).

@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.links import NIC
 from zbench.simulator.hops import class_of, proxy
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, REDUCE, SEND
@@ -46,12 +47,12 @@ class Topology(NamedTuple):
     queues: int
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _queue(to, place, purpose, link, way):  # type: ignore[no-untyped-def]
     return place * to.queues + 1 + 4 * (link + len(to.port) * (purpose - 1)) + way
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _hop(out, at, op, ends, ways, link, moved, to):  # type: ignore[no-untyped-def]
     """Writes a transfer from one GPU's port to another's."""
     a, b = ends
@@ -62,7 +63,7 @@ def _hop(out, at, op, ends, ways, link, moved, to):  # type: ignore[no-untyped-d
     out[LINK_A, at], out[LINK_B, at] = to.port[link, a], to.port[link, b] + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _routed(out, at, number, op, size, lanes, to):  # type: ignore[no-untyped-def]
     """Writes the hops of a transfer over lanes; returns where the next hop goes."""
     s, d, node = op[2], op[3], to.member[-1]
@@ -89,7 +90,7 @@ def _routed(out, at, number, op, size, lanes, to):  # type: ignore[no-untyped-de
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyped-def]
     """Writes a collective: a meeting, all legs, another meeting. where: the operation's number, the hop and the edge
     that come next, the queue of the first meeting. Returns (next hop, next edge)."""
@@ -109,7 +110,7 @@ def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyp
     return last + 1, count
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _host_copy(out, at, number, op, size, to):  # type: ignore[no-untyped-def]
     """Writes a copy between a GPU and its node's host memory, which has no queue at its other end."""
     sends = op[3] >= to.gpus
@@ -120,7 +121,7 @@ def _host_copy(out, at, number, op, size, to):  # type: ignore[no-untyped-def]
     out[LINK_A, at] = to.port[to.host, gpu] + way
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def expand(ops, begin, size, lists, legs, to):  # type: ignore[no-untyped-def]
     """Returns (the table of hops, edges inside collectives, queues of meetings of each variant). begin: where the
     operations of variants begin, and one more for the end."""
@@ -167,7 +168,7 @@ def expand(ops, begin, size, lists, legs, to):  # type: ignore[no-untyped-def]
     return out[:, :at].copy(), edges[0, :done].copy(), edges[1, :done].copy(), meetings
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyped-def]
     """Returns, of a table of hops, the first hop of every operation (and one more for the end), each hop's purpose,
     whether its queues have one channel, whether it computes, and its busy and latency.
@@ -198,7 +199,7 @@ def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyp
     return first, purpose, serial, computes, busy, delay
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def piece_bytes(table):  # type: ignore[no-untyped-def]
     """Returns the hops of a table that go in several pieces, with how many there are of each, int64 [n, 2], and the
     bytes and the class of links of every piece, those of one hop after another."""
@@ -219,7 +220,7 @@ def piece_bytes(table):  # type: ignore[no-untyped-def]
     return found, size, link
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def misplaced(ops, gpus, nodes):  # type: ignore[no-untyped-def]
     """Tells whether a transfer is in queue compute, whether one is at a host memory, and whether one of these is not
     between that and a GPU of its node. nodes: of every place."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.cost.loss import logits_bytes
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, IN_PLACE, INNER
 from zbench.describe.model import Model
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.played_template import PlayedTemplate
@@ -90,7 +90,7 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
     return np.array(rows, np.int64).reshape(-1, 5)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _read(t, needs, leaves, items, ended):  # type: ignore[no-untyped-def]
     """Returns the fields of HeldTemplate, of its others those that are no logits. needs, leaves: contract entries.
     items, ended: of Flow."""
@@ -159,7 +159,7 @@ def _rows_of(items, named):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _held(items, of, missing, named, shape, operations):  # type: ignore[no-untyped-def]
     """Returns the fields of `HeldBytes`. items: of Flow, the bytes of cells, and the first cell of each tensor. of:
     fields of HeldTemplate. named: the step's tensors and places for those of the template."""

@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.simulator.steps.program import StepProgram
 from zbench.simulator.steps.trains.columns import TrainTimeline
 
@@ -197,7 +197,7 @@ class LeftOut:
         return self.timeline.done + self.later
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _last(queue_a, queue_b, begin, release, queues):  # type: ignore[no-untyped-def]
     """Returns the latest release in each queue of the hops from each of `begin` on, 0 where there is none."""
     found = np.zeros((len(begin), queues))
@@ -209,7 +209,7 @@ def _last(queue_a, queue_b, begin, release, queues):  # type: ignore[no-untyped-
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _later(hops, following, times, cuts, first):  # type: ignore[no-untyped-def]
     """Returns by how much each hop is later, seconds [hops]; what a hop waits for stands before it. hops: ProgramHops,
     where those of instances begin, and their instances. cuts: of `Added`. first: the first instance behind a cut."""

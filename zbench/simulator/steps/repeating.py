@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numba as nb
 import numpy as np
 
+from zbench.describe.compiled import ENTERED
 from zbench.simulator.steps.left_out import LeftOut
 
 _SAME = 1e-10  # relative: of what two hops are later by than in the layer before; rounding is some 1e-13
@@ -75,7 +76,7 @@ class RepeatingLayers:
         return None if not linkless.isdisjoint(found) and _any_sent(left.later_computes, *hops) else left
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _repeating(done, begin, length, run, linkless):  # type: ignore[no-untyped-def]
     """Returns which of instances is the first that repeats, -1 where none does. done: of hops. begin, length: the hops
     of each instance. run: the first hop of their run."""
@@ -101,7 +102,7 @@ def _repeating(done, begin, length, run, linkless):  # type: ignore[no-untyped-d
     return -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _first_send(start, row, link_a, first):  # type: ignore[no-untyped-def]
     """Returns when the first hop with links begins of those from `first` on, infinity where there is none."""
     found = np.inf
@@ -111,7 +112,7 @@ def _first_send(start, row, link_a, first):  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _any_sent(later, row, link_a):  # type: ignore[no-untyped-def]
     """Returns whether any hop with links is later."""
     found = False

@@ -9,7 +9,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
@@ -94,7 +94,7 @@ def variants_of(asked: Sequence[AskedVariant], wires: ClusterPorts) -> list[Vari
     return [found[number] for number in range(len(asked))]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _of_layers(ops, amounts, edges, rows, gone, where):  # type: ignore[no-untyped-def]
     """Returns the operations of a template without the transfers of what is gone, at their places, with their size,
     seconds, edges and rows. amounts: size and seconds of all. gone: pairs of tensor and layer offset."""

@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.simulator.steps.dataflow.implied import LEAST_FELT
 from zbench.simulator.steps.dataflow.touched import BUFFERS, OFFSETS, HopsOfGroups
 from zbench.simulator.steps.variant import Variant
@@ -156,7 +156,7 @@ def _known(pair, place, waits, begins, edges, recent, used):  # type: ignore[no-
     return True
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _edges(t, instances, shape):  # type: ignore[no-untyped-def]
     """Returns the edges as `edges_between`. shape: slots, layers and stages."""
     slots, layers, stages = shape

@@ -4,6 +4,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Plan
 from zbench.step.index import Relation
 
@@ -24,7 +25,7 @@ def visible_parts(plan: Plan, block: Ints) -> Relation:
     return Relation("visible", "t", "t", block, block, offsets, key % len(blocks))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _seen(
     pieces: tuple[Ints, Ints, Ints, Ints], offsets: Ints, of_block: Ints, num_sequences: int, causal: bool, window: int
 ) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.layout import StepLayout
 from zbench.step.template import Step
 from zbench.step.tensor import FOLLOWING, LEADING
@@ -60,7 +61,7 @@ def _layers_due(step: Step, layout: StepLayout) -> Ints:
     return due
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _times(order, made, ends, count, num_layers):  # type: ignore[no-untyped-def]
     """Returns how often each of so many formulas is computed for each layer, int64 [formulas, layers], and in all.
     made, ends: the formulas of every template. One of which an instance has two alternatives is counted once."""

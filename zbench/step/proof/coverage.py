@@ -8,7 +8,7 @@ formula has a relation, its two slots are looked at group by group, and only pai
 import numba as nb
 import numpy as np
 
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.item_rules import WalkTables
@@ -42,7 +42,7 @@ def formulas_fault(layout: StepLayout, tables: WalkTables, rows: TemplateRows) -
     return which, -1, f"{where or 'its only part'} of {label} is computed by no operation"
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _first_fault(rows, about, lists, groups, pairs):  # type: ignore[no-untyped-def]
     """Returns (the first template with a formula that is not computed as it has to be, the formula, the fault, the
     operation, the one before it or the slot that it splits, a part of each slot). about: the parts of formulas' slots,

@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.layout import StepLayout
 from zbench.step.proof.sentences import item_name
 from zbench.step.proof.template_rows import ItemRows
@@ -124,7 +125,7 @@ def _told(layout: StepLayout, tensor: int, item: list[int] | None) -> str:
     return ", ".join(words)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _heads(items, contracts, pipeline_of):  # type: ignore[no-untyped-def]
     """Returns (pipeline, tensor, offset, 0, first version, first place) of the groups of contracts; where those of each
     contract begin; where the items of each group begin in a table; and this, the columns of a group's items, int32."""

@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.index import Index, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE
@@ -60,7 +61,7 @@ def _relation_fault(layout: StepLayout, one: Relation) -> str:
     return "has partners that are not ascending, or no groups" if code == _PARTNERS else ""
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _wrong_relation(first, second, offsets, partners):  # type: ignore[no-untyped-def]
     """Returns (what is wrong with a relation's groups and rows of partners, 0 if nothing; of which side)."""
     for side in range(2):

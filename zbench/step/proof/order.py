@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, INNER
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.computed import computed_fault
 from zbench.step.proof.groups import Groups, difference_word, named
@@ -153,7 +153,7 @@ def _about(step: Step, slots: Slots) -> Ints:
     return np.stack([columns[0], kinds, natures == STATE, columns[1]], axis=1).astype(np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _rows(templates, formulas, about, played, groups, group_ends):  # type: ignore[no-untyped-def]
     """Returns contracts as rows, and where those of each end. templates: TemplateRows; formulas: FormulaRows.offsets
     and rows. about: of `_about`. played: of each contract, the template, how many pipelines have rows of their own (0

@@ -8,6 +8,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.groups import slots_of
 from zbench.step.proof.template_rules import Looked
@@ -132,7 +133,7 @@ def _of_batches(step: Step, template: Template) -> str:
     return next((layout.tensors[one].name for one in sorted(tensors) if layout.of_batch(one)), "")
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _named_places(rows, items, ends, lists, homes, num_places):  # type: ignore[no-untyped-def]
     """Returns which places templates name, of runs of places that have homes of their own the last, bool [templates,
     places]. rows: TemplateRows; items, ends: of Looked; lists: offsets and parts; homes: where each tensor's begin, and

@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, IN_PLACE, INNER
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
@@ -106,7 +106,7 @@ def numbers_fault(step: Step, templates: Sequence[Template], rows: TemplateRows,
     return which, say.number(at, column, right)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _first_wrong(rows, counts, owners, slots, about):  # type: ignore[no-untyped-def]
     """Returns (the first template that breaks a rule, where, the operation or entry, the rule or the slot of a list,
     the index that the list has to be of). rows: TemplateRows; counts, owners: of `_wrong_numbers`; slots: of Owners;
@@ -230,7 +230,7 @@ def _entry_word(layout: StepLayout, items: Items, at: int, rule: int) -> str:
     return f"entry {at}, of {layout.tensors[tensor].name}, has {word}"
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _wrong_entry(items, about):  # type: ignore[no-untyped-def]
     """Returns (the first entry that breaks a rule, the rule, by their order in `_entry_word`), -1 if there is none."""
     (of, axes, natures, homeless), place, farthest, _ = about

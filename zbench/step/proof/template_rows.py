@@ -7,6 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.compiled import ENTERED
 from zbench.step.proof.item_rules import BASE, FIRST_CELL, HOME, LOWEST, SHAPE0, SHAPE1, WalkTables
 from zbench.step.template import AT_HOME, Items, Template
 
@@ -79,7 +80,7 @@ def one_below_another(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.concatenate(tables), _ends(tables)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _expanded(entries, entry_ends, t):  # type: ignore[no-untyped-def]
     """Returns the items of contracts, int64 [8, items]: the columns of ItemRows, each in one piece; and where those of
     each contract begin."""

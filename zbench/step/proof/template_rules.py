@@ -7,7 +7,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import INNER
+from zbench.describe.compiled import ENTERED, INNER
 from zbench.step.form import READ
 from zbench.step.operations import COMPUTE, GATHER
 from zbench.step.proof.coverage import formulas_fault
@@ -91,7 +91,7 @@ def _sentence(say: Sentence, code: int, told: Ints) -> str:
     return say.contract(f"leaves {what} {words[0]}; at the end it is {words[1]}")
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _most_items(t, rows, ends):  # type: ignore[no-untyped-def]
     """Returns the most items that there can be of a template."""
     most = 0
@@ -101,7 +101,7 @@ def _most_items(t, rows, ends):  # type: ignore[no-untyped-def]
     return most
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _follow(t, rows, items, ends, room, found):  # type: ignore[no-untyped-def]
     """Follows the items of each template from its first contract through its operations to its second one, until one
     breaks a rule: returns (which, the rule, what is told of it). room: a table that is empty. found: the hops that
@@ -138,7 +138,7 @@ def _tell_item(told, items, at):  # type: ignore[no-untyped-def]
     told[1], told[2], told[3], told[4] = items.tensor[at], items.layer[at], items.place[at], items.cell[at]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def enter_items(t, items, begin, end, table):  # type: ignore[no-untyped-def]
     """Puts the items of a contract, from one up to another, into a table."""
     for i in range(begin, end):

@@ -8,6 +8,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.compiled import ENTERED
 from zbench.plans.area import Work, work
 from zbench.plans.columns import ATTEND, Blocks, Lists, Ops
 from zbench.plans.cut_blocks import cut_blocks
@@ -76,7 +77,7 @@ class AttendSeconds:
         return np.asarray(ends[layout.lists.parts[layout.lists.offsets[lists]]] % self.plan.num_heads, np.int64)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _lists_of_blocks(offsets, parts, which, block):  # type: ignore[no-untyped-def]
     """Returns (offsets, items) of lists of blocks, each once and in ascending order, of some lists of parts."""
     begin, room = np.zeros(len(which) + 1, np.int64), 0
@@ -133,7 +134,7 @@ def _rows_as_bytes(lists: Lists) -> list[bytes]:
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _in_order(offsets, items, which):  # type: ignore[no-untyped-def]
     """Returns (offsets, items) of some lists, of each its items in ascending order."""
     begin, room = np.zeros(len(which) + 1, np.int64), 0

@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.simulator.steps.computes.terms import MATMUL, SCORE, UPDATE, TermRows
 from zbench.step.operations import COMPUTE
 
@@ -132,7 +132,7 @@ def _shape(n, formula, weight, results, kind):  # type: ignore[no-untyped-def]
     return TURNED if turned else STRAIGHT
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _works(ops, begin, terms, n, counted, element_bytes):  # type: ignore[no-untyped-def]
     """Returns the fields of `Works`."""
     count, places, formulas = _room(ops, terms), 1, len(n.slots)

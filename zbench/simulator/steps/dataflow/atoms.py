@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.step.layout import StepLayout
 from zbench.step.operations import GATHER, REDUCE
@@ -105,7 +105,7 @@ def _named(ops, needs, leaves, lists, tensors):  # type: ignore[no-untyped-def]
     return used, moved
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _tables(ops, needs, leaves, arrays):  # type: ignore[no-untyped-def]
     """Returns lists in atoms, maps in atoms, (shape0, shape1, first_cell), (home_offsets, homes, home_bytes) and
     cell_bytes, as of `AtomTables`."""

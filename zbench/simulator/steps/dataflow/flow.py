@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
 from zbench.simulator.steps.dataflow.chains import (
     FlowState,
@@ -56,7 +56,7 @@ def template_flow(layout: StepLayout, template: Template, num_places: int, array
     return Flow(producer, consumer, rows, items, ended, tables)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
     """Returns the fields of `Flow` but for the last. needs: of the contract. places: how many there are."""
     low, high = 0, 0

@@ -11,7 +11,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Floats, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 
 LEAST_FELT = 1e-12  # seconds: longer than what rounding moves a moment of a step by, shorter than any message
 
@@ -28,7 +28,7 @@ class QueuedHops(NamedTuple):
     latency: Floats
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def by_row(which, count):  # type: ignore[no-untyped-def]
     """Returns compressed rows of the places in `which` of each number below `count`, in order: (offsets, places)."""
     offsets = np.zeros(count + 1, np.int64)
@@ -84,7 +84,7 @@ def keep_first(places, span, hops, of, first, needed):  # type: ignore[no-untype
             first[of.queue_a[hop]] = -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def needed_edges(producer, consumer, of, queues):  # type: ignore[no-untyped-def]
     """Returns (producer, consumer) of the edges between the hops of an instance that its queues do not imply. of:
     QueuedHops; queues: how many there are."""

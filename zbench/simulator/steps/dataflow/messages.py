@@ -11,7 +11,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE
 from zbench.step.operations import COMPUTE, DROP, MOVE, SEND
 from zbench.step.proof.items import first_place
 
@@ -27,7 +27,7 @@ def leaders(ops: Ints, producer: Ints, consumer: Ints) -> Ints:
     return found
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _leaders(ops, producer, consumer):  # type: ignore[no-untyped-def]
     """Returns what `leaders` does."""
     count, size = len(ops), 16

@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.dataflow.implied import QueuedHops, keep_first, keep_last
 from zbench.step.operations import COMPUTE
@@ -68,7 +68,7 @@ class NamedPairs(NamedTuple):
     replaced: Flags
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def named_pairs(ops, needs, leaves, offsets, tensors):  # type: ignore[no-untyped-def]
     """Returns the fields of `NamedPairs`. needs, leaves: tables of Items. offsets: of the layout's lists. tensors: how
     many it has."""
@@ -126,7 +126,7 @@ def _sorted_keys(rows: Ints, shape: tuple[int, int, int]) -> Ints:
     return keys
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _relations(keys, shape, about, hops, queued):  # type: ignore[no-untyped-def]
     """Returns the fields of `TouchRelations`, the last two as those of theirs. keys: of rows, sorted."""
     touches = TouchedItems(*_touch_groups(keys, shape))
@@ -156,7 +156,7 @@ def _put_keys(rows, shape, keys):  # type: ignore[no-untyped-def]
         keys[at] = group << before | rows[at, 4] << of_ops | rows[at, 1]
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _touch_groups(keys, shape):  # type: ignore[no-untyped-def]
     """Returns the fields of `TouchedItems`. keys: of `_sorted_keys`."""
     codes, (of_ops, before), count = shape[0] * OFFSETS, _bits(shape), 0

@@ -17,7 +17,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, IN_PLACE, INNER
 from zbench.simulator.clock import Free, Timeline, run_hops, take
 from zbench.simulator.event_heap import pop_event, push_event
 from zbench.simulator.hop_graph import HopGraph
@@ -150,7 +150,7 @@ class _Run:
         return PausedHops(*(one.copy() for one in (*hops, front, *(one[:mine] for one in of_trains), *free, *lists)))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _watched(hops, done):  # type: ignore[no-untyped-def]
     """Tells which of some hops have not ended, bool [all hops]."""
     found = np.zeros(len(done), np.bool_)
@@ -190,7 +190,7 @@ def _let_go(hop, begin, hops, following, state, queue_free, heap, size):  # type
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
     """Returns the train that each hop is, -1 of others, and the state of `settle_port`, with a piece before the first
     of trains that nobody has asked for."""
@@ -202,7 +202,7 @@ def _started(num_hops, trains, links):  # type: ignore[no-untyped-def]
     return train_of, (front, behind, piece, when, since)
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _begun(hops, waits, trains, free, longest_waiting):  # type: ignore[no-untyped-def]
     """Returns the fields of RunColumns but for the last, and the size of the heap. Of the times, `start` has when hops
     are ready until they start, and `sent` how many there are before them."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.compiled import IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, IN_PLACE, INNER
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 
@@ -84,7 +84,7 @@ class LinkUse:
         return Occupancy(*_by_span(self.intervals, marks))
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _intervals(hops, pieces, times, gpus):  # type: ignore[no-untyped-def]
     """Returns the columns of _Intervals. times: when hops begin and end."""
     most = 4 * (len(hops.row) + len(pieces.begun))  # room that is not written takes no memory
@@ -180,7 +180,7 @@ def _join(chains, count, chain, begin, end):  # type: ignore[no-untyped-def]
     return count + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(**ENTERED)
 def _by_span(intervals, marks):  # type: ignore[no-untyped-def]
     """Returns the fields of Occupancy: of every GPU's transfers, what of them no compute covers, and of those across
     nodes."""
