@@ -206,11 +206,12 @@ def execute(
     loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)], routes)
     worst = abs(sum(there["loss", 0, -1].values()) / loss - 1)
     layout = step.layouts[0]
-    for name, _, first, cell in run.named(layout, step.ends):
+    for name, layers, first, cell in run.resting(layout, step.ends):
         if name == "loss":
             continue
         weight = name.removeprefix("s")
-        layers = dense_step.layers_with(model, weight) if weight not in dense_step.OUTSIDE else (0,)
+        if weight not in dense_step.OUTSIDE:
+            layers = [layer for layer in layers if layer in dense_step.layers_with(model, weight)]
         for layer in layers:
             place = int(step.where(ACROSS, layer)[first]) if weight not in dense_step.OUTSIDE else first
             before, gradient = given[weight], gradients[weight]

@@ -161,8 +161,10 @@ class Step:
 
     num_gpus, num_hosts: places are the GPUs' memories and after them the nodes' host memories. layouts: one a
     micro-batch, and maybe one of what is of all pipelines. begins, ends: what is there of the step's own tensors before
-    and after it, of every layer that has them, told with the lists and tensors of layouts[0]; places of what is of a
-    layer are told as they are for the first one, and counted from the stage of their pipeline that has the layer.
+    and after it, told with the lists and tensors of layouts[0]: an entry's layer is the first one that it is of, and
+    it is of those that follow, up to the next first one that the tensor has entries of (`layers_of_entries`); places of
+    what is of a layer are told as they are for the first one, and counted from the stage of their pipeline that has the
+    layer.
     stages: of every pipeline, one after another, by their first layers, ascending; layers of another stage than its own
     are not there for an instance, but for the border to it. Pipelines stand side by side, by their first places: each
     has all layers, and the places up to the next one.
@@ -220,6 +222,19 @@ class Step:
         for number, stages in enumerate(self.pipelines):
             for one in stages:
                 found[number, one.layer :] = one.place - stages[0].place
+        return found
+
+    def layers_of_entries(self, items: Items) -> Ints:
+        """Returns the first and the last layer that each entry of what the step begins or ends with is of, int64
+        [entries, 2]; the last is before the first where there is none, both are 0 of what is of no layer."""
+        spans = [one.layers_of(0, self.num_layers - 1, self.leading) for one in self.layouts[0].tensors]
+        of_tensors = np.array(spans, np.int64).reshape(-1, 2)
+        found = of_tensors[items.tensor]
+        for tensor in np.unique(items.tensor[items.layer != 0]).tolist():
+            mine = np.flatnonzero(items.tensor == tensor)
+            firsts, which = np.unique(items.layer[mine], return_inverse=True)
+            found[mine, 0] = np.maximum(found[mine, 0], firsts[which])
+            found[mine, 1] = np.minimum(found[mine, 1], np.append(firsts[1:] - 1, of_tensors[tensor, 1])[which])
         return found
 
     def where(self, place: int, layer: int) -> Ints:

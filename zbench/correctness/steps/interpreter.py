@@ -66,16 +66,25 @@ class StepInterpreter:
     def _begin(self) -> None:
         """Puts parameters where the step has them, and optimizer state of zeros."""
         layout = self.step.layouts[0]
-        for name, _, first, cell in self.named(layout, self.step.begins):
+        for name, layers, first, cell in self.resting(layout, self.step.begins):
             tensor = layout.tensors[layout.number[name]]
-            low, high = self._layers(layout, name, 0, self.step.num_layers - 1)
-            for layer in range(low, high + 1):
+            for layer in layers:
                 of_step = tensor.layers == "none"
                 place = first if of_step else int(self.step.where(ACROSS, layer)[first])
                 whole = self.weights[name.removeprefix("s")]
                 shards = self.shards(layout, name, whole if of_step else whole[layer], cell[0])
                 value = shards[cell[1]] if tensor.axes else shards[0]
                 self.there.setdefault((name, layer, -1), {})[place, cell] = 0 * value if name[0] == "s" else value
+
+    def resting(self, layout: StepLayout, items: Items) -> Iterator[tuple[str, range, int, Cell]]:
+        """Yields (tensor, layers, place, cell) of what the step begins or ends with."""
+        since: dict[str, set[int]] = {}  # by tensor: the layers from which on there are entries of it
+        for name, begin, _, _ in self.named(layout, items):
+            since.setdefault(name, set()).add(begin)
+        for name, begin, place, cell in self.named(layout, items):
+            low, high = self._layers(layout, name, 0, self.step.num_layers - 1)
+            high = min([high, *(one - 1 for one in since[name] if one > begin)])
+            yield name, range(max(low, begin), high + 1), place, cell
 
     def named(self, layout: StepLayout, items: Items) -> Iterator[tuple[str, int, int, Cell]]:
         """Yields (tensor, layer offset, place, cell) of the items of a contract."""
