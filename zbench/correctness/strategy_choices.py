@@ -19,7 +19,6 @@ from zbench.correctness.cover import Combination
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.needs import check_memory
-from zbench.describe.model import NONE
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.strategy import Recompute, TrainingMemory
@@ -66,7 +65,7 @@ class StrategyChoices:
         """
         chosen = replace(strategy, recompute=self.recompute[choice.recompute], memory=self.memory[choice.memory])
         model = replace(cost.gpus.model, **chosen.model_fields)
-        made = make_cost(cost.gpus.cluster, model, model.offload == NONE)  # inputs and state on hosts take no pipelines
+        made = make_cost(cost.gpus.cluster, model, not model.uses_hosts)  # inputs and state on hosts take no pipelines
         check_memory(made)
         degrees = expert_degrees(made, choice.experts)
         step = replace(StepStrategy.of(chosen), expert_parallel=degrees[0], expert_tensor_parallel=degrees[1])

@@ -24,6 +24,7 @@ from zbench.describe.checks import (
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.layers.expert_layers import ExpertLayers
 from zbench.describe.layers.layer_parameters import LayerParameters
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, LayersOnHosts, check_on_hosts
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayers, bracketed
 
@@ -48,7 +49,7 @@ CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what ten
 
 
 @dataclass(frozen=True, slots=True)
-class Model(StagedLayers, LayerParameters, ExpertLayers):
+class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
@@ -82,11 +83,14 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
         CPUs update, or that and one of the others.
+    optimizer_layers: whose optimizer state that is: of "all" layers, of so many last ones (and the head), or "auto".
+        host_updates: when CPUs update it (zbench.describe.layers.on_hosts).
+    parameter_layers: whose parameters rest in host memory: "none", "all", so many first layers', or "auto".
     offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones, or "auto": of as few
         first ones of each micro-batch as it fits with; planners plan as if of all. The last layer's activations stay,
         as its backward is next.
-    Of these, recompute, its layers, sharding, both numbers of tokens, offload, its layers, both degrees and stages'
-    layers are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
+    Of these, recompute, its layers, sharding, both numbers of tokens, what is on hosts, both degrees and stages' layers
+    are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -121,6 +125,9 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
     ] = "none"
     offload_layers: int | str = ALL_LAYERS
+    optimizer_layers: int | str = ALL_LAYERS
+    parameter_layers: int | str = NOWHERE
+    host_updates: str = AS_GRADIENTS_COME
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -167,6 +174,7 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
         check_offload_layers(self.offload_layers, self.layers_on_hosts)
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, self.host_updates, self.optimizer_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):
@@ -226,11 +234,6 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
             return replace(self, offload_layers=layers)
         here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
         return replace(self, offload=here, offload_layers=ALL_LAYERS)
-
-    @property
-    def optimizer_on_hosts(self) -> bool:
-        """Whether optimizer state is in host memory, and updated there."""
-        return self.offload in WITH_OPTIMIZER
 
     # -- parameters -------------------------------------------------------------------------------
     @property

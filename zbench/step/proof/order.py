@@ -92,7 +92,9 @@ def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots], about:
     layer that has them, in the places of the stages of their pipelines. about: of `_about`."""
     groups, slots = known
     both = np.full((2, slots.count, step.num_layers + 1, 3), -1, np.int64)
-    sides = [part for items, into in zip((step.begins, step.ends), both, strict=True) for part in _parts(step, items, into)]
+    sides = [
+        part for items, into in zip((step.begins, step.ends), both, strict=True) for part in _parts(step, items, into)
+    ]
     items, ends = items_of_contracts(*one_below_another([rows for rows, _, _ in sides]), tables)
     contracts = np.array([[begin, end, 1] for begin, end in pairwise(ends.tolist())], np.int64)
     found, ends = groups.of(items, contracts, step.pipeline_of)

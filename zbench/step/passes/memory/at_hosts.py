@@ -185,4 +185,3 @@ def _at_home_alone(items: Items) -> set[tuple[int, int]]:
     """Returns the tensors, with their layers' offsets, of which entries say that all of it is at home and no more."""
     elsewhere = {(row[0], row[1]) for row in items.rows() if row[2] != AT_HOME}
     return {(row[0], row[1]) for row in items.rows()} - elsewhere
-

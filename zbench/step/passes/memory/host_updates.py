@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zbench.describe.host_updates import AFTER_BACKWARD
+from zbench.describe.layers.on_hosts import AFTER_BACKWARD
 from zbench.step.operations import SEND, Operations, operation_row
 from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, Rows
 from zbench.step.passes.memory.kept_on_hosts import OFFLOADED
@@ -47,7 +47,7 @@ class _Numbers(NamedTuple):
 
 @dataclass
 class HostUpdates:
-    """The updates of a step in host memory. items: of its first layout; when: zbench.describe.host_updates.
+    """The updates of a step in host memory. items: of its first layout; when: zbench.describe.layers.on_hosts.
 
     layers: by the number of the template that updated them on GPUs. head: of what the head alone has, None where that
     is updated with the table, or on GPUs. rest: the template of what is left, on hosts or on GPUs.
@@ -68,9 +68,11 @@ class HostUpdates:
         self.rest = rest
         if self.items.layers.outside(False).state:
             parts = self._parted(others)
-            joined = [one.operations.table for one in parts] if self.when == AFTER_BACKWARD else [
-                parts.sent.operations.table, parts.updated.operations.table, parts.back.operations.table
-            ]
+            joined = (
+                [one.operations.table for one in parts]
+                if self.when == AFTER_BACKWARD
+                else [parts.sent.operations.table, parts.updated.operations.table, parts.back.operations.table]
+            )
             others = replace(others, operations=Operations.of_tables(joined))
         templates[rest] = others
         if early is not None:

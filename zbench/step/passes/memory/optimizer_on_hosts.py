@@ -11,7 +11,7 @@ a form for each of them.
 
 from dataclasses import replace
 
-from zbench.describe.host_updates import AS_GRADIENTS_COME
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME
 from zbench.step.lists import ListTable
 from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, OnHosts
 from zbench.step.passes.memory.by_layers import by_layers
@@ -23,7 +23,7 @@ def with_optimizer_on_hosts(
     step: Step, gpus_per_node: int, layers: HostLayers | None = None, when: str = AS_GRADIENTS_COME
 ) -> Step:
     """Returns a step whose optimizer state, or parameters, rest in host memory. layers: of which; None: the optimizer
-    state of all. when: CPUs update, of zbench.describe.host_updates.
+    state of all. when: CPUs update, of zbench.describe.layers.on_hosts.
 
     Raises:
         ValueError: layers are in stages, or parameters are updated on several GPUs.
@@ -49,11 +49,7 @@ def with_optimizer_on_hosts(
     begins, ends = every[0].resting(step.begins), every[0].resting(step.ends)
     if layers.optimizer:
         names = [step.templates[number].name.split(".")[0] for number in of]
-        there = {
-            one.template
-            for one in order
-            if names[one.template] == UPDATES and layers.of_layer(one.layer).state
-        }
+        there = {one.template for one in order if names[one.template] == UPDATES and layers.of_layer(one.layer).state}
         updates = HostUpdates(every[0], when)
         updates.put(templates, sorted(there), names.index(ENDS))
         order = updates.ordered(order, names)

@@ -1,0 +1,108 @@
+"""Layers of a model whose parameters or optimizer state rest in host memory, and when CPUs update them. Pure data."""
+
+from typing import TypeGuard
+
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
+
+NOWHERE = "none"  # in place of a number of layers whose parameters are on hosts
+CHOSEN = "auto"  # in place of a number of layers: the one of which a step takes least time, of those that fit
+AS_GRADIENTS_COME, AFTER_BACKWARD = HOST_UPDATES = ("as_gradients_come", "after_backward")
+
+
+class LayersOnHosts:
+    """Properties of a model that follow from what of its layers rests in host memory; zbench.describe.model.Model has
+    the fields, and what they mean."""
+
+    __slots__ = ()
+    num_layers: int
+    offload: str
+    optimizer_layers: int | str
+    parameter_layers: int | str
+    host_updates: str
+    tied_embeddings: bool
+    hidden: int
+    layer_params: int
+    head_params: int
+    table_params: int
+
+    @property
+    def optimizer_on_hosts(self) -> bool:
+        """Whether optimizer state is in host memory, of some layers at least, and updated there."""
+        return "optimizer" in self.offload.split("_and_")
+
+    @property
+    def layers_updated_on_hosts(self) -> int:
+        """The layers, the last ones, whose optimizer state is in host memory; of those that are open, all."""
+        if not self.optimizer_on_hosts:
+            return 0
+        return (
+            self.num_layers if isinstance(self.optimizer_layers, str) else min(self.optimizer_layers, self.num_layers)
+        )
+
+    @property
+    def parameters_on_hosts(self) -> int:
+        """The layers, the first ones, whose parameters rest in host memory; of those that are open, all."""
+        if isinstance(self.parameter_layers, str):
+            return 0 if self.parameter_layers == NOWHERE else self.num_layers
+        return min(self.parameter_layers, self.num_layers)
+
+    @property
+    def params_updated_on_hosts(self) -> int:
+        """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
+        its own and some layers' are; of the table where all layers' are."""
+        layers = self.layers_updated_on_hosts
+        of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
+        of_layers = layers * self.layer_params
+        if layers == self.num_layers:
+            return of_layers + of_head + self.table_params
+        return of_layers + of_head if layers and not self.tied_embeddings else of_layers
+
+    @property
+    def params_held_by_hosts(self) -> int:
+        """The parameters that are in host memory themselves: where their state is, and where they rest."""
+        resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
+        return self.params_updated_on_hosts + resting * self.layer_params
+
+    @property
+    def uses_hosts(self) -> bool:
+        """Whether anything is in host memory."""
+        return self.offload != "none" or self.parameters_on_hosts > 0
+
+    @property
+    def told_of_hosts(self) -> str:
+        """The key that has something in host memory, for sentences."""
+        key = "offload" if self.offload != "none" else "parameter_layers"
+        return f"memory.{key} is {getattr(self, key)}"
+
+
+def check_on_hosts(optimizer: int | str, parameters: int | str, updates: str, on_hosts: bool) -> None:
+    """Refuses layers whose optimizer state or parameters cannot be in host memory. on_hosts: whether any optimizer
+    state is.
+
+    Raises:
+        ValueError: the message names the key.
+    """
+    for key, value, words in (
+        ("optimizer_layers", optimizer, (ALL_LAYERS, CHOSEN)),
+        ("parameter_layers", parameters, (NOWHERE, ALL_LAYERS, CHOSEN)),
+    ):
+        if value not in words and not (_is_whole(value) and 1 <= value <= 2**24):
+            raise ValueError(
+                f"memory.{key} is {value!r}; it takes a whole number from 1 to {2**24}, {', '.join(words[:-1])} or "
+                f"{words[-1]}"
+            )
+    if updates not in HOST_UPDATES:
+        raise ValueError(f"memory.host_updates is {updates!r}; it takes {' or '.join(HOST_UPDATES)}")
+    for key, value, usual in (
+        ("optimizer_layers", optimizer, ALL_LAYERS),
+        ("host_updates", updates, AS_GRADIENTS_COME),
+    ):
+        if value != usual and not on_hosts:
+            raise ValueError(
+                f"memory.{key} is {value}; without optimizer state in memory.offload it takes {usual}, or "
+                "memory.offload=optimizer beside it"
+            )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
