@@ -51,7 +51,7 @@ def elements_held(step: Step, items: Items) -> ElementHolders:
     """
     layout = step.layouts[0]
     rows: dict[tuple[str, int, int], list[Sequence[int]]] = defaultdict(list)  # with the layers that they are of
-    for row, (first, last) in zip(items.rows(), step.layers_of_entries(items).tolist(), strict=True):
+    for row, first, last in step.resting(items):
         if (name := layout.tensors[row[0]].name) != "loss":
             rows[name, first, last].append(row)
     holders: dict[tuple[str, int], Holders] = {}

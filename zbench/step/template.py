@@ -1,7 +1,7 @@
 """Templates of a step, their contracts, and the order in which a step plays instances of them."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,7 @@ from zbench.step.operations import Column32, Operations
 from zbench.step.tensor import NONE, Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
+GONE = -2  # in place of a list of places of what a step begins or ends with: of these layers there is nothing
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
 USUAL_BYTES = 2  # of a value, where an encoding does not say
 ACROSS = -1  # in place of an instance's place: it is of all pipelines, each in the stage that has the layer
@@ -236,6 +237,12 @@ class Step:
             found[mine, 0] = np.maximum(found[mine, 0], firsts[which])
             found[mine, 1] = np.minimum(found[mine, 1], np.append(firsts[1:] - 1, of_tensors[tensor, 1])[which])
         return found
+
+    def resting(self, items: Items) -> Iterator[tuple[list[int], int, int]]:
+        """Yields (entry, first layer, last layer) of what the step begins or ends with."""
+        for row, (first, last) in zip(items.rows(), self.layers_of_entries(items).tolist(), strict=True):
+            if row[2] != GONE:
+                yield row, first, last
 
     def where(self, place: int, layer: int) -> Ints:
         """Returns, for every place that a template may name, the one that it is for an instance played from `place` on,

@@ -19,6 +19,7 @@ play forward for layers 0 to 1, from place 2       or across: of all pipelines
 begins wq[*,*] at home                             of all layers; or from one on, up to the next that is named
 ends wq[*,*] at home, version 1
 ends wq[*,*] at 8, from layer 4, version 1
+ends wq gone, from layer 6                         nothing of it
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import span_text
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
-from zbench.step.template import ACROSS, AT_HOME, COMPLETE, USUAL_BYTES, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, COMPLETE, GONE, USUAL_BYTES, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
 
 
@@ -138,7 +139,10 @@ def items_text(step: Step, layout: StepLayout, items: Items, resting: bool = Fal
         axes = [_list(layout, which) for which in (list0, list1) if which >= 0]
         words = f"{layout.tensors[tensor].name}{f'{layer:+d}' if layer and not resting else ''}"
         words += f"[{','.join(axes)}]" if axes else ""
-        words += " at home" if places == AT_HOME else f" at {span_text(layout.lists[places], step.num_places)}"
+        if places == GONE:
+            words += " gone"
+        else:
+            words += " at home" if places == AT_HOME else f" at {span_text(layout.lists[places], step.num_places)}"
         words += f", from layer {layer}" if layer and resting else ""
         if count:
             words += ", complete" if count == COMPLETE else f", count {count}"

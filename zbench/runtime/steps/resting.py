@@ -16,7 +16,7 @@ def items_on(step: Step, items: Items, places: Collection[int]) -> Iterator[tupl
     """Yields (tensor, layer, places, parts of both axes) of what a step's begins or ends name on some places; those of
     a layer are counted from the stage of their pipeline that has it."""
     layout = step.layouts[0]
-    for row, (first, last) in zip(items.rows(), step.layers_of_entries(items).tolist(), strict=True):
+    for row, first, last in step.resting(items):
         one = layout.tensors[row[0]]
         if one.layers == NONE:
             yield from ((row[0], 0, *named) for named in _named(step, row, np.arange(step.num_places), places))

@@ -74,8 +74,7 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     step, layout = parts.step, parts.step.layouts[0]
     sizes, alike = layout.sizes_of_lists, dict[tuple[int, int], list[tuple[Ints, int]]]()
     found = np.zeros((len(names), step.num_places), np.int64)
-    spans = step.layers_of_entries(step.begins).tolist()
-    for (tensor, _, places, list0, list1, *_), (first, last) in zip(step.begins.rows(), spans, strict=True):
+    for (tensor, _, places, list0, list1, *_), first, last in step.resting(step.begins):
         one = layout.tensors[tensor]
         if places == AT_HOME:
             size = np.bincount(one.home, one.cell_bytes(layout.index), step.num_places).astype(np.int64)

@@ -20,7 +20,7 @@ from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.pipelines import Slots, places_fault
 from zbench.step.proof.template_rows import items_of_contracts, one_below_another
 from zbench.step.proof.template_rules import Looked
-from zbench.step.template import ACROSS, Items, Step
+from zbench.step.template import ACROSS, GONE, Items, Step
 from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE, STATE
 
 _OK, _NO_LAYER, _DIFFERS = range(3)
@@ -108,7 +108,7 @@ def _parts(step: Step, items: Items, into: Ints) -> list[tuple[Ints, Ints, Ints]
     those of one layer, the ranges, int64 [tensors, 2], and `into`."""
     spans, found, table = step.layers_of_entries(items), list[tuple[Ints, Ints, Ints]](), items.table
     for first in np.unique(items.layer).tolist() or [0]:
-        mine = np.flatnonzero(items.layer == first)
+        mine = np.flatnonzero((items.layer == first) & (items.places != GONE))
         rows = table[mine]
         rows[:, 1] = 0
         of_tensors = np.zeros((len(step.layouts[0].tensors), 2), np.int64)

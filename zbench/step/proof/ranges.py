@@ -16,7 +16,7 @@ from zbench.step.lists import LANE, PLACE
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.proof.sentences import Sentence
 from zbench.step.proof.template_rows import TemplateRows
-from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
+from zbench.step.template import AT_HOME, COMPLETE, GONE, Items, Step, Template
 from zbench.step.tensor import STATE, SUM
 
 MOST_HOPS = 1000  # lossy encodings, one after another
@@ -200,10 +200,13 @@ def _wrong_lists(ops, of, slots, axes, layered):  # type: ignore[no-untyped-def]
 def resting_fault(step: Step, items: Items, owners: Owners) -> str:
     """Returns what is wrong with the numbers of what a step begins or ends with, "" if nothing. owners: of its first
     layout."""
-    layout = step.layouts[0]
-    at, rule = _wrong_entry(items.table, _about_items(owners, layout, step.num_layers))
+    layout, there = step.layouts[0], np.flatnonzero(items.places != GONE)
+    at, rule = _wrong_entry(items.table[there], _about_items(owners, layout, step.num_layers))
     if at >= 0:
-        return _entry_word(layout, items, at, rule)
+        return _entry_word(layout, items, int(there[at]), rule)
+    known = (items.tensor >= 0) & (items.tensor < len(layout.tensors))
+    if not known.all():
+        return _entry_word(layout, items, int(np.flatnonzero(~known)[0]), 0)
     spans = step.layers_of_entries(items)
     no_layer = (items.layer < 0) | ((items.layer > 0) & (spans[:, 0] > spans[:, 1]))
     if no_layer.any():

@@ -11,6 +11,7 @@ from zbench.step.template import (
     ACROSS,
     AT_HOME,
     COMPLETE,
+    GONE,
     USUAL_BYTES,
     Encoding,
     Instance,
@@ -238,9 +239,12 @@ class _Reader:
         """Takes an entry of a contract. resting: of what a step begins or ends with."""
         layout, lists = part.finished()
         what, layer = self._named(scanner, layout)
-        cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
-        scanner.take("at")
-        places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
+        if resting and scanner.has("gone"):
+            cells, places = [-1, -1], GONE
+        else:
+            cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
+            scanner.take("at")
+            places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
         numbers = {"count": 0, "version": 0, "hops": 0}
         while scanner.has(","):
             word = scanner.take("complete", *(["from layer"] if resting else []), *numbers)

@@ -12,17 +12,18 @@ import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, SEND
+from zbench.step.operations import COMPUTE, GATHER, SEND
 from zbench.step.tensor import STATE
 
 
 def host_copies(layout: StepLayout, ops: Ints, num_gpus: int) -> tuple[Flags, Flags]:
-    """Returns which operations are copies of activations to host memory; and which are of activations, or of parameters
-    that no update has changed, from there."""
+    """Returns which operations of a template are copies of activations to host memory; and which are of activations, or
+    of parameters that GPUs then gather or compute with, from there."""
     sends = ops[:, 0] == SEND
     what = np.where(sends, ops[:, 1], 0)
     batch = np.array([layout.of_batch(at) for at in range(len(layout.tensors))])
-    brought = batch[what] | ((layout.form.natures[what] == STATE) & (ops[:, 9] == 0))
+    at_work = ((ops[:, 0] == GATHER) | ((ops[:, 0] == COMPUTE) & (ops[:, 2] < num_gpus))).any()
+    brought = batch[what] | ((layout.form.natures[what] == STATE) & at_work)
     return sends & batch[what] & (ops[:, 3] >= num_gpus), sends & brought & (ops[:, 2] >= num_gpus)
 
 

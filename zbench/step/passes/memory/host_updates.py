@@ -9,9 +9,12 @@ begin is a choice:
 - **after the backward**: gradients are sent as they come, and CPUs update when the last one of a node has come, as
   ZeRO-Offload's do (arXiv 2101.06840); the lowest layers go first, whose gradients come last, and come back while the
   others are updated.
+- **across steps**: of some layers gradients are sent as they come, and the next step begins with them: its forward of a
+  layer waits for that one's update alone, and those of the others are beside it, the lowest layers first (AutoHete, arXiv
+  2503.01890). All other layers are updated as their gradients come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from zbench.describe.layers.on_hosts import AFTER_BACKWARD
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, Rows
+from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, OnHosts, Rows
 from zbench.step.passes.memory.kept_on_hosts import OFFLOADED
 from zbench.step.lists import PLACE
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
@@ -38,11 +41,12 @@ class _Parts(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The templates of an update: that which is played when gradients are complete, and that which is played after all
-    else, -1 where there is none."""
+    """The templates of an update: that which is played when gradients are complete; that which is played after all
+    else, or before it where the step begins with gradients (`first`), -1 where there is none."""
 
     soon: int
     late: int
+    first: bool = False
 
 
 @dataclass
@@ -50,51 +54,50 @@ class HostUpdates:
     """The updates of a step in host memory. items: of its first layout; when: zbench.describe.layers.on_hosts.
 
     layers: by the number of the template that updated them on GPUs. head: of what the head alone has, None where that
-    is updated with the table, or on GPUs. rest: the template of what is left, on hosts or on GPUs.
+    is updated with the table, or on GPUs. rest: of what is left, on hosts or on GPUs.
     """
 
     items: HostItems
     when: str
     layers: dict[int, _Numbers] = field(default_factory=dict)
     head: _Numbers | None = None
-    rest: int = -1
+    rest: _Numbers = _Numbers(-1, -1)
 
-    def put(self, templates: list[Template], numbers: Sequence[int], rest: int) -> None:
+    def put(self, templates: list[Template], numbers: Mapping[int, OnHosts], rest: int) -> None:
         """Puts templates that update in host memory in the place of those that did on GPUs, and more after the others.
-        numbers: of templates whose layers' state is there; rest: of what is outside the layers."""
-        for number in numbers:
-            self.layers[number] = self._put(templates, number, templates[number])
+        numbers: of templates whose layers' state is there, with what else is; rest: of what is outside the layers."""
+        for number, kind in numbers.items():
+            self.layers[number] = self._put(templates, number, templates[number], kind.gradients)
         early, others = self._divided(templates[rest])
-        self.rest = rest
-        if self.items.layers.outside(False).state:
-            parts = self._parted(others)
-            joined = (
-                [one.operations.table for one in parts]
-                if self.when == AFTER_BACKWARD
-                else [parts.sent.operations.table, parts.updated.operations.table, parts.back.operations.table]
-            )
-            others = replace(others, operations=Operations.of_tables(joined))
+        self.rest, kind = _Numbers(rest, -1), self.items.layers.outside(False)
         templates[rest] = others
-        if early is not None:
+        if kind.gradients:
+            self.rest = self._put(templates, rest, others, True)
+        elif kind.state:
+            joined = [one.operations.table for one in self._parted(others)]
+            templates[rest] = replace(others, operations=Operations.of_tables(joined))
+        if early is not None and self.items.layers.outside(True).state:
             templates.append(early)
-            self.head = self._put(templates, len(templates) - 1, early)
+            self.head = self._put(templates, len(templates) - 1, early, False)
 
-    def _put(self, templates: list[Template], number: int, template: Template) -> _Numbers:
-        """Puts the templates of an update in the place of one, and behind the others."""
-        parts = self._parted(template)
-        if self.when == AFTER_BACKWARD:
+    def _put(self, templates: list[Template], number: int, template: Template, first: bool) -> _Numbers:
+        """Puts the templates of an update in the place of one, and behind the others. first: whether a step begins with
+        its gradients."""
+        parts = self._parted(template, first)
+        if first or self.when == AFTER_BACKWARD:
             soon = parts.sent
-            late = _one_after_another(parts.updated, parts.back, f"{template.name}_late")
+            late = _one_after_another(parts.updated, parts.back, f"{template.name}_{'first' if first else 'late'}")
         else:
             soon, late = _one_after_another(parts.sent, parts.updated, template.name), parts.back
         templates[number] = soon
         if not len(late.operations):
-            return _Numbers(number, -1)
+            return _Numbers(number, -1, first)
         templates.append(late)
-        return _Numbers(number, len(templates) - 1)
+        return _Numbers(number, len(templates) - 1, first)
 
-    def _parted(self, template: Template) -> _Parts:
-        """Returns an update in parts."""
+    def _parted(self, template: Template, first: bool = False) -> _Parts:
+        """Returns an update in parts. first: whether it is before all else, where parameters are as a step begins with
+        them; then what of them is elsewhere after the backward is gone where gradients are sent."""
         of, lists = self.items, self.items.lists
         sent, computes, back, at_hosts = Rows(), Rows(), Rows(), Rows()
         needs, leaves = template.needs.rows(), template.leaves.rows()
@@ -106,22 +109,27 @@ class HostUpdates:
             gpu, cells = row[2], [which for which in row[4:6] if which >= 0]
             gradient = of.layout.number[f"d{of.layout.tensors[weight].name}"]
             sent.append(operation_row(SEND, gradient, (gpu, host), cells, "host"))
-            there = [lists.number(PLACE, [host]), *cells, -1, -1][:3]
-            at_hosts.append([gradient, 0, *there, COMPLETE, 0, hops.get(gradient, 0)])
+            where = [lists.number(PLACE, [host]), *cells, -1, -1][:3]
+            at_hosts.append([gradient, 0, *where, COMPLETE, 0, hops.get(gradient, 0)])
             computes.append([*row[:2], host, *row[3:]])
             if weight in come_back:
                 back.append(operation_row(SEND, weight, (host, gpu), cells, "host", version=1))
         old_homes = [[*row[:6], 0, *row[7:]] for row in homes]
         on_hosts = [row for row in leaves if row[2] != AT_HOME and of.is_weight(row[0])]
-        name = template.name
+        name, before, gone, stays = template.name, [row for row in needs if row not in gradients], Rows(), Rows()
+        if first:
+            gone = [[*row[:6], 1, *row[7:]] for row in before if of.is_weight(row[0])]
+            stays = [row for row in leaves if of.is_weight(row[0])]
+            before = [row for row in before if of.is_state(row[0])] + [[*row[:6], 0, *row[7:]] for row in stays]
+        there, after = Items.of([*gradients, *gone]), Items.of([*at_hosts, *stays])
         return _Parts(
-            Template(f"{name}_sent", template.layout, Operations.of(sent), (), Items.of(gradients), Items.of(at_hosts)),
+            Template(f"{name}_sent", template.layout, Operations.of(sent), (), there, after),
             Template(
                 name,
                 template.layout,
                 Operations.of(computes),
                 template.formulas,
-                Items.of([*(row for row in needs if row not in gradients), *at_hosts]),
+                Items.of([*before, *at_hosts]),
                 Items.of([[*row[:6], 0, *row[7:]] if row[2] == AT_HOME else row for row in leaves]),
             ),
             Template(
@@ -182,11 +190,13 @@ class HostUpdates:
                 last |= dict.fromkeys(one.layers, entry)
             if one.template in self.layers:
                 of_layer |= dict.fromkeys(one.layers, self.layers[one.template])
-        found = list[Instance]()
+        first = [Instance(self.rest.late, 0)] if self.rest.first else []
+        first += [Instance(of_layer[layer].late, layer) for layer in sorted(of_layer) if of_layer[layer].first]
+        found = _together(first)
         for entry, one in enumerate(order):
             if one.template in self.layers:
                 continue
-            if one.template == self.rest:
+            if one.template == self.rest.soon:
                 found += self._late(one, of_layer)
                 continue
             done = [layer for layer in one.layers if last.get(layer) == entry and layer in of_layer]
@@ -206,7 +216,7 @@ class HostUpdates:
 
     def _late(self, rest: Instance, of_layer: dict[int, _Numbers]) -> list[Instance]:
         """Returns what is played after all else. rest: the instance that updates what is outside the layers."""
-        layers = sorted(of_layer)
+        layers = [layer for layer in sorted(of_layer) if not of_layer[layer].first]
         first, up = [rest] if self.when == AFTER_BACKWARD else [], self.when == AFTER_BACKWARD
         of_head = [Instance(self.head.late, 0)] if self.head is not None else []
         of_layers = [Instance(of_layer[layer].late, layer) for layer in (layers if up else layers[::-1])]

@@ -42,16 +42,19 @@ def with_optimizer_on_hosts(
 
     def changed(number: int, kinds: dict[int, OnHosts]) -> Template:
         template = step.templates[number]
-        return every[template.layout].changed(template, kinds.__getitem__)
+        updates = template.name in (UPDATES, ENDS)
+        return every[template.layout].changed(template, kinds.__getitem__, updates)
 
     offsets = [every[one.layout].offsets(one) for one in step.templates]
     templates, order, of = by_layers(step.templates, step.order, offsets, layers.of_layer, changed)
-    begins, ends = every[0].resting(step.begins), every[0].resting(step.ends)
+    of_gradients = [row for one in step.templates if one.name in (UPDATES, ENDS) for row in one.needs.rows()]
+    hops = {row[0]: row[7] for row in of_gradients}
+    begins, ends = every[0].resting(step.begins, hops), every[0].resting(step.ends, hops)
     if layers.optimizer:
         names = [step.templates[number].name.split(".")[0] for number in of]
-        there = {one.template for one in order if names[one.template] == UPDATES and layers.of_layer(one.layer).state}
+        played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] == UPDATES}
         updates = HostUpdates(every[0], when)
-        updates.put(templates, sorted(there), names.index(ENDS))
+        updates.put(templates, {number: kind for number, kind in played.items() if kind.state}, names.index(ENDS))
         order = updates.ordered(order, names)
     return replace(
         step,
