@@ -84,7 +84,8 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
         CPUs update, or that and one of the others.
     optimizer_layers: whose optimizer state that is: of "all" layers, of so many last ones (and the head), or "auto".
-        host_updates: when CPUs update it (zbench.describe.layers.on_hosts).
+        host_updates: when CPUs update it (zbench.describe.layers.on_hosts). carried_layers: across steps, of how many of
+        these gradients are for the next step, spread evenly: "all", a number, or "auto".
     parameter_layers: whose parameters rest in host memory: "none", "all", so many first layers', or "auto".
     offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones, or "auto": of as few
         first ones of each micro-batch as it fits with; planners plan as if of all. The last layer's activations stay,
@@ -128,6 +129,7 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     optimizer_layers: int | str = ALL_LAYERS
     parameter_layers: int | str = NOWHERE
     host_updates: str = AS_GRADIENTS_COME
+    carried_layers: int | str = ALL_LAYERS
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -174,7 +176,8 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
         check_offload_layers(self.offload_layers, self.layers_on_hosts)
-        check_on_hosts(self.optimizer_layers, self.parameter_layers, self.host_updates, self.optimizer_on_hosts)
+        updates = self.host_updates, self.carried_layers
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):

@@ -51,6 +51,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "optimizer_layers": ("memory", "optimizer_layers"),
     "parameter_layers": ("memory", "parameter_layers"),
     "host_updates": ("memory", "host_updates"),
+    "carried_layers": ("memory", "carried_layers"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
     "stage_layers": ("parallel", "stage_layers"),
@@ -148,6 +149,7 @@ class TrainingMemory:
     optimizer_layers: int | str = ALL_LAYERS
     parameter_layers: int | str = NOWHERE
     host_updates: str = AS_GRADIENTS_COME
+    carried_layers: int | str = ALL_LAYERS
 
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
@@ -155,7 +157,8 @@ class TrainingMemory:
         check_choice("memory.offload", self.offload, OFFLOAD)
         check_offload_layers(self.offload_layers, self.offload in WITH_INPUTS + WITH_ACTIVATIONS)
         on_hosts = self.offload in WITH_OPTIMIZER
-        check_on_hosts(self.optimizer_layers, self.parameter_layers, self.host_updates, on_hosts)
+        updates = self.host_updates, self.carried_layers
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, on_hosts)
 
     @property
     def told_of_hosts(self) -> str:

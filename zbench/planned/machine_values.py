@@ -30,6 +30,7 @@ LATER_FIELDS = {
         "optimizer_layers",
         "parameter_layers",
         "host_updates",
+        "carried_layers",
         "shared_experts",
         "gate",
         "recompute_layers",

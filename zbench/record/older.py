@@ -42,7 +42,12 @@ _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
 _EVERY_STEP = {"_target_": "zbench.describe.sync.RoundSync", "method": EVERY_STEP}
 _TRAINING = {"_target_": "zbench.describe.job.RolloutJob", "algorithm": NO_ROLLOUTS}
-_LAYERS_ON_HOSTS = {"optimizer_layers": ALL_LAYERS, "parameter_layers": NOWHERE, "host_updates": AS_GRADIENTS_COME}
+_LAYERS_ON_HOSTS = {
+    "optimizer_layers": ALL_LAYERS,
+    "parameter_layers": NOWHERE,
+    "host_updates": AS_GRADIENTS_COME,
+    "carried_layers": ALL_LAYERS,
+}
 _EXPERTS = "zbench.describe.expert_schedule.Experts"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
 _SEQUENTIAL: dict[str, Any] = {

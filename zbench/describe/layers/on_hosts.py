@@ -6,7 +6,9 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 
 NOWHERE = "none"  # in place of a number of layers whose parameters are on hosts
 CHOSEN = "auto"  # in place of a number of layers: the one of which a step takes least time, of those that fit
-AS_GRADIENTS_COME, AFTER_BACKWARD = HOST_UPDATES = ("as_gradients_come", "after_backward")
+AS_GRADIENTS_COME, AFTER_BACKWARD, ACROSS_STEPS = HOST_UPDATES = (
+    "as_gradients_come", "after_backward", "across_steps"
+)  # fmt: skip
 
 
 class LayersOnHosts:
@@ -19,6 +21,7 @@ class LayersOnHosts:
     optimizer_layers: int | str
     parameter_layers: int | str
     host_updates: str
+    carried_layers: int | str
     tied_embeddings: bool
     hidden: int
     layer_params: int
@@ -38,6 +41,15 @@ class LayersOnHosts:
         return (
             self.num_layers if isinstance(self.optimizer_layers, str) else min(self.optimizer_layers, self.num_layers)
         )
+
+    @property
+    def layers_carried(self) -> int:
+        """The layers whose gradients stay in host memory for the next step to update with; of those that are open,
+        all whose optimizer state is there."""
+        if self.host_updates != ACROSS_STEPS:
+            return 0
+        most = self.layers_updated_on_hosts
+        return most if isinstance(self.carried_layers, str) else min(self.carried_layers, most)
 
     @property
     def parameters_on_hosts(self) -> int:
@@ -75,15 +87,17 @@ class LayersOnHosts:
         return f"memory.{key} is {getattr(self, key)}"
 
 
-def check_on_hosts(optimizer: int | str, parameters: int | str, updates: str, on_hosts: bool) -> None:
-    """Refuses layers whose optimizer state or parameters cannot be in host memory. on_hosts: whether any optimizer
-    state is.
+def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[str, int | str], on_hosts: bool) -> None:
+    """Refuses layers whose optimizer state or parameters cannot be in host memory. updates: when, and of how many
+    layers gradients are carried. on_hosts: whether any optimizer state is.
 
     Raises:
         ValueError: the message names the key.
     """
+    when, carried = updates
     for key, value, words in (
         ("optimizer_layers", optimizer, (ALL_LAYERS, CHOSEN)),
+        ("carried_layers", carried, (ALL_LAYERS, CHOSEN)),
         ("parameter_layers", parameters, (NOWHERE, ALL_LAYERS, CHOSEN)),
     ):
         if value not in words and not (_is_whole(value) and 1 <= value <= 2**24):
@@ -91,11 +105,18 @@ def check_on_hosts(optimizer: int | str, parameters: int | str, updates: str, on
                 f"memory.{key} is {value!r}; it takes a whole number from 1 to {2**24}, {', '.join(words[:-1])} or "
                 f"{words[-1]}"
             )
-    if updates not in HOST_UPDATES:
-        raise ValueError(f"memory.host_updates is {updates!r}; it takes {' or '.join(HOST_UPDATES)}")
+    if when not in HOST_UPDATES:
+        raise ValueError(
+            f"memory.host_updates is {when!r}; it takes {', '.join(HOST_UPDATES[:-1])} or {HOST_UPDATES[-1]}"
+        )
+    if carried != ALL_LAYERS and when != ACROSS_STEPS:
+        raise ValueError(
+            f"memory.carried_layers is {carried}; with memory.host_updates={when} it takes {ALL_LAYERS}, or "
+            f"memory.host_updates={ACROSS_STEPS} beside it"
+        )
     for key, value, usual in (
         ("optimizer_layers", optimizer, ALL_LAYERS),
-        ("host_updates", updates, AS_GRADIENTS_COME),
+        ("host_updates", when, AS_GRADIENTS_COME),
     ):
         if value != usual and not on_hosts:
             raise ValueError(

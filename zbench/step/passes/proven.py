@@ -78,7 +78,7 @@ class ProvenSteps:
             )
         if model.uses_hosts:
             model.check_alike(f"{model.told_of_hosts}, which moves what layers of one kind have")
-        for key in ("offload_layers", "optimizer_layers", "parameter_layers"):
+        for key in ("offload_layers", "optimizer_layers", "parameter_layers", "carried_layers"):
             if isinstance(count := getattr(model, key), int) and count > model.num_layers:
                 raise ValueError(
                     f"memory.{key} is {count}; {model.name} has {model.num_layers} layers, so it takes 1 to "

@@ -54,7 +54,9 @@ class HostLayers:
         """Returns what of a layer rests there; of one that there is not, as of the one next to it."""
         near = min(max(layer, 0), self.num_layers - 1)
         at = near - (self.num_layers - self.optimizer)  # among those whose state is there
-        return OnHosts(at >= 0, near < self.parameters, at >= 0 and self._carried_below(at + 1) > self._carried_below(at))
+        return OnHosts(
+            at >= 0, near < self.parameters, at >= 0 and self._carried_below(at + 1) > self._carried_below(at)
+        )
 
     def _carried_below(self, at: int) -> int:
         """Returns how many of the first ones with optimizer state are carried."""

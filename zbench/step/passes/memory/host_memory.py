@@ -89,7 +89,8 @@ def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Seque
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)
-    resting = HostLayers(model.num_layers, model.layers_updated_on_hosts, model.parameters_on_hosts)
+    counts = model.layers_updated_on_hosts, model.parameters_on_hosts, model.layers_carried
+    resting = HostLayers(model.num_layers, *counts)
     if not (resting.optimizer or resting.parameters):
         return step
     return with_optimizer_on_hosts(step, gpus_per_node, resting, model.host_updates)
