@@ -85,7 +85,12 @@ def state_bytes(cost: Cost) -> int:
         return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
-    return _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    found = _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    if 0 < model.layers_updated_on_hosts < model.num_layers and not model.tied_embeddings:
+        # Table and head are cut as one: where the head's state is on hosts, ranks that have of the table alone have most.
+        ranks, table = cost.cluster.num_ranks, model.table_params
+        found += int(ADAM_BYTES * (min(table, (table + model.head_params) / ranks) - table / ranks))
+    return found
 
 
 def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
@@ -133,7 +138,7 @@ def _state_bytes(cost: Cost, params: ParameterCount, layers: int, degrees: tuple
     work, or ahead.
     """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
-    brought = max(model.parameters_on_hosts - 2 - cost.layers_ahead, 0)
+    brought = max(model.parameters_on_hosts - 1 - cost.layers_ahead, 0)
     on_hosts = (
         (brought, brought * model.layer_params),
         (0, 0),
