@@ -121,8 +121,8 @@ def check_by_layer(study: Study) -> None:
     study.model.check_alike("system.search is layers, whose costs are those of layers of one kind")
     if study.model.uses_hosts:
         raise ValueError(
-            f"system.search is layers and {study.model.told_of_hosts.replace(' is ', ' ', 1)}; layers that differ keep all of theirs "
-            f"on GPUs, so memory.offload takes {NONE}, or system.search uniform"
+            f"system.search is layers and {study.model.told_of_hosts}; layers that differ keep all of theirs on GPUs, "
+            f"so it takes {NONE}, or system.search uniform"
         )
 
 

@@ -63,7 +63,8 @@ def test_memory_falls_with_each_number() -> None:
             three = [2, 2, 2]
             three[at] = count
             sizes.append(least_bytes(replace(cost, model=LayerCounts(*three).of(cost.model)), BATCH.num_tokens))
-        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] > sizes[-1]
 
 
 def test_what_has_no_room_has_all_on_hosts() -> None:
@@ -90,6 +91,7 @@ def test_a_run_has_what_was_chosen() -> None:
         config = compose("config", words)
     parts = Parts.of(config, Settings.of(config))
     counts = LayerCounts(**parts.chosen_layers)
-    assert 0 < counts.optimizer < 32 and counts.recomputed == 32
+    assert 0 < counts.optimizer < 32
+    assert counts.recomputed == 32
     assert parts.model.optimizer_layers == parts.cost.model.optimizer_layers == counts.optimizer
     assert parts.facts()["chosen_layers"] == parts.chosen_layers

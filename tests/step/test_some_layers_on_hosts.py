@@ -81,7 +81,7 @@ def test_after_the_backward_the_lowest_layers_go_first() -> None:
 
 
 def test_cpus_begin_when_all_gradients_have_come() -> None:
-    """With slow CPUs updates are the same seconds more after the backward; as gradients come the backward hides some."""
+    """With slow CPUs all updates are waited for after the backward; as gradients come it hides some."""
     plans = [plan_of([400], 4, 4)]
     plain = whole_step(FIVE, plans, 1, "3")
     soon, late = (with_optimizer_on_hosts(plain, 2, when=when) for when in ("as_gradients_come", "after_backward"))
@@ -105,7 +105,8 @@ def test_layers_on_gpus_are_updated_there() -> None:
     assert held["swe"][4:].sum() == 0 < held["swe"][:4].sum()  # the table with the first
     step = with_optimizer_on_hosts(plain, 2, HostLayers(5, 2))
     names = [name for name, _ in order_of(step)]
-    assert names.count("optimizer") == 3 and names[-1] == "optimizer_ends"
+    assert names.count("optimizer") == 3
+    assert names[-1] == "optimizer_ends"
     sent = sum(one["host"][0] for one in stated_bytes(step))
     head = FIVE.head_params + FIVE.hidden
     assert sent == (4 + FIVE.element_bytes) * (2 * FIVE.layer_params + head)

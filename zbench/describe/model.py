@@ -83,9 +83,9 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
         CPUs update, or that and one of the others.
-    optimizer_layers: whose optimizer state that is: of "all" layers, of so many last ones (and the head), or "auto".
-        host_updates: when CPUs update it (zbench.describe.layers.on_hosts). carried_layers: across steps, of how many of
-        these gradients are for the next step, spread evenly: "all", a number, or "auto".
+    optimizer_layers: whose state that is: of "all" layers, of so many last ones and the head, or "auto".
+        host_updates: when CPUs update it (zbench.describe.layers.on_hosts). carried_layers: across steps, of how many
+        of these gradients are for the next step, spread evenly: "all", a number, or "auto".
     parameter_layers: whose parameters rest in host memory: "none", "all", so many first layers', or "auto".
     offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones, or "auto": of as few
         first ones of each micro-batch as it fits with; planners plan as if of all. The last layer's activations stay,
@@ -292,6 +292,23 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         """Parameters of the whole model, embeddings among them."""
         head = 0 if self.tied_embeddings else self.head_params
         return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
+
+    @property
+    def params_updated_on_hosts(self) -> int:
+        """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
+        its own and some layers' are; of the table where all layers' are."""
+        layers = self.layers_updated_on_hosts
+        of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
+        of_layers = layers * self.layer_params
+        if layers == self.num_layers:
+            return of_layers + of_head + self.table_params
+        return of_layers + of_head if layers and not self.tied_embeddings else of_layers
+
+    @property
+    def params_held_by_hosts(self) -> int:
+        """The parameters that are in host memory themselves: where their state is, and where they rest."""
+        resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
+        return self.params_updated_on_hosts + resting * self.layer_params
 
     @property
     def elementwise_bytes(self) -> int:

@@ -22,9 +22,9 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
-from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.rollouts.stages import NO_ROLLOUTS
 from zbench.describe.strategy import MODEL_FIELDS

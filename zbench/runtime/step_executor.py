@@ -106,9 +106,8 @@ class TorchWholeStep:
         _ = self.steps  # refuses what there are no steps of
         if self.cost.gpus.model.host_updates == ACROSS_STEPS:
             raise ValueError(
-                f"memory.host_updates is {ACROSS_STEPS}; executor={self.name} has no step that begins without gradients "
-                "of the one before, nor one that ends with the last update, so it takes as_gradients_come or "
-                "after_backward"
+                f"memory.host_updates is {ACROSS_STEPS}; executor={self.name} has no first step, which begins without "
+                "gradients, and no last update, so it takes as_gradients_come or after_backward"
             )
         if self.experts.skew and self.experts.counted:
             raise ValueError(

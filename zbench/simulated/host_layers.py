@@ -11,10 +11,11 @@ Numbers are of a run, as what a step ends with is what the next one begins with.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.memory.needs import least_bytes
-from zbench.cost.collective import GRADIENT_BYTES
 from zbench.describe.batch import Batch
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, CHOSEN, NOWHERE
 from zbench.describe.model import Model
@@ -42,8 +43,8 @@ class LayerCounts:
         model = replace(model, parameter_layers=self.parameters or NOWHERE)
         if not self.optimizer:
             words = [word for word in model.offload.split("_and_") if word != "optimizer"]
-            usual = {"optimizer_layers": ALL_LAYERS, "carried_layers": ALL_LAYERS, "host_updates": AS_GRADIENTS_COME}
-            return replace(model, offload=words[0] if words else "none", **usual)
+            usual: dict[str, Any] = {"host_updates": AS_GRADIENTS_COME, "offload": words[0] if words else "none"}
+            return replace(model, optimizer_layers=ALL_LAYERS, carried_layers=ALL_LAYERS, **usual)
         model = replace(model, optimizer_layers=_word(self.optimizer, model.num_layers))
         if model.host_updates != ACROSS_STEPS:
             return model

@@ -87,7 +87,7 @@ def state_bytes(cost: Cost) -> int:
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
     found = _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
     if 0 < model.layers_updated_on_hosts < model.num_layers and not model.tied_embeddings:
-        # Table and head are cut as one: where the head's state is on hosts, ranks that have of the table alone have most.
+        # Table and head are cut as one: where the head's state is on hosts, ranks with the table alone have most.
         ranks, table = cost.cluster.num_ranks, model.table_params
         found += int(ADAM_BYTES * (min(table, (table + model.head_params) / ranks) - table / ranks))
     return found

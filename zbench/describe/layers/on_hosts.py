@@ -22,11 +22,6 @@ class LayersOnHosts:
     parameter_layers: int | str
     host_updates: str
     carried_layers: int | str
-    tied_embeddings: bool
-    hidden: int
-    layer_params: int
-    head_params: int
-    table_params: int
 
     @property
     def optimizer_on_hosts(self) -> bool:
@@ -57,23 +52,6 @@ class LayersOnHosts:
         if isinstance(self.parameter_layers, str):
             return 0 if self.parameter_layers == NOWHERE else self.num_layers
         return min(self.parameter_layers, self.num_layers)
-
-    @property
-    def params_updated_on_hosts(self) -> int:
-        """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
-        its own and some layers' are; of the table where all layers' are."""
-        layers = self.layers_updated_on_hosts
-        of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
-        of_layers = layers * self.layer_params
-        if layers == self.num_layers:
-            return of_layers + of_head + self.table_params
-        return of_layers + of_head if layers and not self.tied_embeddings else of_layers
-
-    @property
-    def params_held_by_hosts(self) -> int:
-        """The parameters that are in host memory themselves: where their state is, and where they rest."""
-        resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
-        return self.params_updated_on_hosts + resting * self.layer_params
 
     @property
     def uses_hosts(self) -> bool:

@@ -1,8 +1,8 @@
 """Contracts and copies of a layout where optimizer state, or parameters, of some layers rest in host memory.
 
 A layer is of a kind: whether its optimizer state is in host memory, and whether its parameters rest there alone. Where
-state is, each parameter is there once more, as CPUs update it; where parameters rest there alone, a GPU brings the cells
-that have their home on it before they are gathered, and they are gone from there when the layer's are.
+state is, each parameter is there once more, as CPUs update it; where parameters rest there alone, a GPU brings the
+cells that have their home on it before they are gathered, and they are gone from there when the layer's are.
 """
 
 from collections.abc import Callable, Mapping

@@ -9,9 +9,9 @@ begin is a choice:
 - **after the backward**: gradients are sent as they come, and CPUs update when the last one of a node has come, as
   ZeRO-Offload's do (arXiv 2101.06840); the lowest layers go first, whose gradients come last, and come back while the
   others are updated.
-- **across steps**: of some layers gradients are sent as they come, and the next step begins with them: its forward of a
-  layer waits for that one's update alone, and those of the others are beside it, the lowest layers first (AutoHete, arXiv
-  2503.01890). All other layers are updated as their gradients come.
+- **across steps**: of some layers gradients are sent as they come, and the next step begins with them: its forward of
+  a layer waits for that one's update alone, and those of the others are beside it, the lowest layers first (AutoHete,
+  arXiv 2503.01890). All other layers are updated as their gradients come.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.describe.layers.on_hosts import AFTER_BACKWARD
+from zbench.step.lists import PLACE
 from zbench.step.operations import SEND, Operations, operation_row
 from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, OnHosts, Rows
 from zbench.step.passes.memory.kept_on_hosts import OFFLOADED
-from zbench.step.lists import PLACE
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
 
 UPDATES, ENDS, HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
@@ -49,6 +49,9 @@ class _Numbers(NamedTuple):
     first: bool = False
 
 
+_NONE = _Numbers(-1, -1)
+
+
 @dataclass
 class HostUpdates:
     """The updates of a step in host memory. items: of its first layout; when: zbench.describe.layers.on_hosts.
@@ -61,7 +64,7 @@ class HostUpdates:
     when: str
     layers: dict[int, _Numbers] = field(default_factory=dict)
     head: _Numbers | None = None
-    rest: _Numbers = _Numbers(-1, -1)
+    rest: _Numbers = _NONE
 
     def put(self, templates: list[Template], numbers: Mapping[int, OnHosts], rest: int) -> None:
         """Puts templates that update in host memory in the place of those that did on GPUs, and more after the others.
@@ -202,7 +205,7 @@ class HostUpdates:
             done = [layer for layer in one.layers if last.get(layer) == entry and layer in of_layer]
             if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
                 found += [one, *_together([Instance(of_layer[layer].soon, layer) for layer in done])]
-            else:  # a backward that reduces a layer before its own (gradients_between) does not complete all of its layers
+            else:  # a backward that reduces a layer before its own (gradients_between) does not complete all of them
                 behind = len([layer for layer in one.layers if last.get(layer) == entry]) < one.repeats
                 complete = [layer + behind for layer in one.layers]
                 start = 0

@@ -1,12 +1,12 @@
-"""Optimizer state in host memory, where a node's CPUs update parameters (ZeRO-Offload, arXiv 2101.06840), and parameters
-that rest there (AutoHete, arXiv 2503.01890); of all layers, or of some.
+"""Optimizer state in host memory, where a node's CPUs update parameters (ZeRO-Offload, arXiv 2101.06840), and
+parameters that rest there (AutoHete, arXiv 2503.01890); of all layers, or of some.
 
 A pass over a built step. The optimizer state of what has its home on a GPU is in its node's host memory, and so is each
-such parameter once more, as GPUs have it: copies go from there. As soon as a layer's gradients are complete, in the last
-micro-batch's backward, they are sent to the host; its CPUs update the layer, and its parameters are sent back to their
-home (zbench.step.passes.memory.host_updates). Nothing is used before it is there: an update is the same, and no step
-late. Of which layers: zbench.step.passes.memory.at_hosts.HostLayers; a template whose layers are of several kinds takes
-a form for each of them.
+such parameter once more, as GPUs have it: copies go from there. As soon as a layer's gradients are complete, in the
+last micro-batch's backward, they are sent to the host; its CPUs update the layer, and its parameters are sent back to
+their home (zbench.step.passes.memory.host_updates). Nothing is used before it is there: an update is the same, and no
+step late. Of which layers: zbench.step.passes.memory.at_hosts.HostLayers; a template whose layers are of several kinds
+takes a form for each of them.
 """
 
 from dataclasses import replace
