@@ -14,7 +14,7 @@ from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.overlap import END, StepOverlap
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.at_hosts import HostLayers
@@ -175,3 +175,16 @@ def test_text_says_from_which_layer_on() -> None:
     assert re.search(r"^begins dwq gone, from layer 4$", text, re.M)
     again = read_step(text)
     assert np.array_equal(again.layers_of_entries(again.begins), step.layers_of_entries(step.begins))
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"), [((20, 0, 0), "after_backward"), ((20, 0, 6), "as_gradients_come"), ((12, 0, 0), "as_gradients_come")]
+)
+def test_steps_whose_cpus_update_are_played_with_all_layers(kind: tuple[int, int, int], when: str) -> None:
+    """With few layers their runs look as if they had settled, and a step of many took up to a third less."""
+    plans, many = [plan_of([400], 4, 4)], replace(FIVE, num_layers=20)
+    cost = Cost(replace(small(2, 2).cluster, **{**HOST, "host_adam_bandwidth": 1e7}), many)
+    step = with_optimizer_on_hosts(whole_step(many, plans, 1, "3"), 2, HostLayers(20, *kind), when)
+    played, every = play_step(step, plans, cost), play_layers(step, plans, cost)[1]
+    assert played.seconds == pytest.approx(every.done.max(), rel=1e-12)
+    assert np.allclose(sum(played.spent.values()), played.seconds)
