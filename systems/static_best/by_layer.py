@@ -119,10 +119,10 @@ def check_by_layer(study: Study) -> None:
             "sync=every_step and job=training, and with others system.search takes uniform"
         )
     study.model.check_alike("system.search is layers, whose costs are those of layers of one kind")
-    if study.model.offload != NONE:
+    if study.model.uses_hosts:
         raise ValueError(
-            f"system.search is layers and memory.offload {study.model.offload}; layers that differ keep all of theirs "
-            f"on GPUs, so memory.offload takes {NONE}, or system.search uniform"
+            f"system.search is layers and {study.model.told_of_hosts}; layers that differ keep all of theirs on GPUs, "
+            f"so it takes {NONE}, or system.search uniform"
         )
 
 

@@ -1,5 +1,6 @@
 """The groups beside a model: what their yamls say, what they refuse, and how they come to a model's fields."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,10 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "loss_chunk_tokens": "whole",
         "offload": "none",
         "offload_layers": "all",
+        "optimizer_layers": "all",
+        "parameter_layers": "none",
+        "host_updates": "as_gradients_come",
+        "carried_layers": "all",
     }
     for path in (CONF / "model").glob("*.yaml"):
         assert not strategy.model_fields.keys() & OmegaConf.load(path).keys()
@@ -412,3 +417,43 @@ def test_words_and_fields_are_of_the_groups() -> None:
     assert strategy_words(other) == {**said, "sharding": "zero1", "tensor_parallel": 2}
     assert other["model"] == {**plain["model"], "num_layers": 3}  # type: ignore[dict-item]
     assert (typed_key("sharding"), typed_key("tensor_parallel")) == ("sharding", "parallel.tensor_parallel")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"optimizer_layers": 0}, "memory.optimizer_layers is 0; it takes a whole number from 1 to"),
+        (
+            {"optimizer_layers": 4},
+            "memory.optimizer_layers is 4; without optimizer state in memory.offload it takes all",
+        ),
+        ({"parameter_layers": -1}, "memory.parameter_layers is -1; it takes a whole number from 1 to"),
+        ({"parameter_layers": True}, "memory.parameter_layers is True; it takes a whole number from 1 to"),
+        (
+            {"host_updates": "late"},
+            "memory.host_updates is 'late'; it takes as_gradients_come, after_backward or across",
+        ),
+        (
+            {"host_updates": "after_backward"},
+            "memory.host_updates is after_backward; without optimizer state in memory.",
+        ),
+        (
+            {"offload": "optimizer", "carried_layers": 3},
+            "memory.carried_layers is 3; with memory.host_updates=as_gradients_come it takes all, or memory.host_",
+        ),
+    ],
+)
+def test_layers_that_cannot_rest_on_hosts(given: dict[str, Any], told: str) -> None:
+    for kind in (TrainingMemory, lambda **more: Model("one", 2, 64, 4, 2, 16, 128, 1000, **more)):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+            kind(**given)
+
+
+@pytest.mark.parametrize(("stages", "sharding"), [(1, "zero2"), (1, "none"), (2, "zero3")])
+def test_parameters_rest_on_hosts_in_parts_alone(stages: int, sharding: str) -> None:
+    memory = TrainingMemory(parameter_layers=2)
+    key = "sharding" if stages == 1 else "parallel.pipeline_parallel"
+    right = "sharding=zero3" if stages == 1 else "parallel.pipeline_parallel=1"
+    with pytest.raises(ValueError, match=rf"^memory.parameter_layers is 2 with {key} .* so it takes {right}$"):
+        memory.check_offload("none", stages, sharding)
+    memory.check_offload("none", 1, "zero3")

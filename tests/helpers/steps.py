@@ -200,23 +200,37 @@ def execute(
         own = own_plans(plans)
         parts = [PlanParts(plan, model, shapes.tp[number], finest=shapes.slices) for number, plan in own]
     tokens = [tokens_of(one.plan, sequences, one.degree, one.routing, one.token_cuts) for one in parts]
+    layout = step.layouts[0]
     run = StepInterpreter(step, model, tokens, given)
+    draw = np.random.default_rng(5)
+    begun = {name[1:]: layers for name, layers, *_ in run.resting(layout, step.begins) if name[0] == "d"}
+    run.gradients = {name: draw.normal(size=given[name].shape) for name in begun}
+    carried = {
+        (name[1:], layer)
+        for name, layers, *_ in run.resting(layout, step.begins)
+        for layer in (layers if name[1:] not in dense_step.OUTSIDE else [0])
+        if name[0] == "d"
+    }
     there = run.run()
+    before_all, given = given, {name: value.copy() for name, value in given.items()}
+    for name, layer in carried:  # updated before all else
+        at = ... if name in dense_step.OUTSIDE else layer
+        given[name][at] -= 0.5 * run.gradients[name][at]
     routes = chosen_routes(run, tokens, parts, sequences) if run.choices else routes_of(tokens, sequences)
     loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)], routes)
     worst = abs(sum(there["loss", 0, -1].values()) / loss - 1)
-    layout = step.layouts[0]
-    for name, _, first, cell in run.named(layout, step.ends):
+    for name, layers, first, cell in run.resting(layout, step.ends):
         if name == "loss":
             continue
-        weight = name.removeprefix("s")
-        layers = dense_step.layers_with(model, weight) if weight not in dense_step.OUTSIDE else (0,)
+        weight = name if name in given else name[1:]
+        if weight not in dense_step.OUTSIDE:
+            layers = [layer for layer in layers if layer in dense_step.layers_with(model, weight)]
         for layer in layers:
             place = int(step.where(ACROSS, layer)[first]) if weight not in dense_step.OUTSIDE else first
-            before, gradient = given[weight], gradients[weight]
-            if weight not in dense_step.OUTSIDE:
-                before, gradient = before[layer], gradient[layer]
-            wanted = gradient if name[0] == "s" else before - 0.5 * gradient
+            at = ... if weight in dense_step.OUTSIDE else layer
+            before, gradient = before_all[weight][at], gradients[weight][at]
+            used = run.gradients[weight][at] if (weight, layer) in carried else gradient
+            wanted = gradient if name == f"d{weight}" else used if name != weight else before - 0.5 * used
             want = run.shards(layout, name, wanted, cell[0])[cell[1]]
             found = there[name, layer, -1][place, cell]
             worst = max(worst, float(np.abs(found - want).max() / (np.abs(wanted).max() or 1.0)))

@@ -11,7 +11,9 @@ from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
-from zbench.step.template import Items, Step
+from zbench.step.reading.read import read_step
+from zbench.step.template import GONE, Items, Step
+from zbench.step.text import step_text
 
 THREE = replace(MODEL, num_layers=3)
 CASES = (
@@ -94,14 +96,33 @@ def test_an_order_that_is_another_is_rejected_unless_it_is_right(number: int) ->
 
 
 @pytest.mark.parametrize("name", ["begins", "ends"])
-def test_what_a_step_begins_and_ends_with_is_of_every_layer(name: str) -> None:
-    """An offset to a layer says nothing there; it was taken for other items, of which the last ones counted."""
+def test_layers_from_which_on_something_begins_or_ends(name: str) -> None:
+    """An entry is of the layers from its own on; layers before it then have nothing."""
     step, _, _ = case(0)
-    rows = getattr(step, name).rows()
-    for offset in (1, -1):
-        rows[0][1] = offset
+    items = getattr(step, name)
+    what = step.layouts[0].tensors[items.tensor[0]].name
+    for layer in (1, 2):
+        rows = items.rows()
+        rows[0][1] = layer
         told = fault(replace(step, **{name: Items.of(rows)}))
-        assert told == f"{name} entry 0, of {step.layouts[0].tensors[rows[0][0]].name}, has a layer that is too far"
+        assert told
+        assert unrolled_fault(replace(step, **{name: Items.of(rows)}))
+        assert what in told
+        assert "layer 0" in told
+    every = items.rows()
+    both = replace(
+        step, **{name: Items.of([*every, *([row[0], 2, *row[2:]] for row in every if row[0] == every[0][0])])}
+    )
+    assert (fault(both), unrolled_fault(both)) == ("", "")  # the same from layer 2 on, told twice
+    for layer, word in ((-1, "is from layer -1 on"), (3, "is from layer 3 on"), (9, "has a layer that is too far")):
+        rows = items.rows()
+        rows[0][1] = layer
+        assert fault(replace(step, **{name: Items.of(rows)})).startswith(f"{name} entry 0, of {what}, {word}")
+    gone = [*items.rows(), [int(items.tensor[0]), 1, GONE, -1, -1, 0, 0, 0]]
+    lacking = replace(step, **{name: Items.of(gone)})
+    assert "layer 1" in fault(lacking)
+    assert unrolled_fault(lacking)
+    assert step_text(read_step(step_text(lacking))) == step_text(lacking)
 
 
 def test_layouts_of_one_form_share_what_is_found_of_it() -> None:

@@ -198,7 +198,7 @@ def test_what_waits_in_host_memory_and_other_words_are_refused() -> None:
     cluster = replace(cost.cluster, host_bandwidth=1e10, host_efficiency=1.0, host_latency=1e-5, host_memory=1e12)
     cluster = replace(cluster, host_adam_bandwidth=1e11)
     offloading = Cost(cluster, replace(cost.model, sharding="zero1", offload="optimizer"))
-    with pytest.raises(ValueError, match=r"^system\.search is layers and memory\.offload optimizer; layers that"):
+    with pytest.raises(ValueError, match=r"^system\.search is layers and memory\.offload is optimizer; layers that"):
         StaticBest(cost, search="layers").choose(study_of(offloading, whole_steps))
     with pytest.raises(ValueError, match=r"^system\.search is 'greedy'; it takes uniform or layers"):
         StaticBest(cost, search="greedy")

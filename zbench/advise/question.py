@@ -151,6 +151,7 @@ def read_question(path: str, words: Sequence[str]) -> Question:
     for key, value, usual in (
         ("memory.mlp_chunk_tokens", config["memory"]["mlp_chunk_tokens"], WHOLE),
         ("memory.offload", config["memory"]["offload"], NONE),
+        ("memory.parameter_layers", config["memory"]["parameter_layers"], NONE),
         ("recompute.layers", config["recompute"].get("layers", ALL_LAYERS), ALL_LAYERS),
         ("parallel.stage_layers", config["parallel"].get("stage_layers", EVEN), EVEN),
         ("recompute.granularity", again, "none, selective or full" if again == ADAPTIVE else again),

@@ -65,7 +65,7 @@ class StrategyChoices:
         """
         chosen = replace(strategy, recompute=self.recompute[choice.recompute], memory=self.memory[choice.memory])
         model = replace(cost.gpus.model, **chosen.model_fields)
-        made = make_cost(cost.gpus.cluster, model, not model.optimizer_on_hosts)  # state on hosts takes no pipelines
+        made = make_cost(cost.gpus.cluster, model, not model.rests_on_hosts)  # which takes no pipelines
         check_memory(made)
         degrees = expert_degrees(made, choice.experts)
         step = replace(StepStrategy.of(chosen), expert_parallel=degrees[0], expert_tensor_parallel=degrees[1])

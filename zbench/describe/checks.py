@@ -77,16 +77,17 @@ def check_slowdown(key: str, value: object) -> None:
 
 
 def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
-    """Raises ValueError unless `layers` is a number of layers that may be recomputed, one for every stage, or all."""
+    """Raises ValueError unless `layers` is a number of layers that may be recomputed, one for every stage, all, or
+    auto."""
     if isinstance(layers, list | tuple):
         if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
             told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
             raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
-    elif layers != ALL_LAYERS and not (is_whole(layers) and 1 <= layers <= MOST):
+    elif layers not in (ALL_LAYERS, FEWEST) and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
             f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, "
-            f"as in [4,2], or {ALL_LAYERS}{none}"
+            f"as in [4,2], {ALL_LAYERS} or {FEWEST}{none}"
         )
 
 

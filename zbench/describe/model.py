@@ -24,6 +24,7 @@ from zbench.describe.checks import (
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.layers.expert_layers import ExpertLayers
 from zbench.describe.layers.layer_parameters import LayerParameters
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, LayersOnHosts, check_on_hosts
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayers, bracketed
 
@@ -48,7 +49,7 @@ CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what ten
 
 
 @dataclass(frozen=True, slots=True)
-class Model(StagedLayers, LayerParameters, ExpertLayers):
+class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
@@ -82,11 +83,15 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which
         CPUs update, or that and one of the others.
+    optimizer_layers: whose state that is: of "all" layers, of so many last ones and the head, or "auto".
+        host_updates: when CPUs update it (zbench.describe.layers.on_hosts). carried_layers: across steps, of how many
+        of these gradients are for the next step, spread evenly: "all", a number, or "auto".
+    parameter_layers: whose parameters rest in host memory: "none", "all", so many first layers', or "auto".
     offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones of every stage, or
         "auto": of as few first ones of each micro-batch as it fits with; planners plan as if of all. The activations of
         a stage's last layer stay, as its backward is next, or next but for forwards of other micro-batches.
-    Of these, recompute, its layers, sharding, both numbers of tokens, offload, its layers, both degrees and stages'
-    layers are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
+    Of these, recompute, its layers, sharding, both numbers of tokens, what is on hosts, both degrees and stages' layers
+    are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
@@ -121,6 +126,10 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
     ] = "none"
     offload_layers: int | str = ALL_LAYERS
+    optimizer_layers: int | str = ALL_LAYERS
+    parameter_layers: int | str = NOWHERE
+    host_updates: str = AS_GRADIENTS_COME
+    carried_layers: int | str = ALL_LAYERS
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -167,6 +176,8 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
         check_offload_layers(self.offload_layers, self.layers_on_hosts)
+        updates = self.host_updates, self.carried_layers
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         if not isinstance(self.mask, Mask):
@@ -232,11 +243,6 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
         return replace(self, offload=here, offload_layers=ALL_LAYERS)
 
-    @property
-    def optimizer_on_hosts(self) -> bool:
-        """Whether optimizer state is in host memory, and updated there."""
-        return self.offload in WITH_OPTIMIZER
-
     # -- parameters -------------------------------------------------------------------------------
     @property
     def dense_layer(self) -> "Model":
@@ -291,6 +297,23 @@ class Model(StagedLayers, LayerParameters, ExpertLayers):
         """Parameters of the whole model, embeddings among them."""
         head = 0 if self.tied_embeddings else self.head_params
         return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
+
+    @property
+    def params_updated_on_hosts(self) -> int:
+        """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
+        its own and some layers' are; of the table where all layers' are."""
+        layers = self.layers_updated_on_hosts
+        of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
+        of_layers = layers * self.layer_params
+        if layers == self.num_layers:
+            return of_layers + of_head + self.table_params
+        return of_layers + of_head if layers and not self.tied_embeddings else of_layers
+
+    @property
+    def params_held_by_hosts(self) -> int:
+        """The parameters that are in host memory themselves: where their state is, and where they rest."""
+        resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
+        return self.params_updated_on_hosts + resting * self.layer_params
 
     @property
     def elementwise_bytes(self) -> int:

@@ -23,6 +23,7 @@ from zbench.describe.checks import (
     check_whole_number,
 )
 from zbench.describe.degrees import NESTED, ShardDegrees
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, check_on_hosts
 from zbench.describe.model import (
     AUTO,
     OFFLOAD,
@@ -33,7 +34,6 @@ from zbench.describe.model import (
     WITH_INPUTS,
     WITH_OPTIMIZER,
 )
-from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
@@ -47,6 +47,10 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
     "offload": ("memory", "offload"),
     "offload_layers": ("memory", "offload_layers"),
+    "optimizer_layers": ("memory", "optimizer_layers"),
+    "parameter_layers": ("memory", "parameter_layers"),
+    "host_updates": ("memory", "host_updates"),
+    "carried_layers": ("memory", "carried_layers"),
     "tensor_parallel": ("parallel", "tensor_parallel"),
     "pipeline_parallel": ("parallel", "pipeline_parallel"),
     "stage_layers": ("parallel", "stage_layers"),
@@ -133,20 +137,41 @@ class TrainingMemory:
     waits in host memory.
 
     mlp_chunk_tokens: of the feed-forward; "whole": all of them. loss_chunk_tokens: of the head and the loss; "auto": as
-        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each. offload,
-        offload_layers: as zbench.describe.model.Model has them.
+        many as zbench.cost.loss has. Of chunks there are as few as can be, of about as many tokens each. All else as
+        zbench.describe.model.Model has it.
     """
 
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
     offload: str = NOWHERE
     offload_layers: int | str = ALL_LAYERS
+    optimizer_layers: int | str = ALL_LAYERS
+    parameter_layers: int | str = NOWHERE
+    host_updates: str = AS_GRADIENTS_COME
+    carried_layers: int | str = ALL_LAYERS
 
     def __post_init__(self) -> None:
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
         check_offload_layers(self.offload_layers, self.offload in WITH_INPUTS + WITH_ACTIVATIONS)
+        on_hosts = self.offload in WITH_OPTIMIZER
+        updates = self.host_updates, self.carried_layers
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, on_hosts)
+
+    @property
+    def told_of_hosts(self) -> str:
+        """The key that has something in host memory, for sentences; "" where nothing is."""
+        if self.offload != NOWHERE:
+            return f"memory.offload is {self.offload}"
+        return f"memory.parameter_layers is {self.parameter_layers}" if self.parameter_layers != NOWHERE else ""
+
+    @property
+    def told_of_resting(self) -> str:
+        """The key by which optimizer state or parameters rest in host memory, for sentences; "" where neither does."""
+        if self.offload in WITH_OPTIMIZER:
+            return f"memory.offload is {self.offload}"
+        return f"memory.parameter_layers is {self.parameter_layers}" if self.parameter_layers != NOWHERE else ""
 
     def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
         """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
@@ -171,10 +196,15 @@ class TrainingMemory:
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
-        if self.offload in WITH_OPTIMIZER and stages != 1:
+        if self.told_of_resting and stages != 1:
             raise ValueError(
-                f"{told} parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, so it takes "
-                "parallel.pipeline_parallel=1"
+                f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, so "
+                "it takes parallel.pipeline_parallel=1"
+            )
+        if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
+            raise ValueError(
+                f"memory.parameter_layers is {self.parameter_layers} with sharding {sharding}; a GPU brings its share "
+                f"of a layer before it is gathered, so it takes sharding={SHARDING[-1]}"
             )
 
 

@@ -48,10 +48,8 @@ class DeskWholeStep(TorchWholeStep):
         if self.nic_interval is not None:
             at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
         fault_of(self.fault, cluster)
-        if model.offload != "none":
-            raise ValueError(
-                f"memory.offload is {model.offload}; emulated nodes have no link to host memory, so it takes none"
-            )
+        if model.uses_hosts:
+            raise ValueError(f"{model.told_of_hosts}; emulated nodes have no link to host memory, so it takes none")
         if self.experts.counted:
             raise ValueError(
                 f"experts.routing is {self.experts.routing}; a paced device takes as long as is known before a step, "

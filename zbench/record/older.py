@@ -22,6 +22,7 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.model import AUTO, WHOLE
 from zbench.describe.overlap import LAYER
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
@@ -41,6 +42,12 @@ _SHARDING = "zbench.describe.strategy.Sharding"
 _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method": NONE}
 _EVERY_STEP = {"_target_": "zbench.describe.sync.RoundSync", "method": EVERY_STEP}
 _TRAINING = {"_target_": "zbench.describe.job.RolloutJob", "algorithm": NO_ROLLOUTS}
+_LAYERS_ON_HOSTS = {
+    "optimizer_layers": ALL_LAYERS,
+    "parameter_layers": NOWHERE,
+    "host_updates": AS_GRADIENTS_COME,
+    "carried_layers": ALL_LAYERS,
+}
 _EXPERTS = "zbench.describe.expert_schedule.Experts"
 _STRATEGY, _WHOLE_STEP = "zbench.describe.strategy", "zbench.simulated.executor.Simulated"
 _SEQUENTIAL: dict[str, Any] = {
@@ -81,7 +88,7 @@ def with_all_keys(config: Any) -> Any:
         config["recompute"] = {"layers": ALL_LAYERS, **again}
     memory = config.get("memory")
     if isinstance(memory, Mapping) and memory.get("_target_") == f"{_STRATEGY}.TrainingMemory":
-        config["memory"] = {"offload_layers": ALL_LAYERS, **memory}
+        config["memory"] = {"offload_layers": ALL_LAYERS, **_LAYERS_ON_HOSTS, **memory}
     experts = config.get("experts")
     if isinstance(experts, Mapping) and experts.get("_target_") == _EXPERTS:
         config["experts"] = {**_SEQUENTIAL, **experts}
@@ -110,6 +117,7 @@ def _with_memory(config: dict[str, Any]) -> dict[str, Any]:
         "loss_chunk_tokens": loss,
         "offload": "none",
         "offload_layers": ALL_LAYERS,
+        **_LAYERS_ON_HOSTS,
     }
     moved = {key: value for key, value in model.items() if key != "loss" or model.get("_target_", _MODEL) != _MODEL}
     return {**config, "memory": memory, "model": moved}

@@ -1,7 +1,7 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +27,7 @@ from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
+from zbench.simulated.host_layers import chosen_counts, is_open
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -48,7 +49,8 @@ class Parts:
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. pipelines: what runs plans has pipelines that planners choose. tokens: of a
-    batch. free: groups that every system chooses.
+    batch. free: groups that every system chooses. chosen_layers: numbers of layers that the run leaves open
+    (zbench.simulated.host_layers).
     """
 
     world: World
@@ -66,6 +68,7 @@ class Parts:
     free: Sequence[str] = ()
     sync: RoundSync = EVERY
     job: RolloutJob = TRAINING
+    chosen_layers: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
@@ -91,7 +94,13 @@ class Parts:
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
-        cost = seen = make_cost(cluster, model, *have).routed_by(*drawn)
+        cost = make_cost(cluster, model, *have).routed_by(*drawn)
+        counts = None
+        if is_open(model):
+            counts = chosen_counts(cost, batch_of(workload, 0, tokens))
+            model, nominal = counts.of(model), nominal._replace(model=counts.of(nominal.model))
+            cost = make_cost(cluster, model, *have).routed_by(*drawn)
+        seen = cost
         if settings.planners_see == NOMINAL:
             seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
         _check_clock(settings, config, simulated)
@@ -122,6 +131,7 @@ class Parts:
             settings.free_groups,
             strategy.sync,
             strategy.job,
+            {} if counts is None else asdict(counts),
         )
 
     @property
@@ -153,6 +163,7 @@ class Parts:
             **({"generate_nodes": self.job.generate_nodes} if self.job.generate_nodes else {}),
             **({"set_nodes": beside} if (beside := self.job.nodes_beside(cluster.num_nodes)) else {}),
             **changed,
+            **({"chosen_layers": dict(self.chosen_layers)} if self.chosen_layers else {}),
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
             "num_gpus": cluster.num_ranks + (self.job.generate_nodes + beside) * cluster.gpus_per_node,

@@ -15,6 +15,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
+from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -103,6 +104,11 @@ class TorchWholeStep:
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
+        if self.cost.gpus.model.host_updates == ACROSS_STEPS:
+            raise ValueError(
+                f"memory.host_updates is {ACROSS_STEPS}; executor={self.name} has no first step, which begins without "
+                "gradients, and no last update, so it takes as_gradients_come or after_backward"
+            )
         if self.experts.skew and self.experts.counted:
             raise ValueError(
                 f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "

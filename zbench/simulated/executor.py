@@ -251,7 +251,7 @@ class Simulated:
         found, room = memory.of_nodes(cluster), cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
-                f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node needs "
+                f"cluster.host_memory is {room / 2**30:,.1f} GiB; {model.told_of_hosts}, with which a node needs "
                 f"{found.max() / 2**30:,.1f} GiB of it: use more nodes, fewer tokens, or memory.offload=none"
             )
         return [int(one) for one in found]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.model import NONE
 from zbench.plans.alike import plans_digests
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.program import StepParts
@@ -45,7 +44,7 @@ class KnownSteps:
         if self.most == 0:
             return StepParts(build(), plans_of_layouts(plans), cost)
         key = of, plans_digests(plans)
-        own = steps if steps.model.offload != NONE else replace(steps, cluster=None)  # which it is checked against
+        own = steps if steps.model.uses_hosts else replace(steps, cluster=None)  # which it is checked against
         for other, parts in self._kept.get(key, ()):
             if other == own:
                 return parts.on(cost)

@@ -50,22 +50,21 @@ def elements_held(step: Step, items: Items) -> ElementHolders:
         ValueError: something rests in host memory.
     """
     layout = step.layouts[0]
-    rows: dict[str, list[Sequence[int]]] = defaultdict(list)
-    for row in items.rows():
+    rows: dict[tuple[str, int, int], list[Sequence[int]]] = defaultdict(list)  # with the layers that they are of
+    for row, first, last in step.resting(items):
         if (name := layout.tensors[row[0]].name) != "loss":
-            rows[name].append(row)
+            rows[name, first, last].append(row)
     holders: dict[tuple[str, int], Holders] = {}
-    known: dict[tuple[str, bytes], Holders] = {}
-    for name, entries in rows.items():
+    known: dict[tuple[str, int, bytes], Holders] = {}
+    for (name, first, last), entries in rows.items():
         tensor = layout.tensors[layout.number[name]]
-        first, last = tensor.layers_of(0, step.num_layers - 1, step.leading)
         for layer in range(first, last + 1):
             where = np.arange(step.num_places) if tensor.layers == NONE else step.where(ACROSS, layer)
-            key = name, where.tobytes()
+            key = name, first, where.tobytes()
             if key not in known:
                 known[key] = _holders(step, entries, where)
             holders[name, layer] = known[key]
-    units = {name: layout.tensors[layout.number[name]].unit for name in rows}
+    units = {name: layout.tensors[layout.number[name]].unit for name, _, _ in rows}
     return ElementHolders(step.num_gpus, units, holders)
 
 

@@ -1,7 +1,7 @@
 """Templates of a step, their contracts, and the order in which a step plays instances of them."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,7 @@ from zbench.step.operations import Column32, Operations
 from zbench.step.tensor import NONE, Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
+GONE = -2  # in place of a list of places of what a step begins or ends with: of these layers there is nothing
 COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
 USUAL_BYTES = 2  # of a value, where an encoding does not say
 ACROSS = -1  # in place of an instance's place: it is of all pipelines, each in the stage that has the layer
@@ -162,8 +163,10 @@ class Step:
     num_gpus, num_hosts: places are the GPUs' memories and after them host memories: the nodes', or, where layers are in
     stages, each GPU's part of its node's, which stands as far from a stage's first as the GPU. layouts: one a
     micro-batch, and maybe one of what is of all pipelines. begins, ends: what is there of the step's own tensors before
-    and after it, of every layer that has them, told with the lists and tensors of layouts[0]; places of what is of a
-    layer are told as they are for the first one, and counted from the stage of their pipeline that has the layer.
+    and after it, told with the lists and tensors of layouts[0]: an entry's layer is the first one that it is of, and
+    it is of those that follow, up to the next first one that the tensor has entries of (`layers_of_entries`); places of
+    what is of a layer are told as they are for the first one, and counted from the stage of their pipeline that has the
+    layer.
     stages: of every pipeline, one after another, by their first layers, ascending; layers of another stage than its own
     are not there for an instance, but for the border to it. Pipelines stand side by side, by their first places: each
     has all layers, and the places up to the next one.
@@ -223,6 +226,25 @@ class Step:
             for one in stages:
                 found[number, one.layer :] = one.place - stages[0].place
         return found
+
+    def layers_of_entries(self, items: Items) -> Ints:
+        """Returns the first and the last layer that each entry of what the step begins or ends with is of, int64
+        [entries, 2]; the last is before the first where there is none, both are 0 of what is of no layer."""
+        spans = [one.layers_of(0, self.num_layers - 1, self.leading) for one in self.layouts[0].tensors]
+        of_tensors = np.array(spans, np.int64).reshape(-1, 2)
+        found = of_tensors[items.tensor]
+        for tensor in np.unique(items.tensor[items.layer != 0]).tolist():
+            mine = np.flatnonzero(items.tensor == tensor)
+            firsts, which = np.unique(items.layer[mine], return_inverse=True)
+            found[mine, 0] = np.maximum(found[mine, 0], firsts[which])
+            found[mine, 1] = np.minimum(found[mine, 1], np.append(firsts[1:] - 1, of_tensors[tensor, 1])[which])
+        return found
+
+    def resting(self, items: Items) -> Iterator[tuple[list[int], int, int]]:
+        """Yields (entry, first layer, last layer) of what the step begins or ends with."""
+        for row, (first, last) in zip(items.rows(), self.layers_of_entries(items).tolist(), strict=True):
+            if row[2] != GONE:
+                yield row, first, last
 
     def where(self, place: int, layer: int) -> Ints:
         """Returns, for every place that a template may name, the one that it is for an instance played from `place` on,

@@ -16,8 +16,10 @@ template forward of layout 0
   compute: compute n[0 2] at 0                     the queue, then what is done
   attention: send kv[0,*] 0 -> 1
 play forward for layers 0 to 1, from place 2       or across: of all pipelines
-begins wq[*,*] at home
+begins wq[*,*] at home                             of all layers; or from one on, up to the next that is named
 ends wq[*,*] at home, version 1
+ends wq[*,*] at 8, from layer 4, version 1
+ends wq gone, from layer 6                         nothing of it
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import span_text
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
-from zbench.step.template import ACROSS, AT_HOME, COMPLETE, USUAL_BYTES, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, COMPLETE, GONE, USUAL_BYTES, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
 
 
@@ -59,7 +61,7 @@ def _lines(step: Step) -> Iterator[str]:
             yield f"  {queue}: {operation_text(step, template, at)}"
     yield from (_instance(step, one) for one in step.order)
     for name, items in (("begins", step.begins), ("ends", step.ends)):
-        yield from (f"{name} {line}" for line in items_text(step, step.layouts[0], items))
+        yield from (f"{name} {line}" for line in items_text(step, step.layouts[0], items, True))
 
 
 def _layout(layout: StepLayout) -> Iterator[str]:
@@ -130,13 +132,18 @@ def _list(layout: StepLayout, which: int) -> str:
     return span_text(layout.lists[which], len(layout.index[index]) if index in layout.index else 0)
 
 
-def items_text(step: Step, layout: StepLayout, items: Items) -> Iterator[str]:
-    """Yields the entries of a contract as text."""
+def items_text(step: Step, layout: StepLayout, items: Items, resting: bool = False) -> Iterator[str]:
+    """Yields the entries of a contract as text. resting: of what a step begins or ends with, whose layers are the first
+    ones that entries are of."""
     for tensor, layer, places, list0, list1, count, version, hops in items.rows():
         axes = [_list(layout, which) for which in (list0, list1) if which >= 0]
-        words = f"{layout.tensors[tensor].name}{f'{layer:+d}' if layer else ''}"
+        words = f"{layout.tensors[tensor].name}{f'{layer:+d}' if layer and not resting else ''}"
         words += f"[{','.join(axes)}]" if axes else ""
-        words += " at home" if places == AT_HOME else f" at {span_text(layout.lists[places], step.num_places)}"
+        if places == GONE:
+            words += " gone"
+        else:
+            words += " at home" if places == AT_HOME else f" at {span_text(layout.lists[places], step.num_places)}"
+        words += f", from layer {layer}" if layer and resting else ""
         if count:
             words += ", complete" if count == COMPLETE else f", count {count}"
         yield words + (f", version {version}" if version else "") + (f", hops {hops}" if hops else "")

@@ -1,6 +1,7 @@
-"""Optimizer state in host memory on four processes: exact, with the bytes that the step says."""
+"""Optimizer state and parameters in host memory on four processes: exact, with the bytes that the step says."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,17 @@ from zbench.correctness.steps.command import judged_step
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.host_memory import with_host_memory
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+
+
+def judged(ranks: LocalFleet, step: Step, plans: list[Any], degree: int) -> str:
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, MODEL, plans, degree))
+    return judged_step(FOUR, found, stated_bytes(step)).fault
 
 
 @pytest.mark.parametrize(
@@ -25,14 +35,33 @@ from zbench.step.proof.prove import prove_step
         ("1", 2, "full", "inputs", (1, 1)),
     ],
 )
+@pytest.mark.parametrize("updates", ["as_gradients_come", "after_backward"])
 def test_exact_with_the_bytes_of_the_step(
-    ranks: LocalFleet, zero: str, degree: int, level: str, offload: str, layers: tuple[int, int]
+    ranks: LocalFleet, zero: str, degree: int, level: str, offload: str, layers: tuple[int, int], updates: str
 ) -> None:
     """On two nodes; in the second micro-batch some processes have no token."""
+    if updates == "after_backward" and offload == "inputs":
+        pytest.skip("nothing is updated on hosts")
     plans = [plan_of(lengths, 4 // degree, 4 // degree, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
-    model = replace(MODEL, offload=offload)
+    model = replace(MODEL, offload=offload, host_updates=updates)
     step = with_host_memory(whole_step(model, plans, degree, zero, recompute=level), model, 2, layers)
-    prove_step(step)
-    found = ranks.call("run", StepCase.of(step, MODEL, plans, degree))
-    assert judged_step(FOUR, found, stated_bytes(step)).fault == ""
+    assert judged(ranks, step, plans, degree) == ""
     assert all(one["host"] != (0, 0) for one in stated_bytes(step))
+
+
+@pytest.mark.parametrize(("zero", "degree"), [("1", 2), ("2", 1), ("3", 1), ("3", 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "parameters", "carried"),
+    [(1, 0, 0), (0, 1, 0), (1, 1, 0), (2, 2, 0), (2, 0, 2), (2, 0, 1), (1, 0, 1), (2, 1, 2)],
+)
+def test_exact_with_some_layers_on_hosts(
+    ranks: LocalFleet, zero: str, degree: int, optimizer: int, parameters: int, carried: int
+) -> None:
+    """State of the last layers, parameters of the first ones, gradients of the step before: of one layer of two, or of
+    both."""
+    if parameters and zero != "3":
+        pytest.skip("parameters rest in parts with ZeRO-3 alone")
+    plans = [plan_of(lengths, 4 // degree, 4 // degree, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
+    step = whole_step(MODEL, plans, degree, zero, recompute="selective")
+    step = with_optimizer_on_hosts(step, 2, HostLayers(MODEL.num_layers, optimizer, parameters, carried))
+    assert judged(ranks, step, plans, degree) == ""

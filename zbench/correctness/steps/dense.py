@@ -2,7 +2,7 @@
 parameters after one step of torch's fused AdamW."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,9 +22,12 @@ SMOOTH = AdamW(epsilon=USUAL.lr)
 
 @dataclass(frozen=True)
 class DenseStep(DenseGradients):
-    """A step in one process. after: parameters after one update, as gradients are."""
+    """A step in one process. after: parameters after one update, as gradients are. begun, left: of a step that begins
+    with gradients of the one before, these and those that it leaves for the next."""
 
     after: Mapping[str, Tensor]
+    begun: Mapping[str, Tensor] = field(default_factory=dict)
+    left: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
@@ -65,6 +68,28 @@ def dense_step(
     found = dense_gradients(model, weights, sequences, routes)
     after = updated(weights, found.gradients, num_tokens)
     return DenseStep(found.loss, found.gradients, after, router_logits=found.router_logits)
+
+
+def carried_step(
+    model: Model,
+    weights: Mapping[str, Tensor],
+    sequences: Sequence[Ints],
+    routes: Sequence[Ints],
+    carried: Mapping[str, Sequence[int]],
+) -> DenseStep:
+    """Returns a step that updates some layers' parameters first, by gradients of the same sequences with the parameters
+    before. carried: by parameter the layers, 0 of one that is of no layer."""
+    before = dense_step(model, weights, sequences, routes)
+    begun = {name: value.clone() for name, value in weights.items()}
+    for name, layers in carried.items():
+        for layer in [...] if name in OF_NO_LAYER else layers:
+            begun[name][layer] = before.after[name][layer]
+    found = dense_step(model, begun, sequences, routes)
+    gradients, after = ({name: one.clone() for name, one in of.items()} for of in (found.gradients, found.after))
+    for name, layers in carried.items():
+        for layer in [...] if name in OF_NO_LAYER else layers:
+            gradients[name][layer], after[name][layer] = before.gradients[name][layer], begun[name][layer]
+    return DenseStep(found.loss, gradients, after, begun=before.gradients, left=found.gradients)
 
 
 def updated(

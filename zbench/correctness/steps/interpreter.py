@@ -30,13 +30,14 @@ from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, SEND
-from zbench.step.template import ACROSS, AT_HOME, Encoding, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, AT_HOME, GONE, Encoding, Instance, Items, Step, Template
 
 
 @dataclass
 class StepInterpreter:
     """Executes a step. tokens: of its micro-batches' layouts, which are the first ones. weights: by name, [layers, ...]
-    or [...] of those of no layer, whole. choices: of routers, as of ComputeOnPlace."""
+    or [...] of those of no layer, whole. choices: of routers, as of ComputeOnPlace. gradients: as weights, what it
+    begins with of them."""
 
     step: Step
     model: Model
@@ -44,6 +45,7 @@ class StepInterpreter:
     weights: Mapping[str, Floats]
     there: Store = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
+    gradients: Mapping[str, Floats] = field(default_factory=dict)
     _wheres: Wheres = field(default_factory=dict)
 
     def run(self) -> Store:
@@ -66,20 +68,31 @@ class StepInterpreter:
     def _begin(self) -> None:
         """Puts parameters where the step has them, and optimizer state of zeros."""
         layout = self.step.layouts[0]
-        for name, _, first, cell in self.named(layout, self.step.begins):
+        for name, layers, first, cell in self.resting(layout, self.step.begins):
             tensor = layout.tensors[layout.number[name]]
-            low, high = self._layers(layout, name, 0, self.step.num_layers - 1)
-            for layer in range(low, high + 1):
+            for layer in layers:
                 of_step = tensor.layers == "none"
                 place = first if of_step else int(self.step.where(ACROSS, layer)[first])
-                whole = self.weights[name.removeprefix("s")]
+                whole = self.gradients[name[1:]] if name[0] == "d" else self.weights[name.removeprefix("s")]
                 shards = self.shards(layout, name, whole if of_step else whole[layer], cell[0])
                 value = shards[cell[1]] if tensor.axes else shards[0]
                 self.there.setdefault((name, layer, -1), {})[place, cell] = 0 * value if name[0] == "s" else value
 
+    def resting(self, layout: StepLayout, items: Items) -> Iterator[tuple[str, range, int, Cell]]:
+        """Yields (tensor, layers, place, cell) of what the step begins or ends with."""
+        since: dict[str, set[int]] = {}  # by tensor: the layers from which on there are entries of it
+        for tensor, begin in items.table[:, :2].tolist():
+            since.setdefault(layout.tensors[tensor].name, set()).add(begin)
+        for name, begin, place, cell in self.named(layout, items):
+            low, high = self._layers(layout, name, 0, self.step.num_layers - 1)
+            high = min([high, *(one - 1 for one in since[name] if one > begin)])
+            yield name, range(max(low, begin), high + 1), place, cell
+
     def named(self, layout: StepLayout, items: Items) -> Iterator[tuple[str, int, int, Cell]]:
         """Yields (tensor, layer offset, place, cell) of the items of a contract."""
         for tensor, layer, places, list0, list1, *_ in items.rows():
+            if places == GONE:
+                continue
             one = layout.tensors[tensor]
             sides = [layout.lists[which].tolist() if which >= 0 else [0] for which in (list0, list1)]
             width = len(layout.index[one.axes[1]]) if len(one.axes) > 1 else 1
@@ -89,8 +102,8 @@ class StepInterpreter:
                     yield one.name, layer, place, (a, b)
 
     def shards(self, layout: StepLayout, name: str, whole: Floats, share: int) -> list[Floats]:
-        """Returns the flat shards of a slice of a parameter."""
-        name = name.removeprefix("s") if name not in self.weights else name
+        """Returns the flat shards of a slice of a parameter, its gradient or its state."""
+        name = name if name in self.weights else name[1:]
         if name not in CUT:
             return [whole]
         part = whole[slice_in_whole(layout, name, whole.shape, share)]

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.correctness.steps.cases import Executed, StepCase
-from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, dense_step, drawn_weights
+from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, carried_step, dense_step, drawn_weights
 from zbench.correctness.steps.emulated import emulated_step
 from zbench.correctness.steps.peak_store import PeakStore
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
+from zbench.runtime.handlers.formats import base_name
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import bytes_by_queue, open_messages
 from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate
@@ -29,6 +30,7 @@ from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import END
+from zbench.step.template import Step
 
 
 class StepRank:
@@ -60,7 +62,8 @@ class StepRank:
         runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=kind)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
-        runner.begin(prepared, lambda name, layer: weights[name] if name in OUTSIDE else weights[name][layer])
+        values = weights if wanted is None else {**weights, **{f"d{name}": one for name, one in wanted.begun.items()}}
+        runner.begin(prepared, lambda name, layer: values[name] if name.lstrip("d") in OUTSIDE else values[name][layer])
         runner.run(prepared)
         faults = list[float]()
         if wanted is None:
@@ -79,7 +82,8 @@ class StepRank:
             return drawn_weights(case.model, case.seed), None
         routes = routes_of(case.tokens)
         data = [[one[number].tolist() for number in sorted(one)] for one in (case.sequences, routes)]
-        same = (case.seed, replace(case.model), data)
+        carried = _carried(case.step)
+        same = (case.seed, replace(case.model), data, carried)
         if self.known is None or self.known[0] != same or case.step.encodings or self.lossy:
             self.lossy = bool(case.step.encodings)  # what such a step comes to is its own
             weights = drawn_weights(case.model, case.seed)
@@ -87,7 +91,12 @@ class StepRank:
             if self.rank == 0:  # the others are told what it comes to
                 ids = [case.sequences[number] for number in sorted(case.sequences)]
                 chosen = [routes[number] for number in sorted(routes)]
-                found = [emulated_step(case, weights) if self.lossy else dense_step(case.model, weights, ids, chosen)]
+                if carried:
+                    found = [carried_step(case.model, weights, ids, chosen, carried)]
+                elif self.lossy:
+                    found = [emulated_step(case, weights)]
+                else:
+                    found = [dense_step(case.model, weights, ids, chosen)]
             self.board.wait("the dense reference")
             dist.broadcast_object_list(found, 0, self.group)
             self.board.resume()
@@ -125,10 +134,21 @@ class StepRank:
                 if one.name == "loss":
                     loss = float(found)
                     continue
-                name = one.name.removeprefix("s")
-                want = wanted.after[name] if one.layers == "none" else wanted.after[name][layer]
+                name = base_name(one.name)
+                every = (wanted.left if one.name[0] == "d" else wanted.after)[name]
+                want = every if one.layers == "none" else every[layer]
                 worst = _larger(worst, difference(parts.slices, name, found, want, (first, second)))
         return worst, loss
+
+
+def _carried(step: Step) -> dict[str, list[int]]:
+    """Returns the layers of whose parameters a step begins with gradients, by parameter."""
+    found: dict[str, list[int]] = {}
+    for row, first, last in step.resting(step.begins):
+        name = step.layouts[0].tensors[row[0]].name
+        if name[0] == "d" and row[5]:
+            found.setdefault(name[1:], []).extend(range(first, last + 1))
+    return {name: sorted(set(layers)) for name, layers in found.items()}
 
 
 def _larger(one: float, other: float) -> float:

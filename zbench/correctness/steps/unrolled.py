@@ -32,7 +32,7 @@ from zbench.step.proof.tables import walk_tables, whole_counts, with_layers
 from zbench.step.proof.template_rows import ItemRows, TemplateRows, item_rows
 from zbench.step.proof.template_rules import enter_items, new_state
 from zbench.step.proof.walk import walk_items
-from zbench.step.template import ACROSS, COMPLETE, Instance, Items, Step, Template
+from zbench.step.template import ACROSS, COMPLETE, GONE, Instance, Items, Step, Template
 from zbench.step.tensor import SUM
 
 MOST_ITEMS, MOST_TENSORS = 200_000, 999
@@ -134,12 +134,19 @@ def _keys(tables: WalkTables, tensor: Ints, layer: Ints, place: Ints, cell: Ints
 
 def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
     """Returns the step's own items for every layer that has them."""
-    rows = np.stack(item_rows(items, tables))
     found = []
     spans = [one.layers_of(0, step.num_layers - 1, step.leading) for one in step.layouts[0].tensors]
     first, last = np.array(spans, np.int64).reshape(-1, 2).T
+    table = items.table
     for layer in range(step.num_layers + 1):
-        mine = rows[:, (first[rows[0]] <= layer) & (layer <= last[rows[0]])].copy()
+        since: dict[int, int] = {}  # by tensor, the last layer up to this one from which on there are entries of it
+        for tensor, begin in table[table[:, 1] <= layer, :2].tolist():
+            since[tensor] = max(since.get(tensor, 0), begin)
+        here = [
+            since.get(row[0]) == row[1] and row[2] != GONE and first[row[0]] <= layer <= last[row[0]]
+            for row in table.tolist()
+        ]
+        mine = np.stack(item_rows(Items.of([[row[0], 0, *row[2:]] for row in table[here].tolist()]), tables))
         mine[1] = layer
         mine[2] = np.where(tables.tensors[mine[0], LAYERED] == 1, step.where(ACROSS, layer)[mine[2]], mine[2])
         mine[7] = _keys(tables, *mine[:4])

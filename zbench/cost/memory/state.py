@@ -104,7 +104,12 @@ def state_bytes(cost: Cost) -> int:
         return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
-    return _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    found = _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    if 0 < model.layers_updated_on_hosts < model.num_layers and not model.tied_embeddings:
+        # Table and head are cut as one: where the head's state is on hosts, ranks with the table alone have most.
+        ranks, table = cost.cluster.num_ranks, model.table_params
+        found += int(ADAM_BYTES * (min(table, (table + model.head_params) / ranks) - table / ranks))
+    return found
 
 
 def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
@@ -138,7 +143,7 @@ def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
 
 
 def adam_bytes(model: Model) -> int:
-    """Returns the bytes of a parameter's optimizer state on GPUs."""
+    """Returns the bytes of a parameter's optimizer state on GPUs, where hosts have none of it or all."""
     return 0 if model.optimizer_on_hosts else ADAM_BYTES
 
 
@@ -147,15 +152,27 @@ def _state_bytes(cost: Cost, params: ParameterCount, layers: int, degrees: tuple
     their state.
 
     Norms' gains and routers are not cut: every GPU has them, and one their state. Experts lie over GPUs of their own:
-    each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part.
+    each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part. What rests in host
+    memory is not there: optimizer state of the last layers; parameters of the first ones but for those that are at
+    work, or ahead.
     """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
-    for size, degree in zip((model.element_bytes, GRADIENT_BYTES, adam_bytes(model)), degrees, strict=True):
+    brought = max(model.parameters_on_hosts - 1 - cost.layers_ahead, 0)
+    on_hosts = (
+        (brought, brought * model.layer_params),
+        (0, 0),
+        (model.layers_updated_on_hosts, model.params_updated_on_hosts),
+    )
+    for size, degree, (away, gone) in zip(
+        (model.element_bytes, GRADIENT_BYTES, ADAM_BYTES), degrees, on_hosts, strict=True
+    ):
         ranks = cost.cluster.num_ranks if degree == WORLD else degree
         gpus = cost.expert_gpus if degree == 1 else max(ranks * cost.tp, cost.expert_gpus)
-        share = 1 / ranks
-        of_rest = share * (params.all - params.of_experts) + (cost.tp - share) * _gains(model, layers)
-        found += size * (of_rest + params.of_experts * cost.tp / gpus)
+        share, experts = 1 / ranks, params.of_experts - away * model.expert_params * (params.of_experts > 0)
+        if gone and away == model.num_layers and gone == params.all:
+            continue
+        of_rest = share * (params.all - gone - experts) + (cost.tp - share) * _gains(model, layers - away)
+        found += size * (of_rest + experts * cost.tp / gpus)
     return int(found)
 
 

@@ -101,6 +101,7 @@ class StepStrategy:
             ("memory.mlp_chunk_tokens", model_fields["mlp_chunk_tokens"], WHOLE),
             ("memory.loss_chunk_tokens", WHOLE if loss == AUTO else loss, WHOLE),
             ("memory.offload", model_fields["offload"], NONE),
+            ("memory.parameter_layers", model_fields["parameter_layers"], NONE),
         ):
             if value != usual:
                 raise ValueError(

@@ -107,10 +107,9 @@ class TrainingStrategy:
                 f"sharding is {NESTED}; with {sync} each worker cuts its own parameters, so it takes none, zero1, "
                 "zero2 or zero3"
             )
-        if self.memory.offload != NOWHERE:
+        if self.memory.told_of_hosts:
             raise ValueError(
-                f"memory.offload is {self.memory.offload}; with {sync} workers share a node's host memory, so it takes "
-                f"{NOWHERE}"
+                f"{self.memory.told_of_hosts}; with {sync} workers share a node's host memory, so it takes {NOWHERE}"
             )
 
     def _check_job(self) -> None:
@@ -130,6 +129,7 @@ class TrainingStrategy:
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
             ("parallel.expert_tensor_parallel", self.parallel.expert_tensor_parallel, 1),
             ("memory.offload", self.memory.offload, NOWHERE),
+            ("memory.parameter_layers", self.memory.parameter_layers, NOWHERE),
             ("overlap.slices", self.overlap.slices, self.overlap.count),
         ):
             if value != usual:

@@ -40,7 +40,8 @@ class StepRunner:
     lost: dict[Lost, float] | None = None
 
     def begin(self, prepared: PreparedStep, whole: Whole) -> None:
-        """Puts parameters and optimizer state where a step begins with them. whole: gives all of a parameter."""
+        """Puts parameters and optimizer state where a step begins with them, and gradients that are in host memory.
+        whole: gives all of a parameter, or of such a gradient by its own name."""
         self.stores = {place: self.kind(self.machine.device) for place in prepared.places}
         parts = prepared.batches[0]
         for tensor, layer, places, first, second in items_of(prepared, prepared.step.begins):
@@ -48,7 +49,8 @@ class StepRunner:
             name = base_name(one.name)
             if name not in WHOLE:  # shares of workers, which are told anew for every round
                 continue
-            value = parts.slices.cells(name, whole(name, layer), first, second)
+            begun = one.name[0] == "d" and places[0] >= prepared.step.num_gpus  # a gradient of the step before
+            value = parts.slices.cells(name, whole(one.name if begun else name, layer), first, second)
             value = value.to(self.machine.device, of.fields[0][1])
             value = value * 0 if one.name == f"m{name}" else value  # momentum begins with nothing
             fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)

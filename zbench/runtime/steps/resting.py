@@ -16,13 +16,12 @@ def items_on(step: Step, items: Items, places: Collection[int]) -> Iterator[tupl
     """Yields (tensor, layer, places, parts of both axes) of what a step's begins or ends name on some places; those of
     a layer are counted from the stage of their pipeline that has it."""
     layout = step.layouts[0]
-    for row in items.rows():
+    for row, first, last in step.resting(items):
         one = layout.tensors[row[0]]
         if one.layers == NONE:
             yield from ((row[0], 0, *named) for named in _named(step, row, np.arange(step.num_places), places))
             continue
         known: dict[tuple[int, ...], list[tuple[list[int], Parts, Parts]]] = {}  # by the stages that have a layer
-        first, last = one.layers_of(0, step.num_layers - 1, step.leading)
         for layer in range(first, last + 1):
             stages = tuple(step.shifts[:, layer].tolist())
             if stages not in known:

@@ -81,7 +81,7 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     step, layout = parts.step, parts.step.layouts[0]
     sizes, alike = layout.sizes_of_lists, dict[tuple[int, int], list[tuple[Ints, int]]]()
     found = np.zeros((len(names), step.num_places), np.int64)
-    for tensor, _, places, list0, list1, *_ in step.begins.rows():
+    for (tensor, _, places, list0, list1, *_), first, last in step.resting(step.begins):
         one = layout.tensors[tensor]
         if places == AT_HOME:
             size = np.bincount(one.home, one.cell_bytes(layout.index), step.num_places).astype(np.int64)
@@ -94,10 +94,9 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
         if one.layers == NONE:
             row[there] += size[there]
             continue
-        layers = one.layers_of(0, step.num_layers - 1, step.leading)
-        if layers not in alike:
-            alike[layers] = _alike_shifts(step, *layers)
-        for shifts, times in alike[layers]:
+        if (first, last) not in alike:
+            alike[first, last] = _alike_shifts(step, first, last)
+        for shifts, times in alike[first, last]:
             np.add.at(row, there + shifts[there], times * size[there])
     return found
 

@@ -28,7 +28,7 @@ from zbench.simulator.steps.trains.clock import Halt, Unless, run_unless
 from zbench.simulator.steps.trains.columns import TrainTimeline
 from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, TrainPieces
 from zbench.simulator.steps.trains.paused import PausedHops
-from zbench.step.operations import QUEUES
+from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step
 
 LAYERS = (12, 24)  # that are played; the second where the first do not tell, and all where these do not either
@@ -87,6 +87,10 @@ def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
     longest, ahead = longest_stage(parts.step), layers_ahead(parts.step)
     begin = _Begin(max(ahead, 1))
+    if _computes_at_hosts(parts.step):
+        # CPUs fall behind GPUs, or GPUs wait for them, by other seconds in each layer: nothing settles, though layers
+        # that were played may look as if it did.
+        return _Played.of(parts, longest, begin)
     # Reductions of several layers that meet gathers of several ahead are alike over more layers than are played: the
     # last ones of a backward, which gather nothing, added up to 6 % too little where a NIC was the limit.
     alike = parts.step.turn_layers == 1 or ahead <= 1
@@ -96,6 +100,12 @@ def _settled(parts: StepParts, least: float) -> "_Played":
             if played is not None and played.seconds >= least * (1 - _ROUNDING):
                 return played
     return _Played.of(parts, longest, begin)
+
+
+def _computes_at_hosts(step: Step) -> bool:
+    """Returns whether anything is computed at a host's memory."""
+    every = [one.operations for one in step.templates] if step.num_hosts else []
+    return any(((one.kind == COMPUTE) & (one.src >= step.num_gpus)).any() for one in every)
 
 
 def play_some_layers(step: Step, plans: Sequence[Plan], cost: Cost, kept: int) -> PlayedStep:

@@ -12,7 +12,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
-from zbench.describe.model import NONE, Model
+from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
 from zbench.describe.units import with_noun
@@ -77,8 +77,14 @@ class ProvenSteps:
                 f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
-        if model.optimizer_on_hosts:
-            model.check_alike(f"memory.offload is {model.offload}, which moves what layers of one kind have")
+        if model.rests_on_hosts:
+            model.check_alike(f"{model.told_of_resting}, which moves what layers of one kind have")
+        for key in ("optimizer_layers", "parameter_layers", "carried_layers"):
+            if isinstance(count := getattr(model, key), int) and count > model.num_layers:
+                raise ValueError(
+                    f"memory.{key} is {count}; {model.name} has {model.num_layers} layers, so it takes 1 to "
+                    f"{model.num_layers}, {ALL_LAYERS} or {FEWEST}"
+                )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
         laid = model.with_stages(self.stages)
@@ -88,7 +94,7 @@ class ProvenSteps:
         parameters = self.parameters
         if self.cluster is not None:
             check_room(parameters, max(laid.layers_of_stages), self.cluster.device.memory_bytes)
-        if self.cluster is not None and model.offload != NONE:
+        if self.cluster is not None and model.uses_hosts:
             check_host(model, self.cluster)
 
     def _check_offload_layers(self, longest: int) -> None:
@@ -170,10 +176,10 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
-        if plans[0].pipelines is not None and self.model.optimizer_on_hosts:
+        if plans[0].pipelines is not None and self.model.rests_on_hosts:
             raise ValueError(
-                f"plans have pipelines, whose stages have some layers each; memory.offload is {self.model.offload}, "
-                "which takes none with them, or inputs or activations"
+                f"plans have pipelines, whose stages have some layers each; {self.model.told_of_resting}, which takes "
+                "none with them"
             )
         if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
             raise ValueError(
@@ -184,7 +190,7 @@ class ProvenSteps:
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
         step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
-        if model.offload != NONE:
+        if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
             most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
             layers = most if self.offloaded is None else self.offloaded

@@ -20,7 +20,7 @@ from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.pipelines import Slots, places_fault
 from zbench.step.proof.template_rows import items_of_contracts, one_below_another
 from zbench.step.proof.template_rules import Looked
-from zbench.step.template import ACROSS, Step
+from zbench.step.template import ACROSS, GONE, Items, Step
 from zbench.step.tensor import BORDER, FOLLOWING, LAYERS, LEADING, NONE, STATE
 
 _OK, _NO_LAYER, _DIFFERS = range(3)
@@ -91,14 +91,30 @@ def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots], about:
     """Returns the groups that the step begins and ends with, each int64 [slots, layers + 1, 3] (-1: none): of every
     layer that has them, in the places of the stages of their pipelines. about: of `_about`."""
     groups, slots = known
-    items, ends = items_of_contracts(*one_below_another([step.begins.table, step.ends.table]), tables)
+    both = np.full((2, slots.count, step.num_layers + 1, 3), -1, np.int64)
+    sides = [
+        part for items, into in zip((step.begins, step.ends), both, strict=True) for part in _parts(step, items, into)
+    ]
+    items, ends = items_of_contracts(*one_below_another([rows for rows, _, _ in sides]), tables)
     contracts = np.array([[begin, end, 1] for begin, end in pairwise(ends.tolist())], np.int64)
     found, ends = groups.of(items, contracts, step.pipeline_of)
-    spans = np.array([one.layers_of(0, step.num_layers - 1, step.leading) for one in step.layouts[0].tensors], np.int64)
-    both = np.full((2, slots.count, step.num_layers + 1, 3), -1, np.int64)
-    for into, (begin, end) in zip(both, pairwise(ends.tolist()), strict=True):
+    for (_, spans, into), (begin, end) in zip(sides, pairwise(ends.tolist()), strict=True):
         _enter(found[begin:end], about, spans, step.shifts, into)
     return both[0], both[1]
+
+
+def _parts(step: Step, items: Items, into: Ints) -> list[tuple[Ints, Ints, Ints]]:
+    """Returns what a step begins or ends with in parts, each with one range of layers for every tensor: the entries as
+    those of one layer, the ranges, int64 [tensors, 2], and `into`."""
+    spans, found, table = step.layers_of_entries(items), list[tuple[Ints, Ints, Ints]](), items.table
+    for first in np.unique(items.layer).tolist() or [0]:
+        mine = np.flatnonzero((items.layer == first) & (items.places != GONE))
+        rows = table[mine]
+        rows[:, 1] = 0
+        of_tensors = np.zeros((len(step.layouts[0].tensors), 2), np.int64)
+        of_tensors[items.tensor[mine]] = spans[mine]
+        found.append((rows, of_tensors, into))
+    return found
 
 
 @nb.njit(**ENTERED_IN_PLACE)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from zbench.step.proof.layout_rules import layout_fault
 from zbench.step.proof.order import order_fault
 from zbench.step.proof.pipelines import stages_fault
-from zbench.step.proof.ranges import Owners, items_fault
+from zbench.step.proof.ranges import Owners, resting_fault
 from zbench.step.proof.tables import walk_tables, whole_counts
 from zbench.step.proof.template_rules import templates_fault
 from zbench.step.template import Step
@@ -51,7 +51,7 @@ def prove_step(step: Step) -> Proven:
         raise StepError("a step has at least one layout, and templates with different names")
     owned = {number: Owners.in_layout(step.layouts[number]) for number in dict.fromkeys(first)}
     for name, items in (("begins", step.begins), ("ends", step.ends)):
-        _hold(items_fault(step.layouts[0], items, owned[0], 0), f"{name} ")
+        _hold(resting_fault(step, items, owned[0]), f"{name} ")
     counts = whole_counts(step)
     tables = {number: walk_tables(step, step.layouts[number], counts[number]) for number in owned}
     fitting, unfit = _fitting(step)

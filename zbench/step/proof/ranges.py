@@ -16,7 +16,7 @@ from zbench.step.lists import LANE, PLACE
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.proof.sentences import Sentence
 from zbench.step.proof.template_rows import TemplateRows
-from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
+from zbench.step.template import AT_HOME, COMPLETE, GONE, Items, Step, Template
 from zbench.step.tensor import STATE, SUM
 
 MOST_HOPS = 1000  # lossy encodings, one after another
@@ -197,10 +197,23 @@ def _wrong_lists(ops, of, slots, axes, layered):  # type: ignore[no-untyped-def]
     return -1, -1, np.int64(-1)
 
 
-def items_fault(layout: StepLayout, items: Items, owners: Owners, layers: int) -> str:
-    """Returns what is wrong with the numbers of items, "" if nothing. layers: how many layers away they may be."""
-    at, rule = _wrong_entry(items.table, _about_items(owners, layout, layers))
-    return _entry_word(layout, items, at, rule) if at >= 0 else ""
+def resting_fault(step: Step, items: Items, owners: Owners) -> str:
+    """Returns what is wrong with the numbers of what a step begins or ends with, "" if nothing. owners: of its first
+    layout."""
+    layout, there = step.layouts[0], np.flatnonzero(items.places != GONE)
+    at, rule = _wrong_entry(items.table[there], _about_items(owners, layout, step.num_layers))
+    if at >= 0:
+        return _entry_word(layout, items, int(there[at]), rule)
+    known = (items.tensor >= 0) & (items.tensor < len(layout.tensors))
+    if not known.all():
+        return _entry_word(layout, items, int(np.flatnonzero(~known)[0]), 0)
+    spans = step.layers_of_entries(items)
+    no_layer = (items.layer < 0) | ((items.layer > 0) & (spans[:, 0] > spans[:, 1]))
+    if no_layer.any():
+        at = int(np.flatnonzero(no_layer)[0])
+        name = layout.tensors[int(items.tensor[at])].name
+        return f"entry {at}, of {name}, is from layer {int(items.layer[at])} on, and no such layer has one"
+    return ""
 
 
 def _about_items(

@@ -11,6 +11,7 @@ from zbench.step.template import (
     ACROSS,
     AT_HOME,
     COMPLETE,
+    GONE,
     USUAL_BYTES,
     Encoding,
     Instance,
@@ -75,7 +76,7 @@ class _Reader:
         elif word in self.items:
             if not self.layouts:
                 raise scanner.fault(f"{word} stands after a layout", 0)
-            self._entry(scanner, self.layouts[0], self.items[word])
+            self._entry(scanner, self.layouts[0], self.items[word], True)
         elif word in ("needs", "leaves"):
             body = self._body(scanner)
             self._entry(scanner, self.layouts[body.layout], body.items[word])
@@ -234,17 +235,23 @@ class _Reader:
         scanner.take("to" if KINDS[kind] == "gather" else "of")
         return -1, self._places(scanner, lists)
 
-    def _entry(self, scanner: Scanner, part: PartialLayout, rows: list[list[int]]) -> None:
+    def _entry(self, scanner: Scanner, part: PartialLayout, rows: list[list[int]], resting: bool = False) -> None:
+        """Takes an entry of a contract. resting: of what a step begins or ends with."""
         layout, lists = part.finished()
         what, layer = self._named(scanner, layout)
-        cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
-        scanner.take("at")
-        places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
+        if resting and scanner.has("gone"):
+            cells, places = [-1, -1], GONE
+        else:
+            cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
+            scanner.take("at")
+            places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
         numbers = {"count": 0, "version": 0, "hops": 0}
         while scanner.has(","):
-            word = scanner.take("complete", *numbers)
+            word = scanner.take("complete", *(["from layer"] if resting else []), *numbers)
             if word == "complete":
                 numbers["count"] = COMPLETE
+            elif word == "from layer":
+                layer = scanner.integer("a layer")
             else:
                 numbers[word] = scanner.integer()
         rows.append([what, layer, places, *cells, numbers["count"], numbers["version"], numbers["hops"]])

@@ -4,23 +4,28 @@ A copy from the host begins when what stands before it is computed on its GPU, a
 that it takes is free then; what stands behind a copy to the host is computed when that has arrived, as it takes the
 memory that was sent. So a GPU never has more of them than the account has in plan order, however slow its link is and
 however many micro-batches are under way: it waits. Frameworks keep this order by events between a stream of copies and
-the one that computes. Gradients and parameters that go to hosts and back (zbench.step.passes.memory.optimizer_on_hosts)
-have room of their own, and are not waited for.
+the one that computes. Parameters that rest in host
+memory and are brought to be gathered keep it as activations do. Gradients that go to hosts, and parameters that were
+updated (zbench.step.passes.memory.optimizer_on_hosts), have room of their own, and are not waited for.
 """
 
 import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, SEND
+from zbench.step.operations import COMPUTE, GATHER, SEND
+from zbench.step.tensor import STATE
 
 
 def host_copies(layout: StepLayout, ops: Ints, num_gpus: int) -> tuple[Flags, Flags]:
-    """Returns which operations are copies of activations to host memory, and from there."""
+    """Returns which operations of a template are copies of activations to host memory; and which are of activations, or
+    of parameters that GPUs then gather or compute with, from there."""
     sends = ops[:, 0] == SEND
+    what = np.where(sends, ops[:, 1], 0)
     batch = np.array([layout.of_batch(at) for at in range(len(layout.tensors))])
-    mine = sends & batch[np.where(sends, ops[:, 1], 0)]
-    return mine & (ops[:, 3] >= num_gpus), mine & (ops[:, 2] >= num_gpus)
+    at_work = ((ops[:, 0] == GATHER) | ((ops[:, 0] == COMPUTE) & (ops[:, 2] < num_gpus))).any()
+    brought = batch[what] | ((layout.form.natures[what] == STATE) & at_work)
+    return sends & batch[what] & (ops[:, 3] >= num_gpus), sends & brought & (ops[:, 2] >= num_gpus)
 
 
 def edges_inside(layout: StepLayout, ops: Ints, num_gpus: int) -> tuple[Ints, Ints]:

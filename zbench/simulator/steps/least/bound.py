@@ -35,10 +35,9 @@ def update_seconds(cost: Cost) -> float:
     """Returns the seconds of the optimizer where every parameter is updated once, the mean over GPUs. cost: of
     GPUs."""
     model, elements = cost.model, weight_elements(cost.model)
-    if model.optimizer_on_hosts:  # beside what GPUs compute
-        return 0.0
     total, kinds, dense = 0, weights_of_kinds(model), model.dense_layers
     for kind, layers in ((LAYER, model.num_layers), (LEADING, dense), (FOLLOWING, model.num_layers - dense)):
         total += layers * sum(elements[name] for name, of in kinds.items() if of == kind)
     total += sum(elements[name] for name in outer_weights(model.kind_of_head))
+    total = max(total - model.params_updated_on_hosts, 0)  # which is beside what GPUs compute
     return OPTIMIZER_BYTES * total / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth

@@ -171,7 +171,7 @@ class StepTraffic:
     def update(self, group: str) -> Floats:
         """Returns the seconds in which every GPU updates what it has of parameters, float64 [GPUs]."""
         found, degree = np.zeros(self.of.num_gpus), self.of.degrees.optimizer
-        if self.cost.model.optimizer_on_hosts:  # beside what GPUs compute
+        if self.cost.model.layers_updated_on_hosts == self.cost.model.num_layers:  # beside what GPUs compute
             return found
         for name in self.weights(group):
             if degree == 1:

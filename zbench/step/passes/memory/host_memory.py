@@ -9,6 +9,7 @@ from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.step.operations import SEND
+from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.parameters.zero import MOMENT_BYTES
@@ -32,22 +33,22 @@ def check_host(model: Model, cluster: Cluster) -> None:
         link = f" ({', '.join(HOST_LINK)} together)" if lacks[0] == "host_bandwidth" else ""
         others = "".join(f", and cluster.{name}" for name in lacks[1:])
         raise ValueError(
-            f"cluster.{lacks[0]} is not given; memory.offload is {model.offload}, which takes it{link}{others}, as "
+            f"cluster.{lacks[0]} is not given; {model.told_of_hosts}, which takes it{link}{others}, as "
             "cluster=h100_4x8 has"
         )
     need, room = _state_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
         raise ValueError(
-            f"cluster.host_memory is {room / 2**30:,.1f} GiB; with memory.offload={model.offload} a node's share of "
-            f"the parameters and the optimizer state of {model.name} is {need / 2**30:,.1f} GiB: use more nodes, or "
-            "memory.offload=none"
+            f"cluster.host_memory is {room / 2**30:,.1f} GiB; {model.told_of_hosts}, and a node's share of the "
+            f"parameters and the optimizer state that are there of {model.name} is {need / 2**30:,.1f} GiB: use more "
+            "nodes, or fewer layers on hosts"
         )
 
 
 def _state_bytes(model: Model, cluster: Cluster) -> int:
     """Returns the bytes of optimizer state, and of parameters, in a node's host memory."""
-    each = model.element_bytes + max(MOMENT_BYTES, 3 * model.element_bytes)
-    return each * model.total_params // cluster.num_nodes if model.optimizer_on_hosts else 0
+    state = max(MOMENT_BYTES, 3 * model.element_bytes) * model.params_updated_on_hosts
+    return (state + model.element_bytes * model.params_held_by_hosts) // cluster.num_nodes
 
 
 def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
@@ -112,4 +113,8 @@ def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Seque
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)
-    return with_optimizer_on_hosts(step, gpus_per_node) if model.optimizer_on_hosts else step
+    counts = model.layers_updated_on_hosts, model.parameters_on_hosts, model.layers_carried
+    resting = HostLayers(model.num_layers, *counts)
+    if not (resting.optimizer or resting.parameters):
+        return step
+    return with_optimizer_on_hosts(step, gpus_per_node, resting, model.host_updates)

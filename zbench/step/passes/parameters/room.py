@@ -35,10 +35,14 @@ class _Room:
         counts = {name: self._of_kinds.get(of.kinds[name], self.layers) for name in of.of_layers}
         if self.layers == of.model.num_layers:
             counts |= dict.fromkeys(of.outside, 1)
-        moments, found = 0 if of.model.optimizer_on_hosts else MOMENT_BYTES, 0.0
+        model, found = of.model, 0.0
+        updated, resting = model.layers_updated_on_hosts, model.parameters_on_hosts
         for name, count in counts.items():
-            parameters = of.model.element_bytes / of.every(name, degree)
-            found += count * elements[name] * (parameters + moments / of.every(name, optimizer))
+            inside = name in of.of_layers
+            moments = count - updated if inside else count * (updated < model.num_layers)
+            here = count - resting if inside else count
+            found += elements[name] * model.element_bytes * here / of.every(name, degree)
+            found += elements[name] * MOMENT_BYTES * moments / of.every(name, optimizer)
         return found
 
     def gathered(self, layers: int) -> float:

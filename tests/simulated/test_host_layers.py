@@ -1,0 +1,97 @@
+"""Numbers of layers on hosts that a run leaves open: the best of all that fit, and what a run makes of them."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from tests.helpers.oracles import small
+from zbench import CONF
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.memory.needs import least_bytes
+from zbench.describe.batch import Batch
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.simulated.host_layers import LayerCounts, LayerSeconds, chosen_counts
+
+HOST = {
+    "host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13,
+    "host_adam_bandwidth": 132e9,
+}  # fmt: skip
+BATCH = Batch(np.full(8, 4096), 0, 0)
+OPEN = {"optimizer_layers": "auto", "parameter_layers": "auto", "recompute_layers": "auto"}
+
+
+def job(**model: object) -> Cost:
+    one = small(2, 4, model="gqa", memory=4e12)
+    of = {"num_layers": 5, "recompute": "full", "sharding": "zero3", "offload": "optimizer", **model}
+    return make_cost(replace(one.cluster, **HOST), replace(one.model, **of), False, True)
+
+
+def with_room(cost: Cost, room: float) -> Cost:
+    device = replace(cost.cluster.device, memory_bytes=int(room))
+    return replace(cost, cluster=replace(cost.cluster, device=device))
+
+
+@pytest.mark.parametrize("updates", ["as_gradients_come", "after_backward", "across_steps"])
+def test_no_numbers_that_fit_are_better(updates: str) -> None:
+    """Of all numbers, in rooms from what all on hosts need to what nothing on hosts needs."""
+    carried = {"carried_layers": "auto"} if updates == "across_steps" else {}
+    cost, found = job(host_updates=updates, **OPEN, **carried), set()
+    layers = range(cost.model.num_layers + 1)
+    every = [LayerCounts(*three, some) for three in product(layers, layers, layers) for some in
+             (range(three[2] + 1) if carried else [0])]  # fmt: skip
+    needs = {one: least_bytes(replace(cost, model=one.of(cost.model)), BATCH.num_tokens) for one in every}
+    seconds = LayerSeconds.of(cost, BATCH)
+    for room in np.linspace(min(needs.values()), max(needs.values()), 7):
+        chosen = chosen_counts(with_room(cost, room), BATCH)
+        assert needs[chosen] <= room
+        # Of pairs on hosts it takes the fewest layers that are recomputed, which no more of them is quicker than.
+        assert seconds.step(chosen) == pytest.approx(min(seconds.step(one) for one in every if needs[one] <= room))
+        found.add(chosen)
+    assert len(found) > 3
+
+
+def test_memory_falls_with_each_number() -> None:
+    cost = job()
+    for at in range(3):
+        sizes = []
+        for count in range(6):
+            three = [2, 2, 2]
+            three[at] = count
+            sizes.append(least_bytes(replace(cost, model=LayerCounts(*three).of(cost.model)), BATCH.num_tokens))
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] > sizes[-1]
+
+
+def test_what_has_no_room_has_all_on_hosts() -> None:
+    cost = with_room(job(**OPEN), 1e6)
+    assert chosen_counts(cost, BATCH) == LayerCounts(5, 5, 5)
+
+
+def test_with_slow_cpus_as_few_as_fit_and_with_quick_ones_all() -> None:
+    cost = job(optimizer_layers="auto")
+    slow, quick = (
+        replace(cost, cluster=replace(cost.cluster, host_adam_bandwidth=rate)) for rate in (1e6, 1e15)
+    )  # fmt: skip
+    assert chosen_counts(slow, BATCH).optimizer == 0
+    assert chosen_counts(quick, BATCH).optimizer >= 4  # the last gradients to come are not hidden
+    assert LayerCounts(5, 0, 0).of(cost.model).offload == "none"
+
+
+def test_a_run_has_what_was_chosen() -> None:
+    words = [
+        "cluster=h100_4x8", "model=llama3_8b", "recompute=full", "memory=zero_offload", "memory.optimizer_layers=auto",
+        "sharding=zero3",
+    ]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", words)
+    parts = Parts.of(config, Settings.of(config))
+    counts = LayerCounts(**parts.chosen_layers)
+    assert 0 < counts.optimizer < 32
+    assert counts.recomputed == 32
+    assert parts.model.optimizer_layers == parts.cost.model.optimizer_layers == counts.optimizer
+    assert parts.facts()["chosen_layers"] == parts.chosen_layers

@@ -1,0 +1,242 @@
+"""Contracts and copies of a layout where optimizer state, or parameters, of some layers rest in host memory.
+
+A layer is of a kind: whether its optimizer state is in host memory, and whether its parameters rest there alone. Where
+state is, each parameter is there once more, as CPUs update it; where parameters rest there alone, a GPU brings the
+cells that have their home on it before they are gathered, and they are gone from there when the layer's are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import COMPUTE, SEND, Operations, operation_row
+from zbench.step.template import AT_HOME, COMPLETE, GONE, Items, Template
+from zbench.step.tensor import NONE
+
+OF_HEAD = ("gl", "wh", "vh")  # parameters whose gradients are there before those of any layer
+Rows = list[list[int]]
+
+
+class OnHosts(NamedTuple):
+    """What of a layer rests in host memory: its optimizer state; its parameters, and these nowhere else; its gradients,
+    of which a step begins with those of the step before, and is updated then."""
+
+    state: bool
+    parameters: bool
+    gradients: bool = False
+
+
+NOTHING = OnHosts(False, False)
+KindOf = Callable[[int], OnHosts]  # offset of a layer -> its kind
+
+
+@dataclass(frozen=True)
+class HostLayers:
+    """Of which layers something rests in host memory.
+
+    optimizer: of so many last ones it is optimizer state, and that of the head; where it is all layers, of all
+    parameters. parameters: of so many first ones it is parameters. carried: of so many of those with optimizer state,
+    spread evenly with the lowest among them, it is gradients, too, which are for the next step to update with; so it is
+    of the table then.
+    """
+
+    num_layers: int
+    optimizer: int
+    parameters: int = 0
+    carried: int = 0
+
+    def of_layer(self, layer: int) -> OnHosts:
+        """Returns what of a layer rests there; of one that there is not, as of the one next to it."""
+        near = min(max(layer, 0), self.num_layers - 1)
+        at = near - (self.num_layers - self.optimizer)  # among those whose state is there
+        return OnHosts(
+            at >= 0, near < self.parameters, at >= 0 and self._carried_below(at + 1) > self._carried_below(at)
+        )
+
+    def _carried_below(self, at: int) -> int:
+        """Returns how many of the first ones with optimizer state are carried."""
+        return -(-at * self.carried // self.optimizer) if self.optimizer else 0
+
+    def outside(self, is_head: bool) -> OnHosts:
+        """Returns what rests there of parameters of no layer. is_head: of those that the head alone has."""
+        if is_head:
+            return OnHosts(self.optimizer > 0, False)
+        every = self.optimizer == self.num_layers
+        return OnHosts(every, False, every and self.carried > 0)
+
+    @property
+    def firsts(self) -> list[int]:
+        """The layers with which another kind begins."""
+        kinds = [self.of_layer(layer) for layer in range(self.num_layers)]
+        return [layer for layer in range(self.num_layers) if layer == 0 or kinds[layer] != kinds[layer - 1]]
+
+
+@dataclass(frozen=True)
+class HostItems:
+    """The parameters and the optimizer state of a layout, with its lists. num_gpus: places before hosts."""
+
+    layout: StepLayout
+    lists: ListTable
+    num_gpus: int
+    gpus_per_node: int
+    layers: HostLayers
+
+    def host(self, gpu: int) -> int:
+        """Returns the place of the host memory of a GPU's node."""
+        return self.num_gpus + gpu // self.gpus_per_node
+
+    def is_weight(self, tensor: int) -> bool:
+        """Returns whether a tensor is a parameter: it has optimizer state."""
+        return f"s{self.layout.tensors[tensor].name}" in self.layout.number
+
+    def is_state(self, tensor: int) -> bool:
+        """Returns whether a tensor is a parameter's optimizer state."""
+        name = self.layout.tensors[tensor].name
+        return name[0] == "s" and {name[1:], f"d{name[1:]}"} <= self.layout.number.keys()
+
+    def offsets(self, template: Template) -> tuple[int, ...]:
+        """Returns the offsets of layers of whose parameters, or state, a template's contract says something."""
+        found = set[int]()
+        for items in (template.needs, template.leaves):
+            for tensor, layer in {(row[0], row[1]) for row in items.rows()}:
+                if self.is_weight(tensor) or self.is_state(tensor):
+                    found |= {layer} if self.layout.tensors[tensor].layers != NONE else set()
+        return tuple(sorted(found))
+
+    def changed(self, template: Template, kind_of: KindOf, updates: bool = False) -> Template:
+        """Returns a template with what rests in host memory of layers of these kinds: what it is to gather is brought
+        first, and what it has updated is sent back last. updates: whether it updates parameters: else those whose
+        gradients a step begins with have been updated before."""
+        needs, leaves = (self.entries(items, kind_of) for items in (template.needs, template.leaves))
+        resting = {key for key in _at_home_alone(template.needs) if self.is_weight(key[0])}
+        away = {key for key in resting if self._kind(*key, kind_of).parameters}
+        old = {(row[0], row[1]): row[6] for row in template.needs.rows()}
+        updated = {(row[0], row[1]) for row in template.leaves.rows() if row[6] != old.get((row[0], row[1]), row[6])}
+        before, after = Rows(), Rows()
+        for tensor, layer in sorted(away):
+            if (tensor, layer) in updated and self._kind(tensor, layer, kind_of).state:
+                continue  # it is updated where it is
+            before += self._copies(tensor, layer, False, 0)
+            after += self._copies(tensor, layer, True, 1) if (tensor, layer) in updated else []
+        operations = template.operations
+        if before:
+            tables = [Operations.of(before).table, operations.table, Operations.of(after).table]
+            operations = Operations.of_tables(tables)
+        if not updates:
+            needs, leaves = (self._later(items, kind_of) for items in (needs, leaves))
+            operations = self._reading_later(operations, kind_of)
+        return replace(template, operations=operations, needs=needs, leaves=leaves)
+
+    def _later(self, items: Items, kind_of: KindOf) -> Items:
+        """Returns entries of a contract, parameters that were updated before in the version after that."""
+        rows = items.rows()
+        for row in rows:
+            if self.is_weight(row[0]) and self._kind(row[0], row[1], kind_of).gradients:
+                row[6] += 1
+        return Items.of(rows)
+
+    def _reading_later(self, operations: Operations, kind_of: KindOf) -> Operations:
+        """Returns operations that name such parameters in that version."""
+        table, form = operations.table.copy(), self.layout.bound
+        for row in table:
+            if row[0] == COMPUTE:
+                named = form.rows[form.offsets[row[1]] : form.offsets[row[1] + 1], 1:3].tolist()
+            else:
+                named = [(int(row[1]), int(row[7]))]
+            weights = [(tensor, layer) for tensor, layer in named if self.is_weight(tensor)]
+            row[9] += any(self._kind(tensor, layer, kind_of).gradients for tensor, layer in weights)
+        return Operations.of_tables([table])
+
+    def _copies(self, tensor: int, layer: int, to_host: bool, version: int) -> Rows:
+        """Returns the copies of what each GPU has of a parameter at home, from its host or to it."""
+        found = Rows()
+        for gpu, cells in self._by_place(tensor, self._homes(tensor)):
+            ends = (gpu, self.host(gpu)) if to_host else (self.host(gpu), gpu)
+            found.append(operation_row(SEND, tensor, ends, cells, "host", layer, version=version))
+        return found
+
+    def _kind(self, tensor: int, layer: int, kind_of: KindOf) -> OnHosts:
+        """Returns what rests in host memory of a parameter, or whose state a tensor is."""
+        one = self.layout.tensors[tensor]
+        if one.layers != NONE:
+            return kind_of(layer)
+        return self.layers.outside(one.name.removeprefix("s") in OF_HEAD and self.has_own_head)
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the head has more of its own than its norm's gain, which else is updated with the table."""
+        return sum(name in self.layout.number for name in OF_HEAD) > 1
+
+    def entries(self, items: Items, kind_of: KindOf) -> Items:
+        """Returns the entries of a contract with optimizer state in host memory in place of GPUs', and parameters there
+        as well, or alone."""
+        found, seen, alone = Rows(), set[tuple[int, int]](), _at_home_alone(items)
+        for row in items.rows():
+            tensor, layer = row[0], row[1]
+            is_state, is_weight = self.is_state(tensor), self.is_weight(tensor)
+            kind = self._kind(tensor, layer, kind_of) if is_state or is_weight else NOTHING
+            if not (is_state and kind.state) and not (is_weight and kind.parameters and (tensor, layer) in alone):
+                found.append(row)
+            if (kind.state or (is_weight and kind.parameters)) and (tensor, layer) not in seen:
+                seen.add((tensor, layer))
+                at_hosts = self._homes(tensor) // self.gpus_per_node + self.num_gpus
+                for host, cells in self._by_place(tensor, at_hosts):
+                    found.append([tensor, layer, self.lists.number(PLACE, [host]), *cells, 0, row[6], 0])
+        return Items.of(found)
+
+    def resting(self, items: Items, hops: Mapping[int, int]) -> Items:
+        """Returns what the step begins or ends with, range of layers by range of layers. hops: of gradients, how often
+        they were encoded with loss."""
+        found, last = Rows(), dict[int, Rows]()
+        for first in self.layers.firsts:
+            kind, mine = self.layers.of_layer(first), dict[int, Rows]()
+            for row in self.entries(items, lambda _, kind=kind: kind).rows():  # type: ignore[misc]
+                mine.setdefault(row[0], []).append(row)
+            for tensor in [one for one in mine if self.is_weight(one)]:
+                gradient = self.layout.number[f"d{self.layout.tensors[tensor].name}"]
+                if self._kind(tensor, 0, lambda _, kind=kind: kind).gradients:  # type: ignore[misc]
+                    mine[gradient] = self.gradients_there(tensor, hops.get(gradient, 0))
+                elif last.get(gradient):
+                    mine[gradient] = [[gradient, 0, GONE, -1, -1, 0, 0, 0]]
+            for tensor, rows in mine.items():
+                if last.get(tensor) != rows and (first == 0 or self.layout.tensors[tensor].layers != NONE):
+                    found += [[tensor, first, *row[2:]] for row in rows]
+                last[tensor] = [] if rows[0][2] == GONE else rows
+        return Items.of(found)
+
+    def gradients_there(self, weight: int, hops: int) -> Rows:
+        """Returns the entries of a parameter's gradient in host memory."""
+        gradient = self.layout.number[f"d{self.layout.tensors[weight].name}"]
+        hosts = self._homes(weight) // self.gpus_per_node + self.num_gpus
+        return [
+            [gradient, 0, self.lists.number(PLACE, [host]), *cells, COMPLETE, 0, hops]
+            for host, cells in self._by_place(weight, hosts)
+        ]
+
+    def _homes(self, tensor: int) -> Ints:
+        return self.layout.tensors[tensor].home.reshape(self.layout.shape(tensor))
+
+    def _by_place(self, tensor: int, places: Ints) -> list[tuple[int, list[int]]]:
+        """Returns the places and the lists of cells of a tensor. places: of its cells."""
+        axes, found = self.layout.tensors[tensor].axes, list[tuple[int, list[int]]]()
+        for one in np.unique(places).tolist():
+            rows: dict[bytes, tuple[Ints, list[int]]] = {}  # by the cells along the second axis
+            for part, there in enumerate(places):
+                mine = np.flatnonzero(there == one)
+                rows.setdefault(mine.tobytes(), (mine, []))[1].append(part)
+            for mine, parts in rows.values():
+                if len(mine):
+                    cells = [self.lists.number(axes[0], parts), self.lists.number(axes[1], mine)] if axes else []
+                    found.append((one, [*cells, -1, -1][:2]))
+        return found
+
+
+def _at_home_alone(items: Items) -> set[tuple[int, int]]:
+    """Returns the tensors, with their layers' offsets, of which entries say that all of it is at home and no more."""
+    elsewhere = {(row[0], row[1]) for row in items.rows() if row[2] != AT_HOME}
+    return {(row[0], row[1]) for row in items.rows()} - elsewhere
