@@ -198,8 +198,8 @@ class TrainingMemory:
             )
         if self.told_of_resting and stages != 1:
             raise ValueError(
-                f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, so "
-                "it takes parallel.pipeline_parallel=1"
+                f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, "
+                "so it takes parallel.pipeline_parallel=1"
             )
         if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
             raise ValueError(

@@ -64,6 +64,17 @@ class LayersOnHosts:
         key = "offload" if self.offload != "none" else "parameter_layers"
         return f"memory.{key} is {getattr(self, key)}"
 
+    @property
+    def rests_on_hosts(self) -> bool:
+        """Whether optimizer state or parameters are in host memory, from step to step."""
+        return self.optimizer_on_hosts or self.parameters_on_hosts > 0
+
+    @property
+    def told_of_resting(self) -> str:
+        """The key by which either is, for sentences."""
+        key = "offload" if self.optimizer_on_hosts else "parameter_layers"
+        return f"memory.{key} is {getattr(self, key)}"
+
 
 def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[str, int | str], on_hosts: bool) -> None:
     """Refuses layers whose optimizer state or parameters cannot be in host memory. updates: when, and of how many
