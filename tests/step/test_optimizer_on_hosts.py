@@ -112,7 +112,9 @@ def test_what_cannot_be_is_one_sentence() -> None:
     check_host(FIVE, cluster)
     with pytest.raises(ValueError, match=r"^cluster.host_adam_bandwidth is not given; memory.offload is optimizer"):
         check_host(FIVE, replace(cluster, host_adam_bandwidth=None))
-    with pytest.raises(ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the optimizer state of tiny is 0.0 GiB"):
+    with pytest.raises(
+        ValueError, match=r"^cluster.host_memory is 0.0 GiB; .* the optimizer state that are there of tiny is 0.0"
+    ):
         check_host(FIVE, replace(cluster, host_memory=1000.0))
     both, state = replace(FIVE, offload="inputs_and_optimizer"), 14 * FIVE.total_params // 2
     step = with_host_memory(whole_step(both, plans, 1, "3", 1, "full"), both, 2, [5])

@@ -178,7 +178,8 @@ def test_text_says_from_which_layer_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"), [((20, 0, 0), "after_backward"), ((20, 0, 6), "as_gradients_come"), ((12, 0, 0), "as_gradients_come")]
+    ("kind", "when"),
+    [((20, 0, 0), "after_backward"), ((20, 0, 6), "as_gradients_come"), ((12, 0, 0), "as_gradients_come")],
 )
 def test_steps_whose_cpus_update_are_played_with_all_layers(kind: tuple[int, int, int], when: str) -> None:
     """With few layers their runs look as if they had settled, and a step of many took up to a third less."""

@@ -26,8 +26,8 @@ from zbench.step.passes.memory.at_hosts import HostLayers
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """How many first layers are recomputed, of how many first ones parameters are on hosts, of how many last ones
-    optimizer state, and of how many of these gradients are for the next step."""
+    """Numbers of layers: how many first ones are recomputed, of how many first ones parameters are on hosts, of how
+    many last ones optimizer state, and of how many of these gradients are for the next step."""
 
     recomputed: int
     parameters: int

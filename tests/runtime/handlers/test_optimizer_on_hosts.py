@@ -27,21 +27,21 @@ def judged(ranks: LocalFleet, step: Step, plans: list[Any], degree: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("zero", "degree", "level", "offload", "layers"),
+    ("zero", "degree", "level", "offload", "layers", "updates"),
     [
-        ("2", 2, "selective", "optimizer", (0, 0)),
-        ("3", 1, "full", "inputs_and_optimizer", (2, 2)),
-        ("3", 1, "full", "inputs_and_optimizer", (1, 2)),  # of the first micro-batch the first layer's alone
-        ("1", 2, "full", "inputs", (1, 1)),
+        ("2", 2, "selective", "optimizer", (0, 0), "as_gradients_come"),
+        ("2", 2, "selective", "optimizer", (0, 0), "after_backward"),
+        ("3", 1, "full", "inputs_and_optimizer", (2, 2), "as_gradients_come"),
+        ("3", 1, "full", "inputs_and_optimizer", (2, 2), "after_backward"),
+        # Of the first micro-batch the first layer's alone.
+        ("3", 1, "full", "inputs_and_optimizer", (1, 2), "as_gradients_come"),
+        ("1", 2, "full", "inputs", (1, 1), "as_gradients_come"),
     ],
 )
-@pytest.mark.parametrize("updates", ["as_gradients_come", "after_backward"])
 def test_exact_with_the_bytes_of_the_step(
     ranks: LocalFleet, zero: str, degree: int, level: str, offload: str, layers: tuple[int, int], updates: str
 ) -> None:
     """On two nodes; in the second micro-batch some processes have no token."""
-    if updates == "after_backward" and offload == "inputs":
-        pytest.skip("nothing is updated on hosts")
     plans = [plan_of(lengths, 4 // degree, 4 // degree, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
     model = replace(MODEL, offload=offload, host_updates=updates)
     step = with_host_memory(whole_step(model, plans, degree, zero, recompute=level), model, 2, layers)
@@ -49,18 +49,20 @@ def test_exact_with_the_bytes_of_the_step(
     assert all(one["host"] != (0, 0) for one in stated_bytes(step))
 
 
-@pytest.mark.parametrize(("zero", "degree"), [("1", 2), ("2", 1), ("3", 1), ("3", 2)])
+STATE = [(1, 0, 0), (2, 0, 2), (2, 0, 1), (1, 0, 1)]
+PARAMETERS = [(0, 1, 0), (1, 1, 0), (2, 2, 0), (2, 1, 2)]  # in parts, with ZeRO-3
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "parameters", "carried"),
-    [(1, 0, 0), (0, 1, 0), (1, 1, 0), (2, 2, 0), (2, 0, 2), (2, 0, 1), (1, 0, 1), (2, 1, 2)],
+    ("zero", "degree", "optimizer", "parameters", "carried"),
+    [(*one, *counts) for one in (("1", 2), ("2", 1), ("3", 1), ("3", 2)) for counts in STATE]
+    + [("3", degree, *counts) for degree in (1, 2) for counts in PARAMETERS],
 )
 def test_exact_with_some_layers_on_hosts(
     ranks: LocalFleet, zero: str, degree: int, optimizer: int, parameters: int, carried: int
 ) -> None:
     """State of the last layers, parameters of the first ones, gradients of the step before: of one layer of two, or of
     both."""
-    if parameters and zero != "3":
-        pytest.skip("parameters rest in parts with ZeRO-3 alone")
     plans = [plan_of(lengths, 4 // degree, 4 // degree, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
     step = whole_step(MODEL, plans, degree, zero, recompute="selective")
     step = with_optimizer_on_hosts(step, 2, HostLayers(MODEL.num_layers, optimizer, parameters, carried))

@@ -23,8 +23,8 @@ Rows = list[list[int]]
 
 
 class OnHosts(NamedTuple):
-    """What of a layer rests in host memory: its optimizer state; its parameters, and these nowhere else; its gradients,
-    of which a step begins with those of the step before, and is updated then."""
+    """The kind of a layer by what of it rests in host memory: its optimizer state; its parameters, and these nowhere
+    else; its gradients, of which a step begins with those of the step before, and is updated then."""
 
     state: bool
     parameters: bool
@@ -37,7 +37,7 @@ KindOf = Callable[[int], OnHosts]  # offset of a layer -> its kind
 
 @dataclass(frozen=True)
 class HostLayers:
-    """Of which layers something rests in host memory.
+    """The layers of which something rests in host memory.
 
     optimizer: of so many last ones it is optimizer state, and that of the head; where it is all layers, of all
     parameters. parameters: of so many first ones it is parameters. carried: of so many of those with optimizer state,
