@@ -41,7 +41,7 @@ def test_contexts_of_another_strategy_are_refused() -> None:
     other = replace(run, start={**run.start, "config": config})
     told = (
         "figure contexts has no line for recompute=none, memory.mlp_chunk_tokens=whole, memory.loss_chunk_tokens=1024, "
-        "memory.offload=optimizer, memory.offload_layers=all; it takes the runs of contexts and contexts_chunks"
+        "memory.offload=optimizer; it takes the runs of contexts and contexts_chunks"
     )
     with pytest.raises(ValueError, match=told):
         contexts.table(Records([other]))

@@ -305,7 +305,7 @@ class TorchWholeStep:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
-            fixed = self.steps.model.optimizer_on_hosts  # pipelines are the job's then
+            fixed = self.steps.model.rests_on_hosts  # pipelines are the job's then
             changed = () if fixed else switch_bytes(self._left or step, step)
             for stated, moved in zip(every, changed, strict=not fixed):
                 stated |= {SWITCH: moved} if any(moved) else {}

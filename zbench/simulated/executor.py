@@ -153,7 +153,7 @@ class Simulated:
         chosen = self.chosen(batch, plans)
         parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
         step = parts.step
-        fixed = chosen.steps.model.optimizer_on_hosts  # pipelines are the job's then
+        fixed = chosen.steps.model.rests_on_hosts  # pipelines are the job's then
         left = None if fixed else Left.of(step, plans, self._left)
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)

@@ -4,7 +4,7 @@ A record has constants of a job's strategies, and steps of a few tokens; the len
 drawn, in accounts of whole steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -104,13 +104,10 @@ def _strategy(run: Run) -> str:
     cut = memory["mlp_chunk_tokens"] != "whole", memory["loss_chunk_tokens"] != "whole"
     named = STRATEGIES.get((level, cut, memory["offload"]))
     if named is None:
-        words = ", ".join([f"recompute={level}", *(f"memory.{key}={value}" for key, value in _plain(memory))])
+        keys = ("mlp_chunk_tokens", "loss_chunk_tokens", "offload")
+        words = ", ".join([f"recompute={level}", *(f"memory.{key}={memory[key]}" for key in keys)])
         raise ValueError(f"figure contexts has no line for {words}; it takes the runs of {' and '.join(EXPERIMENTS)}")
     return named
-
-
-def _plain(memory: Mapping[str, object]) -> list[tuple[str, object]]:
-    return [(key, value) for key, value in memory.items() if not key.startswith("_")]
 
 
 def draw(axes: Sequence[Axes], table: Sequence[ContextPoint]) -> None:
