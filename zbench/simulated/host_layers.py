@@ -11,6 +11,7 @@ Numbers are of a run, as what a step ends with is what the next one begins with.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from zbench.cost.collective import GRADIENT_BYTES
@@ -22,6 +23,7 @@ from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.simulator.steps.least.work import step_work
 from zbench.step.passes.memory.at_hosts import HostLayers
+from zbench.step.passes.memory.host_memory import resting_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class LayerSeconds:
         (forward, backward), (_, remade) = plain.attention(batch), again.attention(batch)
         link = (cluster.host_bandwidth or 1.0) * (cluster.host_efficiency or 1.0)
         share = model.layer_params / count / link
-        cpus = OPTIMIZER_BYTES / cluster.num_nodes / (cluster.host_adam_bandwidth or float("inf"))
+        cpus = OPTIMIZER_BYTES / cluster.num_nodes / (cluster.host_adam_bandwidth or inf)
         return LayerSeconds(
             model.num_layers,
             (tokens * plain.forward.token + forward) / count,
@@ -140,7 +142,8 @@ def chosen_counts(cost: Cost, batch: Batch) -> LayerCounts:
     seconds, model = LayerSeconds.of(cost, batch), cost.model
     found = [(seconds.step(one), one) for pair in _pairs(model) for one in _fitting(cost, batch, pair)]
     if not found:
-        return LayerCounts(model.recomputed_layers, model.parameters_on_hosts, model.layers_updated_on_hosts)
+        on_hosts = model.parameters_on_hosts, model.layers_updated_on_hosts, model.layers_carried
+        return LayerCounts(model.recomputed_layers, *on_hosts)
     return min(found, key=lambda one: one[0])[1]
 
 
@@ -153,8 +156,11 @@ def _pairs(model: Model) -> Iterator[tuple[int, int]]:
 
 
 def _fitting(cost: Cost, batch: Batch, pair: tuple[int, int]) -> Iterator[LayerCounts]:
-    """Yields what fits of a pair with the fewest layers that are recomputed."""
+    """Yields what fits of a pair, on GPUs and on hosts, with the fewest layers that are recomputed."""
     model, room = cost.model, cost.cluster.device.memory_bytes
+    on_hosts = resting_bytes(LayerCounts(model.recomputed_layers, *pair).of(cost.gpus.model), cost.gpus.cluster)
+    if on_hosts > (cost.cluster.host_memory or inf):
+        return
 
     def fits(recomputed: int) -> bool:
         own = LayerCounts(recomputed, *pair).of(model)
