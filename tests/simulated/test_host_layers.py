@@ -87,6 +87,19 @@ def test_no_more_than_hosts_have_room_for() -> None:
     assert 0 < fewer.optimizer < counts.optimizer
 
 
+def test_some_layers_alone_are_recomputed_only_where_they_can_be() -> None:
+    cost = job(offload="none", recompute_layers="auto")
+    model = cost.model
+    most, least = (
+        least_bytes(replace(cost, model=LayerCounts(one, 0, 0).of(model)), BATCH.num_tokens) for one in (0, 5)
+    )
+    middle = with_room(cost, (most + least) / 2)
+    assert 0 < chosen_counts(middle, BATCH).recomputed < 5
+    assert chosen_counts(middle, BATCH, True).recomputed == 5
+    assert chosen_counts(with_room(cost, most), BATCH, True).recomputed == 0
+    assert LayerCounts(3, 0, 0).of(replace(model, pipeline_parallel=2, stage_layers=(3, 2))).recompute_layers == "all"
+
+
 def test_with_slow_cpus_as_few_as_fit_and_with_quick_ones_all() -> None:
     cost = job(optimizer_layers="auto")
     slow, quick = (
