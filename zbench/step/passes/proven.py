@@ -78,7 +78,7 @@ class ProvenSteps:
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
         if model.rests_on_hosts:
-            model.check_alike(f"{model.told_of_resting}, which moves what layers of one kind have")
+            model.check_alike(f"{model.told_of_resting}, and what rests on hosts is of layers of one kind")
         updated = model.layers_updated_on_hosts
         for key, most, whose in (
             ("optimizer_layers", model.num_layers, ""),
