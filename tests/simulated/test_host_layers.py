@@ -16,6 +16,7 @@ from zbench.describe.batch import Batch
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.simulated.host_layers import LayerCounts, LayerSeconds, chosen_counts
+from zbench.step.passes.memory.host_memory import resting_bytes
 
 HOST = {
     "host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13,
@@ -70,6 +71,33 @@ def test_memory_falls_with_each_number() -> None:
 def test_what_has_no_room_has_all_on_hosts() -> None:
     cost = with_room(job(**OPEN), 1e6)
     assert chosen_counts(cost, BATCH) == LayerCounts(5, 5, 5)
+
+
+def test_what_has_no_room_has_as_many_gradients_for_the_next_step_as_it_is_given() -> None:
+    cost = with_room(job(**OPEN, host_updates="across_steps", carried_layers=2), 1e6)
+    assert chosen_counts(cost, BATCH) == LayerCounts(5, 5, 5, 2)
+
+
+def test_no_more_than_hosts_have_room_for() -> None:
+    cost = job(optimizer_layers="auto")
+    quick = replace(cost.cluster, host_adam_bandwidth=1e15)
+    counts = chosen_counts(replace(cost, cluster=quick), BATCH)
+    room = resting_bytes(counts.of(cost.model), quick) - 1
+    fewer = chosen_counts(replace(cost, cluster=replace(quick, host_memory=float(room))), BATCH)
+    assert 0 < fewer.optimizer < counts.optimizer
+
+
+def test_some_layers_alone_are_recomputed_only_where_they_can_be() -> None:
+    cost = job(offload="none", recompute_layers="auto")
+    model = cost.model
+    most, least = (
+        least_bytes(replace(cost, model=LayerCounts(one, 0, 0).of(model)), BATCH.num_tokens) for one in (0, 5)
+    )
+    middle = with_room(cost, (most + least) / 2)
+    assert 0 < chosen_counts(middle, BATCH).recomputed < 5
+    assert chosen_counts(middle, BATCH, True).recomputed == 5
+    assert chosen_counts(with_room(cost, most), BATCH, True).recomputed == 0
+    assert LayerCounts(3, 0, 0).of(replace(model, pipeline_parallel=2, stage_layers=(3, 2))).recompute_layers == "all"
 
 
 def test_with_slow_cpus_as_few_as_fit_and_with_quick_ones_all() -> None:

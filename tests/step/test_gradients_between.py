@@ -15,6 +15,7 @@ from zbench.plans.plan import Plan
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
@@ -64,6 +65,17 @@ def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ign
     assert sum(one[name][0] for one in found for name in both if name in one) == sum(
         one[name][0] for one in wanted for name in both if name in one
     )
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("kind", [(1, 0, 0), (2, 2, 0), (3, 1, 0), (3, 0, 1)])
+def test_exact_where_some_layers_rest_on_hosts(kind: tuple[int, int, int], pieces: str) -> None:
+    """A layer whose gradients the backward of another kind of layer completes is updated behind that one."""
+    case = ("3", 1, 2, "none", 2, 2)
+    step, plans, slices = built(PIECES[pieces], case)
+    step = with_optimizer_on_hosts(step, 2, HostLayers(3, *kind))
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, case[2], replace(MODEL, num_kv_heads=4), HOW, slices) < 1e-12
 
 
 def test_mutants() -> None:

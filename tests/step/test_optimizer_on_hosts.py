@@ -121,7 +121,7 @@ def test_what_cannot_be_is_one_sentence() -> None:
     need = state + 200 * 5 * both.hidden * both.element_bytes
     check_host_room(step, both, replace(cluster, host_memory=float(need)))
     with pytest.raises(
-        ValueError, match=r"^cluster.host_memory .* are 0.0 GiB, beside 0.0 GiB of optimizer state: use"
+        ValueError, match=r"^cluster.host_memory .* are 0.0 GiB, beside 0.0 GiB of parameters and optimizer state: use"
     ):
         check_host_room(step, both, replace(cluster, host_memory=need - 1.0))
     with pytest.raises(ValueError, match=r"^memory.offload has optimizer and layers are in stages"):

@@ -105,7 +105,8 @@ class Recompute:
 
     granularity: as zbench.describe.model.Model has it, its recompute; "adaptive": chosen for every batch
         (zbench.simulated.recomputation), of steps that are planned for "full". layers: of each stage, its first ones,
-        one number for all stages or one for each, or "all".
+        one number for all stages or one for each, "all", or "auto": the number of which a step takes least time
+        (zbench.simulated.host_layers).
     """
 
     granularity: str

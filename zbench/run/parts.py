@@ -97,7 +97,8 @@ class Parts:
         cost = make_cost(cluster, model, *have).routed_by(*drawn)
         counts = None
         if is_open(model):
-            counts = chosen_counts(cost, batch_of(workload, 0, tokens))
+            batch, between = batch_of(workload, 0, tokens), strategy.experts.exchanges.reduces_between
+            counts = chosen_counts(cost, batch, between)
             model, nominal = counts.of(model), nominal._replace(model=counts.of(nominal.model))
             cost = make_cost(cluster, model, *have).routed_by(*drawn)
         seen = cost

@@ -11,6 +11,7 @@ Numbers are of a run, as what a step ends with is what the next one begins with.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from zbench.cost.collective import GRADIENT_BYTES
@@ -22,6 +23,7 @@ from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.simulator.steps.least.work import step_work
 from zbench.step.passes.memory.at_hosts import HostLayers
+from zbench.step.passes.memory.host_memory import resting_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class LayerCounts:
         if not self.recomputed:
             model = model.keeping_all
         elif model.recompute != "none":
-            model = replace(model, recompute_layers=_word(self.recomputed, model.num_layers))
+            model = replace(model, recompute_layers=_word(self.recomputed, min(model.layers_of_stages)))
         model = replace(model, parameter_layers=self.parameters or NOWHERE)
         if not self.optimizer:
             words = [word for word in model.offload.split("_and_") if word != "optimizer"]
@@ -54,7 +56,7 @@ class LayerCounts:
 
 
 def _word(count: int, every: int) -> int | str:
-    return ALL_LAYERS if count == every else count
+    return ALL_LAYERS if count >= every else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class LayerSeconds:
         (forward, backward), (_, remade) = plain.attention(batch), again.attention(batch)
         link = (cluster.host_bandwidth or 1.0) * (cluster.host_efficiency or 1.0)
         share = model.layer_params / count / link
-        cpus = OPTIMIZER_BYTES / cluster.num_nodes / (cluster.host_adam_bandwidth or float("inf"))
+        cpus = OPTIMIZER_BYTES / cluster.num_nodes / (cluster.host_adam_bandwidth or inf)
         return LayerSeconds(
             model.num_layers,
             (tokens * plain.forward.token + forward) / count,
@@ -134,13 +136,16 @@ def is_open(model: Model) -> bool:
     return CHOSEN in (model.optimizer_layers, model.parameter_layers, model.carried_layers, model.recompute_layers)
 
 
-def chosen_counts(cost: Cost, batch: Batch) -> LayerCounts:
+def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> LayerCounts:
     """Returns the numbers of least seconds that fit, by the closed form; with those that a model has. Where nothing
-    fits, all that may be on hosts or recomputed is: a batch is then in micro-batches."""
+    fits, all that may be on hosts or recomputed is: a batch is then in micro-batches. all_or_none: whether of layers
+    some alone cannot be recomputed, as where gradients go between experts' messages of the next layer; nor can they
+    where the first layers are dense."""
     seconds, model = LayerSeconds.of(cost, batch), cost.model
-    found = [(seconds.step(one), one) for pair in _pairs(model) for one in _fitting(cost, batch, pair)]
+    found = [(seconds.step(one), one) for pair in _pairs(model) for one in _fitting(cost, batch, pair, all_or_none)]
     if not found:
-        return LayerCounts(model.recomputed_layers, model.parameters_on_hosts, model.layers_updated_on_hosts)
+        on_hosts = model.parameters_on_hosts, model.layers_updated_on_hosts, model.layers_carried
+        return LayerCounts(model.recomputed_layers, *on_hosts)
     return min(found, key=lambda one: one[0])[1]
 
 
@@ -152,9 +157,12 @@ def _pairs(model: Model) -> Iterator[tuple[int, int]]:
     yield from ((parameters, optimizer) for parameters in some for optimizer in last)
 
 
-def _fitting(cost: Cost, batch: Batch, pair: tuple[int, int]) -> Iterator[LayerCounts]:
-    """Yields what fits of a pair with the fewest layers that are recomputed."""
+def _fitting(cost: Cost, batch: Batch, pair: tuple[int, int], all_or_none: bool) -> Iterator[LayerCounts]:
+    """Yields what fits of a pair, on GPUs and on hosts, with the fewest layers that are recomputed."""
     model, room = cost.model, cost.cluster.device.memory_bytes
+    on_hosts = resting_bytes(LayerCounts(model.recomputed_layers, *pair).of(cost.gpus.model), cost.gpus.cluster)
+    if on_hosts > (cost.cluster.host_memory or inf):
+        return
 
     def fits(recomputed: int) -> bool:
         own = LayerCounts(recomputed, *pair).of(model)
@@ -165,6 +173,8 @@ def _fitting(cost: Cost, batch: Batch, pair: tuple[int, int]) -> Iterator[LayerC
         low, high = model.recomputed_layers - 1, model.recomputed_layers
     if not fits(high):
         return
+    if (all_or_none or model.dense_layers) and high - low > 1:
+        low, high = (low, 0) if fits(0) else (high - 1, high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)

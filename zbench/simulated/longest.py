@@ -55,10 +55,9 @@ class LongestSequence:
         batch, cluster = Batch(np.array([tokens]), 0, 0), self.executor.cost.gpus.cluster
         plans = self.system.plan(batch)
         step = self._endless.built(batch, plans)
-        peak = step_memory(StepParts(step, plans_of_layouts(plans), self._endless.cost.gpus)).peak
-        gpus, hosts = peak[: step.num_gpus], peak[step.num_gpus :]
-        room = cluster.host_memory or np.inf
-        return float(gpus.max() / cluster.device.memory_bytes), float(hosts.max(initial=0) / room)
+        memory = step_memory(StepParts(step, plans_of_layouts(plans), self._endless.cost.gpus))
+        gpu, node = memory.peak[: step.num_gpus].max(), memory.of_nodes(cluster).max(initial=0)
+        return float(gpu / cluster.device.memory_bytes), float(node / (cluster.host_memory or np.inf))
 
     def longest(self, first: int = FIRST, share: int = 100) -> Longest:
         """Looks for the longest sequence: lengths that fit and that do not come together along the line between them,

@@ -83,7 +83,7 @@ def chosen_steps(
         steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel, steps.stages))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
-        again = chosen_recompute(first, batch, plans, cost)
+        again = chosen_recompute(first, batch, plans, cost, schedule.reduces_between)
         steps = steps.with_recompute(again.part)
     exchange_slices: dict[str, Any] = {}
     if steps.overlap.exchanges.is_open:

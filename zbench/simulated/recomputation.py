@@ -71,9 +71,12 @@ def forwards_again(model: Model) -> float:
     return model.recomputed_layers / model.num_layers if model.recompute == FULL else 0.0
 
 
-def chosen_recompute(steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost) -> ChosenRecompute:
-    """Returns the recomputation of a batch's step. steps: of the run; cost: of GPUs."""
-    of = _Accounts(steps, batch, plans, cost)
+def chosen_recompute(
+    steps: ProvenSteps, batch: Batch, plans: Sequence[Plan], cost: Cost, all_or_none: bool = False
+) -> ChosenRecompute:
+    """Returns the recomputation of a batch's step. steps: of the run; cost: of GPUs. all_or_none: whether of layers
+    some alone cannot be recomputed, as where gradients go between experts' messages of the next layer."""
+    of = _Accounts(steps, batch, plans, cost, all_or_none)
     first = of.account(NONE, 0)
     if first.peak_bytes <= of.room:
         return first.chosen
@@ -104,6 +107,7 @@ class _Accounts:
     batch: Batch
     plans: Sequence[Plan]
     cost: Cost
+    all_or_none: bool
 
     @property
     def room(self) -> float:
@@ -139,13 +143,13 @@ class _Accounts:
         return _Account(replace(chosen, peak_bytes=peak), count, peak, seconds)
 
     def fewest(self, level: str, none: _Account, every: _Account) -> _Account:
-        """Returns the account with the fewest layers with which the step fits; of plans with pipelines, and of models
-        with two kinds of layers, all.
+        """Returns the account with the fewest layers with which the step fits; of plans with pipelines, of models with
+        two kinds of layers, and where it is all or none, all.
 
         none, every: with no layer, which does not fit, and with all, which do. What a layer saves is about the same, so
         the next to be tried is where that says; in the middle where it is hosts that have no room.
         """
-        if self.plans[0].pipelines is not None or self.steps.model.dense_layers:
+        if self.plans[0].pipelines is not None or self.steps.model.dense_layers or self.all_or_none:
             return every
         low, high = none, every
         while high.count - low.count > 1:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zbench.describe.checks import FEWEST
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.model import RECOMPUTE, WHOLE
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
 from zbench.describe.strategy import (
     ADAPTIVE,
     CHUNKED,
@@ -60,6 +62,12 @@ class TrainingStrategy:
             raise ValueError(
                 f"recompute.granularity is {CHUNKED} and memory.mlp_chunk_tokens {WHOLE}; {CHUNKED} takes chunks of "
                 "tokens, as in memory=chunks or memory.mlp_chunk_tokens=4096"
+            )
+        layers = self.recompute.layers
+        if experts.exchanges.reduces_between and not isinstance(layers, str):
+            raise ValueError(
+                f"recompute.layers is {bracketed(layers)}; with experts.gradients={experts.gradients} those of a layer "
+                f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {FEWEST}"
             )
         stages = self.parallel.pipeline_parallel
         self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)

@@ -78,12 +78,17 @@ class ProvenSteps:
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
         if model.rests_on_hosts:
-            model.check_alike(f"{model.told_of_resting}, which moves what layers of one kind have")
-        for key in ("optimizer_layers", "parameter_layers", "carried_layers"):
-            if isinstance(count := getattr(model, key), int) and count > model.num_layers:
+            model.check_alike(f"{model.told_of_resting}, and what rests on hosts is of layers of one kind")
+        updated = model.layers_updated_on_hosts
+        for key, most, whose in (
+            ("optimizer_layers", model.num_layers, ""),
+            ("parameter_layers", model.num_layers, ""),
+            ("carried_layers", updated, " whose optimizer state is on hosts"),
+        ):
+            if isinstance(count := getattr(model, key), int) and count > most:
                 raise ValueError(
-                    f"memory.{key} is {count}; {model.name} has {model.num_layers} layers, so it takes 1 to "
-                    f"{model.num_layers}, {ALL_LAYERS} or {FEWEST}"
+                    f"memory.{key} is {count}; {model.name} has {with_noun(most, 'layer')}{whose}, so it takes 1 to "
+                    f"{most}, {ALL_LAYERS} or {FEWEST}"
                 )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings

@@ -4,9 +4,9 @@ A copy from the host begins when what stands before it is computed on its GPU, a
 that it takes is free then; what stands behind a copy to the host is computed when that has arrived, as it takes the
 memory that was sent. So a GPU never has more of them than the account has in plan order, however slow its link is and
 however many micro-batches are under way: it waits. Frameworks keep this order by events between a stream of copies and
-the one that computes. Parameters that rest in host
-memory and are brought to be gathered keep it as activations do. Gradients that go to hosts, and parameters that were
-updated (zbench.step.passes.memory.optimizer_on_hosts), have room of their own, and are not waited for.
+the one that computes. Parameters that rest in host memory and are brought to be gathered keep it as activations do.
+Gradients that go to hosts, and parameters that were updated (zbench.step.passes.memory.optimizer_on_hosts), have room
+of their own, and are not waited for.
 """
 
 import numpy as np

@@ -36,7 +36,7 @@ def check_host(model: Model, cluster: Cluster) -> None:
             f"cluster.{lacks[0]} is not given; {model.told_of_hosts}, which takes it{link}{others}, as "
             "cluster=h100_4x8 has"
         )
-    need, room = _state_bytes(model, cluster), cluster.host_memory
+    need, room = resting_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
         raise ValueError(
             f"cluster.host_memory is {room / 2**30:,.1f} GiB; {model.told_of_hosts}, and a node's share of the "
@@ -45,8 +45,8 @@ def check_host(model: Model, cluster: Cluster) -> None:
         )
 
 
-def _state_bytes(model: Model, cluster: Cluster) -> int:
-    """Returns the bytes of optimizer state, and of parameters, in a node's host memory."""
+def resting_bytes(model: Model, cluster: Cluster) -> int:
+    """Returns the bytes of optimizer state and parameters that rest in a node's host memory. cluster: of GPUs."""
     state = max(MOMENT_BYTES, 3 * model.element_bytes) * model.params_updated_on_hosts
     return (state + model.element_bytes * model.params_held_by_hosts) // cluster.num_nodes
 
@@ -58,11 +58,11 @@ def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
         HostFull: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
-    state, what = _state_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
+    state, what = resting_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
     for sizes, layers in zip(*sent_to_hosts(step, cluster.gpus_per_node), strict=True) if model.layers_on_hosts else ():
         need, count = int(sizes.max()), int(layers[sizes.argmax()])
         if need + state > cluster.host_memory:
-            beside = f", beside {state / 2**30:,.1f} GiB of optimizer state" if state else ""
+            beside = f", beside {state / 2**30:,.1f} GiB of parameters and optimizer state" if state else ""
             raise HostFull(
                 f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
                 f"the {what} of {with_noun(count, 'layer')} of a micro-batch on a node are {need / 2**30:,.1f} "
@@ -109,7 +109,7 @@ def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Seque
     layers of every stage something is there.
 
     Raises:
-        ValueError: it has optimizer state there, and layers are in stages.
+        ValueError: optimizer state or parameters rest there, and layers are in stages.
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)

@@ -181,16 +181,17 @@ class HostUpdates:
             both.append(Template(name, template.layout, operations, tuple(formulas.tolist()), needs, leaves))
         return both[0], both[1]
 
-    def ordered(self, order: Sequence[Instance], names: Sequence[str]) -> list[Instance]:
+    def ordered(self, order: Sequence[Instance], templates: Sequence[Template], names: Sequence[str]) -> list[Instance]:
         """Returns a step's order with the updates of layers where their gradients are complete, and of the head, too,
-        and all that comes later before what is updated with the embedding. names: of the templates of the order, but
+        and all that comes later before what is updated with the embedding. templates: of the order; names: theirs, but
         for the micro-batch that they are of."""
         last: dict[int, int] = {}  # by layer: the entry with which its gradients are complete
         head = max((at for at, one in enumerate(order) if names[one.template] in _LAST_OF_HEAD), default=-1)
         of_layer: dict[int, _Numbers] = {}
+        behind = [name in BACKWARDS and self._reduces_behind(templates[at]) for at, name in enumerate(names)]
         for entry, one in enumerate(order):
             if names[one.template] in _LAST_OF_LAYERS:
-                last |= dict.fromkeys(one.layers, entry)
+                last |= dict.fromkeys((layer + behind[one.template] for layer in one.layers), entry)
             if one.template in self.layers:
                 of_layer |= dict.fromkeys(one.layers, self.layers[one.template])
         first = [Instance(self.rest.late, 0)] if self.rest.first else []
@@ -202,12 +203,11 @@ class HostUpdates:
             if one.template == self.rest.soon:
                 found += self._late(one, of_layer)
                 continue
-            done = [layer for layer in one.layers if last.get(layer) == entry and layer in of_layer]
+            complete = [layer + behind[one.template] for layer in one.layers]
+            done = [layer for layer in complete if last.get(layer) == entry and layer in of_layer]
             if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
                 found += [one, *_together([Instance(of_layer[layer].soon, layer) for layer in done])]
-            else:  # a backward that reduces a layer before its own (gradients_between) does not complete all of them
-                behind = len([layer for layer in one.layers if last.get(layer) == entry]) < one.repeats
-                complete = [layer + behind for layer in one.layers]
+            else:
                 start = 0
                 for end, layer in enumerate(complete, start=1):
                     if layer in done or end == one.repeats:
@@ -216,6 +216,13 @@ class HostUpdates:
                         start = end
             found += [Instance(self.head.soon, 0)] if entry == head and self.head is not None else []
         return found
+
+    def _reduces_behind(self, backward: Template) -> bool:
+        """Returns whether a layer's backward reduces the gradients of the layer behind it, whose backward was before
+        (zbench.step.passes.overlap.gradients_between), and not its own."""
+        of, leaves = self.items.layout, backward.leaves
+        gradients = [of.number[f"d{one.name}"] for at, one in enumerate(of.tensors) if self.items.is_weight(at)]
+        return bool((np.isin(leaves.tensor, gradients) & (leaves.layer == 1)).any())
 
     def _late(self, rest: Instance, of_layer: dict[int, _Numbers]) -> list[Instance]:
         """Returns what is played after all else. rest: the instance that updates what is outside the layers."""

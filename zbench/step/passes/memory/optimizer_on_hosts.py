@@ -55,7 +55,7 @@ def with_optimizer_on_hosts(
         played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] == UPDATES}
         updates = HostUpdates(every[0], when)
         updates.put(templates, {number: kind for number, kind in played.items() if kind.state}, names.index(ENDS))
-        order = updates.ordered(order, names)
+        order = updates.ordered(order, templates, names)
     return replace(
         step,
         num_hosts=num_hosts,
