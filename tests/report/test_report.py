@@ -148,7 +148,7 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
         step["attention_seconds"], abs=2e-6
     )
     assert sent.tolist() == step["nic_tx_bytes"]
-    assert {"attend o forward", "matmul q forward", "optimizer wq forward"} <= set(of["names"])
+    assert {"attend o forward", "matmul q forward", "optimizer wq", "matmul dwh backward"} <= set(of["names"])
     assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * step["seconds"], rel=1e-6)
 
 

@@ -71,6 +71,16 @@ def test_spans_read_back(chosen: set[int]) -> None:
     [
         (1, "step of two layers", r"line 1, column 9: it has 'two' where it takes the number of layers"),
         (1, "layout", r"line 1, column 1: a step begins with a line such as: step of 2 layers"),
+        (
+            1,
+            "step of 2 layers on 2000000000 GPUs and 0 host memories",
+            r"line 1, column 1: it has 2 layers on 2,000,000,000",
+        ),
+        (
+            1,
+            "step of 1000000 layers on 2 GPUs and 0 host memories",
+            r"a step has at most 65,536 layers, and 1,048,576 GPUs",
+        ),
         (3, "  index t of batch: 3 x", r"line 3, column 23: the line goes on with 'x' where it ends"),
         (3, "  index t of batch: 0 3", r"line 3, column 1: index t has a part of size 0"),
     ],
@@ -89,6 +99,11 @@ def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None
         ("  makes w x", "  makes w xx", "column 11: there is no formula xx"),
         ("compute: compute z[", "compute: compute zz[", "column 20: there is no formula zz"),
         ("compute: compute z[", "compote: compute z[", "column 3: no line begins with 'compote'"),
+        (
+            "play forward for layers 0 to 1",
+            "play forward for layers 0 to 99999999",
+            "column 1: forward is for layers 0 to 99,999,999",
+        ),
         ("play forward for", "play foreward for", "column 6: there is no template foreward"),
         ("  needs x[*] at home", "  needs x[0-9] at home", "column 11: it has parts '0-9'"),
         ("  needs x[*] at home", "  needs x[*] at hole", "column 17: it has 'hole' where it takes parts"),

@@ -188,7 +188,7 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     if having := _choices_with(parent, named[1].rpartition(".")[2]):
         return f"{named[1]} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
-    unset = sorted(_optional(parent) - set(names))
+    unset = sorted(key for key in _optional(parent) - set(names) if not old_key(f"{parent}.{key}", target, None))
     close = difflib.get_close_matches(named[1].rpartition(".")[2], [*names, *unset], n=1)
     if close and close[0] not in names:
         return f"{named[1]} is not a key of {parent}; did you mean +{parent}.{close[0]}?"

@@ -56,11 +56,12 @@ def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
     or elementwise work, and has the name of what it makes; a message has that of its tensor."""
     row, of = one.variant.ops[op], one.variant.of
     template, layout = of.template, of.layout
+    made = layout.formulas[row[1]].results[0].tensor if row[0] == COMPUTE else layout.tensors[row[1]].name
     args: Event = {
         "micro_batch": template.layout,
         "template": template.name,
         "layer": one.layer + int(row[7]),
-        "pass": "backward" if "backward" in template.name else "forward",
+        "pass": _pass_of(template.name, is_gradient=made.startswith("d") and made[1:] in layout.number),
     }
     if row[0] == COMPUTE:
         formula = layout.formulas[row[1]]
@@ -73,6 +74,14 @@ def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
         whole = args["for"] in ("parameters", "gradients")
         return f"{KINDS[row[0]]} {args['for'] if whole else tensor}", args
     return tensor, args | {"from": int(row[2]), "to": int(row[3])}
+
+
+def _pass_of(template: str, *, is_gradient: bool) -> str:
+    """Returns the pass that an operation is of. template: its name. is_gradient: whether what it makes or moves is one,
+    as in the head, which has its loss and the gradients of that together."""
+    if template.startswith("optimizer"):
+        return "optimizer"
+    return "backward" if is_gradient or "backward" in template else "forward"
 
 
 def _computing_track(cluster: Cluster, place: int) -> tuple[int, int]:

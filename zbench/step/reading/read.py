@@ -21,6 +21,8 @@ from zbench.step.template import (
     Template,
 )
 
+_MOST_LAYERS, _MOST_PLACES = 2**16, 2**20  # more than any step has, and tables of them fit in memory
+
 
 def read_step(text: str) -> Step:
     """Returns the step of a text; whether it is correct is for zbench.step.proof.prove to say.
@@ -105,6 +107,12 @@ class _Reader:
         scanner.take("host memories")
         if layers < 0 or gpus < 1 or hosts < 0:
             raise scanner.fault("a step has layers and host memories, or none, and at least one GPU", 0)
+        if layers > _MOST_LAYERS or gpus + hosts > _MOST_PLACES:
+            raise scanner.fault(
+                f"it has {layers:,} layers on {gpus:,} GPUs and {hosts:,} host memories; a step has at most "
+                f"{_MOST_LAYERS:,} layers, and {_MOST_PLACES:,} GPUs and host memories together",
+                0,
+            )
         self.sizes = (layers, gpus, hosts, leading)
 
     def _encoding(self, scanner: Scanner) -> None:
@@ -274,6 +282,8 @@ class _Reader:
                 version = scanner.integer()
             else:
                 place = ACROSS if word == "across" else scanner.integer("a place")
+        if max(abs(first), abs(last)) > _MOST_LAYERS:
+            raise scanner.fault(f"{name} is for layers {first:,} to {last:,}; a step has at most {_MOST_LAYERS:,}", 0)
         stride = -1 if last < first else 1
         self.order.append(Instance(names.index(name), first, abs(last - first) + 1, stride, version, place))
 
