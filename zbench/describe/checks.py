@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from zbench.describe.layers.expert_layers import ExpertLayers
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, HOST_UPDATES, NOWHERE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
-FEWEST = "auto"  # of layers whose inputs wait in host memory: as few as a micro-batch fits with
+FEWEST = "auto"  # of layers of which something waits in host memory: as few as a micro-batch fits with
+CHOSEN = "auto"  # in place of another number of layers: the one of which a step takes least time, of those that fit
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
@@ -83,11 +85,11 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
         if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
             told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
             raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
-    elif layers not in (ALL_LAYERS, FEWEST) and not (is_whole(layers) and 1 <= layers <= MOST):
+    elif layers not in (ALL_LAYERS, CHOSEN) and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
             f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, "
-            f"as in [4,2], {ALL_LAYERS} or {FEWEST}{none}"
+            f"as in [4,2], {ALL_LAYERS} or {CHOSEN}{none}"
         )
 
 
@@ -103,6 +105,44 @@ def check_offload_layers(layers: int | str, some: bool) -> None:
             f"memory.offload_layers is {layers}; without inputs or activations of layers in memory.offload it takes "
             f"{ALL_LAYERS}, or memory.offload=inputs or activations beside it"
         )
+
+
+def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[str, int | str], on_hosts: bool) -> None:
+    """Refuses layers whose optimizer state or parameters cannot be in host memory. updates: when, and of how many
+    layers gradients are carried. on_hosts: whether any optimizer state is.
+
+    Raises:
+        ValueError: the message names the key.
+    """
+    when, carried = updates
+    for key, value, words in (
+        ("optimizer_layers", optimizer, (ALL_LAYERS, CHOSEN)),
+        ("carried_layers", carried, (ALL_LAYERS, CHOSEN)),
+        ("parameter_layers", parameters, (NOWHERE, ALL_LAYERS, CHOSEN)),
+    ):
+        if value not in words and not (is_whole(value) and 1 <= value <= MOST):
+            raise ValueError(
+                f"memory.{key} is {value!r}; it takes a whole number from 1 to {MOST}, {', '.join(words[:-1])} or "
+                f"{words[-1]}"
+            )
+    if when not in HOST_UPDATES:
+        raise ValueError(
+            f"memory.host_updates is {when!r}; it takes {', '.join(HOST_UPDATES[:-1])} or {HOST_UPDATES[-1]}"
+        )
+    if carried != ALL_LAYERS and when != ACROSS_STEPS:
+        raise ValueError(
+            f"memory.carried_layers is {carried}; with memory.host_updates={when} it takes {ALL_LAYERS}, or "
+            f"memory.host_updates={ACROSS_STEPS} beside it"
+        )
+    for key, value, usual in (
+        ("optimizer_layers", optimizer, ALL_LAYERS),
+        ("host_updates", when, AS_GRADIENTS_COME),
+    ):
+        if value != usual and not on_hosts:
+            raise ValueError(
+                f"memory.{key} is {value}; without optimizer state in memory.offload it takes {usual}, or "
+                "memory.offload=optimizer beside it"
+            )
 
 
 def check_stage_layers(layers: str | Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from zbench.describe.checks import (
     check_experts,
     check_name,
     check_offload_layers,
+    check_on_hosts,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
@@ -24,7 +25,7 @@ from zbench.describe.checks import (
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.layers.expert_layers import ExpertLayers
 from zbench.describe.layers.layer_parameters import LayerParameters
-from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, LayersOnHosts, check_on_hosts
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, LayersOnHosts
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayers, bracketed
 

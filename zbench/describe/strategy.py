@@ -18,12 +18,13 @@ from zbench.describe.checks import (
     check_choice,
     check_chunk,
     check_offload_layers,
+    check_on_hosts,
     check_recompute_layers,
     check_stage_layers,
     check_whole_number,
 )
 from zbench.describe.degrees import NESTED, ShardDegrees
-from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, check_on_hosts
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, HostUse
 from zbench.describe.model import (
     AUTO,
     OFFLOAD,
@@ -32,7 +33,6 @@ from zbench.describe.model import (
     WHOLE,
     WITH_ACTIVATIONS,
     WITH_INPUTS,
-    WITH_OPTIMIZER,
 )
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
@@ -133,7 +133,7 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingMemory:
+class TrainingMemory(HostUse):
     """The tokens that a GPU, or a tensor-parallel group, computes at a time where no token needs another one, and what
     waits in host memory.
 
@@ -156,23 +156,8 @@ class TrainingMemory:
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
         check_offload_layers(self.offload_layers, self.offload in WITH_INPUTS + WITH_ACTIVATIONS)
-        on_hosts = self.offload in WITH_OPTIMIZER
         updates = self.host_updates, self.carried_layers
-        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, on_hosts)
-
-    @property
-    def told_of_hosts(self) -> str:
-        """The key that has something in host memory, for sentences; "" where nothing is."""
-        if self.offload != NOWHERE:
-            return f"memory.offload is {self.offload}"
-        return f"memory.parameter_layers is {self.parameter_layers}" if self.parameter_layers != NOWHERE else ""
-
-    @property
-    def told_of_resting(self) -> str:
-        """The key by which optimizer state or parameters rest in host memory, for sentences; "" where neither does."""
-        if self.offload in WITH_OPTIMIZER:
-            return f"memory.offload is {self.offload}"
-        return f"memory.parameter_layers is {self.parameter_layers}" if self.parameter_layers != NOWHERE else ""
+        check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
 
     def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
         """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
@@ -192,12 +177,12 @@ class TrainingMemory:
                 f"memory.offload_layers is {FEWEST} with recompute.granularity {ADAPTIVE}; one of both is chosen for "
                 f"the batch at hand, so it takes {ALL_LAYERS} or a number"
             )
-        if self.offload in WITH_OPTIMIZER and sharding not in SHARDING[1:]:
+        if self.optimizer_on_hosts and sharding not in SHARDING[1:]:
             raise ValueError(
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
-        if self.told_of_resting and stages != 1:
+        if self.rests_on_hosts and stages != 1:
             raise ValueError(
                 f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, "
                 "so it takes parallel.pipeline_parallel=1"

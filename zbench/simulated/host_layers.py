@@ -18,7 +18,8 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.memory.needs import least_bytes
 from zbench.describe.batch import Batch
-from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, CHOSEN, NOWHERE
+from zbench.describe.checks import CHOSEN
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.simulator.steps.least.work import step_work

@@ -91,7 +91,8 @@ def test_exact_in_stages_and_with_some_layers_recomputed(
     layers: tuple[int, ...],
     mode: Mode,
 ) -> None:
-    """Of each of three micro-batches other layers; on two nodes of two processes."""
+    """Inputs or activations of other layers of each of three micro-batches wait in the host memory of two nodes of two
+    processes, and loss and gradients are one dense process's."""
     count = 4 // degree // stages
     lengths = ([9, 6], [2, 1], [5])
     plans = [plan_of(one, count, 4 // degree, mode, first=10 * at) for at, one in enumerate(lengths)]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zbench.describe.checks import FEWEST
+from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
@@ -67,7 +67,7 @@ class TrainingStrategy:
         if experts.exchanges.reduces_between and not isinstance(layers, str):
             raise ValueError(
                 f"recompute.layers is {bracketed(layers)}; with experts.gradients={experts.gradients} those of a layer "
-                f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {FEWEST}"
+                f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {CHOSEN}"
             )
         stages = self.parallel.pipeline_parallel
         self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
@@ -115,7 +115,7 @@ class TrainingStrategy:
                 f"sharding is {NESTED}; with {sync} each worker cuts its own parameters, so it takes none, zero1, "
                 "zero2 or zero3"
             )
-        if self.memory.told_of_hosts:
+        if self.memory.uses_hosts:
             raise ValueError(
                 f"{self.memory.told_of_hosts}; with {sync} workers share a node's host memory, so it takes {NOWHERE}"
             )

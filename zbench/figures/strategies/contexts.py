@@ -39,7 +39,7 @@ MARKERS = {"MsT": "*", "ALST": "D"}
 @dataclass(frozen=True, slots=True)
 class PublishedContext:
     """A published length. tokens: as it is told, a K of 1,000; strategy: of COLOURS, or the words of what is none of
-    them; is_read: in what its authors wrote, and not from memory of it."""
+    them; is_read: whether what its authors wrote was read for this figure; the others are hollow marks."""
 
     paper: str
     model: str

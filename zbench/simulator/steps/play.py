@@ -142,8 +142,12 @@ class _Runs:
 
 @dataclass
 class _Begin:
-    """What programs of more and more layers of a step begin with. ahead: the layers by which parameters are gathered
-    ahead. of: the program that was played last; paused: how its first hops were when it was kept, maybe not at all."""
+    """The begin that programs of 12, of 24 and of all layers of a step have in common, so that it is played once.
+
+    ahead: the layers by which parameters are gathered ahead. of: the program that was played last. paused: the state of
+    its first hops shortly before the end of its first forward, from which one of more layers goes on; None where it was
+    not kept.
+    """
 
     ahead: int = 1
     of: StepProgram | None = None

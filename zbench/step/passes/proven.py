@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zbench.describe.batch import Batch
-from zbench.describe.checks import FEWEST
+from zbench.describe.checks import CHOSEN, FEWEST
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
+from zbench.describe.layers.on_hosts import NOWHERE
 from zbench.describe.model import Model
 from zbench.describe.overlap import USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
@@ -80,15 +81,16 @@ class ProvenSteps:
         if model.rests_on_hosts:
             model.check_alike(f"{model.told_of_resting}, and what rests on hosts is of layers of one kind")
         updated = model.layers_updated_on_hosts
-        for key, most, whose in (
-            ("optimizer_layers", model.num_layers, ""),
-            ("parameter_layers", model.num_layers, ""),
-            ("carried_layers", updated, " whose optimizer state is on hosts"),
+        for key, most, whose, others in (
+            ("optimizer_layers", model.num_layers, "", (ALL_LAYERS, CHOSEN)),
+            ("parameter_layers", model.num_layers, "", (NOWHERE, ALL_LAYERS, CHOSEN)),
+            ("carried_layers", updated, " whose optimizer state is on hosts", (ALL_LAYERS, CHOSEN)),
         ):
             if isinstance(count := getattr(model, key), int) and count > most:
+                words = f"{', '.join(others[:-1])} or {others[-1]}"
                 raise ValueError(
                     f"memory.{key} is {count}; {model.name} has {with_noun(most, 'layer')}{whose}, so it takes 1 to "
-                    f"{most}, {ALL_LAYERS} or {FEWEST}"
+                    f"{most}, {words}"
                 )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings

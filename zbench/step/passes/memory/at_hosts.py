@@ -194,12 +194,12 @@ class HostItems:
         they were encoded with loss."""
         found, last = Rows(), dict[int, Rows]()
         for first in self.layers.firsts:
-            kind, mine = self.layers.of_layer(first), dict[int, Rows]()
-            for row in self.entries(items, lambda _, kind=kind: kind).rows():  # type: ignore[misc]
+            kind_of, mine = _alike(self.layers.of_layer(first)), dict[int, Rows]()
+            for row in self.entries(items, kind_of).rows():
                 mine.setdefault(row[0], []).append(row)
             for tensor in [one for one in mine if self.is_weight(one)]:
                 gradient = self.layout.number[f"d{self.layout.tensors[tensor].name}"]
-                if self._kind(tensor, 0, lambda _, kind=kind: kind).gradients:  # type: ignore[misc]
+                if self._kind(tensor, 0, kind_of).gradients:
                     mine[gradient] = self.gradients_there(tensor, hops.get(gradient, 0))
                 elif last.get(gradient):
                     mine[gradient] = [[gradient, 0, GONE, -1, -1, 0, 0, 0]]
@@ -234,6 +234,11 @@ class HostItems:
                     cells = [self.lists.number(axes[0], parts), self.lists.number(axes[1], mine)] if axes else []
                     found.append((one, [*cells, -1, -1][:2]))
         return found
+
+
+def _alike(kind: OnHosts) -> KindOf:
+    """Returns that layers at every offset are of a kind."""
+    return lambda _: kind
 
 
 def _at_home_alone(items: Items) -> set[tuple[int, int]]:

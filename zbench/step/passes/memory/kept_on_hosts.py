@@ -81,9 +81,13 @@ def with_kept_on_hosts(step: Step, gpus_per_node: int, layers: Sequence[int], ac
 
 @dataclass(frozen=True)
 class _Offloading:
-    """Which of a step's instances move what. layers: of each layout; each: GPUs of a host memory; lists: by layouts.
-    waiting: by the forwards that keep it, what waits. changed: templates, by the layout, the operations and the forward
-    that they are made of, the first of those that are alike."""
+    """Which instances of a step send what layers keep to host memory, and which bring it back.
+
+    layers: of each micro-batch's layout, of how many first layers of a stage something waits there. activations: all
+    that they keep; else their inputs. each: GPUs of a host memory. lists: of parts, by layout. waiting: by the forwards
+    that keep it, what waits. changed: templates, by the layout, the operations and the forward that they are made of,
+    the first of those that are alike.
+    """
 
     step: Step
     layers: tuple[int, ...]
