@@ -35,7 +35,7 @@ def test_a_recorded_step_s_path_is_printed_and_written(
     head = f"Critical path of step 1, ring on prolong64k: {seconds:.6g} s"
     assert out.startswith(head)
     assert written.startswith(head)
-    assert "matmul z" in out
+    assert "matmul gate and up projections" in out
     rows = [line.split("|") for line in written.split("**From")[1].splitlines() if line.startswith("| ")][1:]
     assert sum(float(row[2]) for row in rows) == pytest.approx(1e3 * seconds, abs=1e-3 * len(rows))
     assert run(monkeypatch, record, "--run", "1", "-o", str(path)) == 0  # over a path of before

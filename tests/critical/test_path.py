@@ -64,7 +64,10 @@ def test_a_hand_over_s_path_is_the_sender_the_message_and_the_receiver() -> None
     step = read_step(HAND_OVER)
     program, timeline = play_layers(step, (), Cost(cluster(1, 2), MODEL))
     rows = [row for row in path_rows(program, critical_path(program, timeline)) if row.seconds > 1e-9]
-    assert [(row.name, sorted(row.gpus)) for row in rows] == [("matmul u", [0]), ("u", [0])]
+    assert [(row.name, sorted(row.gpus)) for row in rows] == [
+        ("matmul gated activations", [0]),
+        ("gated activations", [0]),
+    ]
     matmul, link = 2 * 4096 * 8192 * 8192 / 650e12, 4096 * 16384 / 360e9
     assert [row.seconds for row in rows] == pytest.approx([matmul, link], rel=1e-6)
     assert [list(row.waited) for row in rows] == [[GPU], [OPERAND]]  # what it is drawn from takes no time
@@ -75,7 +78,7 @@ def test_layers_that_are_alike_are_rows_together() -> None:
     step, plans, cost = CASES["experts"]()
     program, timeline = play_layers(step, plans, cost)
     rows = path_rows(program, critical_path(program, timeline))
-    attends = [row for row in rows if row.name == "attend o"]
+    attends = [row for row in rows if row.name == "attend forward"]
     assert sum(row.times for row in attends) >= 26
     assert len(attends) < 12
     assert frozenset().union(*(row.layers for row in attends)) == set(range(26))

@@ -116,11 +116,11 @@ def test_timeline_has_tracks_in_order_and_ends_with_the_last_event() -> None:
     assert [track.name for track in found[0].tracks] == names
     assert [track.spans for track in found[0].tracks] == [
         [("matmul", 0, 0.5), ("matmul", 0.5, 0.5)],
-        [("attend dq", 3, 1)],
-        [("kv", 1, 2), ("reduce gradients", 3, 2)],
+        [("attend backward", 3, 1)],
+        [("keys and values", 1, 2), ("reduce gradients", 3, 2)],
         [],
         [],
-        [("kv", 1, 2)],
+        [("keys and values", 1, 2)],
     ]
     assert found[1].tracks[0].spans == [("head", 0, 1), ("optimizer", 1, 1)]
 

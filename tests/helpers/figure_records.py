@@ -74,7 +74,7 @@ def run_of(
 
 
 def event(name: str, node: int, track: int, begin: float, seconds: float, template: str = "forward") -> dict[str, Any]:
-    purposes = {"kv": "attention", "reduce gradients": "gradients"}
+    purposes = {"keys and values": "attention", "reduce gradients": "gradients"}
     args = {"template": template, **({"for": purposes[name]} if name in purposes else {})}
     return {"ph": "X", "name": name, "pid": node, "tid": track, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": args}
 
@@ -90,22 +90,26 @@ TRACKS = [
         thread(name, node, track)
         for node in range(2)
         for track, name in enumerate(
-            (f"GPU {node}", f"NIC {node} sends", f"NIC {node} receives", f"GPU {node} by node sends")
+            (f"GPU {node}", f"NIC {node} sends", f"NIC {node} receives", f"GPU {node} NVLink sends")
         )
     ],
 ]
 CROSSING = [
     *TRACKS,
-    event("matmul q", 2, 0, 0, 0.5),
-    event("matmul q", 0, 0, 0, 0.5),
-    event("elementwise n", 0, 0, 0.5, 0.5),
-    event("kv", 0, 1, 1, 2),
-    event("kv", 1, 2, 1, 2),
-    event("kv", 0, 3, 1, 2),
-    event("attend dq", 1, 0, 3, 1, "backward"),
+    event("matmul queries", 2, 0, 0, 0.5),
+    event("matmul queries", 0, 0, 0, 0.5),
+    event("elementwise attention inputs", 0, 0, 0.5, 0.5),
+    event("keys and values", 0, 1, 1, 2),
+    event("keys and values", 1, 2, 1, 2),
+    event("keys and values", 0, 3, 1, 2),
+    event("attend backward", 1, 0, 3, 1, "backward"),
     event("reduce gradients", 0, 1, 3, 2, "backward"),
 ]
-INSIDE = [*TRACKS, event("matmul l", 0, 0, 0, 1, "head"), event("optimizer wq", 0, 0, 1, 1, "optimizer")]
+INSIDE = [
+    *TRACKS,
+    event("matmul logits", 0, 0, 0, 1, "head"),
+    event("optimizer query weights", 0, 0, 1, 1, "optimizer"),
+]
 TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
 
 

@@ -148,7 +148,12 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
         step["attention_seconds"], abs=2e-6
     )
     assert sent.tolist() == step["nic_tx_bytes"]
-    assert {"attend o forward", "matmul q forward", "optimizer wq", "matmul dwh backward"} <= set(of["names"])
+    assert {
+        "attend forward",
+        "matmul queries, forward",
+        "optimizer query weights",
+        "matmul gradients of head weights, backward",
+    } <= set(of["names"])
     assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * step["seconds"], rel=1e-6)
 
 
@@ -168,7 +173,7 @@ def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(t
     path = made(tmp_path, *settings, "parallel.pipeline_parallel=2", "sharding=zero1")
     of_attention(path, 1, tied_embeddings=True)
     some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
-    assert "attend o forward" in some["timeline"]["names"]
+    assert "attend forward" in some["timeline"]["names"]
     assert (none["timeline"], "problem" in none) == (None, False)
     assert none["undrawn"].startswith("model.tied_embeddings is True")
     steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))

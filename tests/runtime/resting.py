@@ -27,10 +27,10 @@ class RestingRank(SteppingRank):
 class LeavingRank(SteppingRank):
     """Is killed, as number 1, when the first tensor has moved for the second step."""
 
-    def _run(self, prepared: PreparedStep, where: str, number: int | None) -> Any:
+    def _run(self, prepared: PreparedStep, where: str, number: int | None, noted: bool = False) -> Any:
         if self.rank == 1 and self.updates == 2:
             self.runner.machine.messages.turn = self.leave  # type: ignore[method-assign]
-        return super()._run(prepared, where, number)
+        return super()._run(prepared, where, number, noted)
 
     def leave(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

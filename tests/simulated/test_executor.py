@@ -171,7 +171,7 @@ def test_a_trace_has_every_byte_and_ends_with_the_step(system: str, tmp_path: Pa
         tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
     for spans in tracks.values():
         assert all(a[1] <= b[0] + 0.002 for a, b in pairwise(sorted(spans)))  # events are rounded to a nanosecond
-    layers = {one["args"]["layer"] for one in found if one["name"] == "attend o"}
+    layers = {one["args"]["layer"] for one in found if one["name"] == "attend forward"}
     assert layers == set(range(cost.model.num_layers))
 
 

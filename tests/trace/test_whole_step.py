@@ -56,7 +56,7 @@ def test_tracks_of_a_tensor_parallel_model_are_of_each_of_its_gpus_and_nics(tmp_
     tracks = [title for (node, _), title in names.items() if node == 1]
     assert tracks[:4] == [f"GPU {gpu}" for gpu in range(4, 8)]
     assert tracks[4:12] == [f"NIC {nic} {way}" for nic in range(4, 8) for way in ("sends", "receives")]
-    computing = {names[one["pid"], one["tid"]] for one in found if one["name"] == "attend o"} - {"critical path"}
+    computing = {names[one["pid"], one["tid"]] for one in found if one["name"] == "attend forward"} - {"critical path"}
     assert computing == {f"GPU {gpu}" for gpu in range(8)}
 
 
@@ -83,9 +83,13 @@ def test_links_inside_nodes_with_domains_have_tracks_with_all_of_their_bytes(tmp
     """Two nodes of two cards: three channels to the node, one inside a card, each in two directions."""
     sizes = ["cluster.num_nodes=2", "cluster.gpus_per_node=4", "cluster.nics_per_node=2", "tokens_per_gpu=256"]
     step, found, names = traced(tmp_path, "system=ring", "cluster=frontier_48x8", "model=desk", *sizes)
-    inside = [title for (node, _), title in names.items() if node == 0 and title.startswith("GPU 0 by")]
-    by_node = [f"GPU 0 by node {way}, channel {at} of 3" for way in ("sends", "receives") for at in (1, 2, 3)]
-    others = [f"GPU 0 by {link} {way}" for link in ("card", "host") for way in ("sends", "receives")]
+    inside = [title for (node, _), title in names.items() if node == 0 and title.startswith("GPU 0 ")]
+    by_node = [f"GPU 0 NVLink {way}, channel {at} of 3" for way in ("sends", "receives") for at in (1, 2, 3)]
+    others = [f"GPU 0 {link} link {way}" for link in ("card", "host") for way in ("sends", "receives")]
     assert inside == [*by_node, *others]
-    of = [one for one in found if " by " in (title := names[one["pid"], one["tid"]]) and "sends" in title]
+    of = [
+        one
+        for one in found
+        if (title := names[one["pid"], one["tid"]]) and title.startswith("GPU") and "sends" in title
+    ]
     assert step["nvlink_bytes"] == sum(one["args"]["bytes"] for one in of if one["args"]["for"] == "attention") > 0

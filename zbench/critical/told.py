@@ -22,7 +22,7 @@ from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.expand import CLASS, OP, RANK
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.step.operations import COMPUTE
-from zbench.trace.whole_step import named_operation
+from zbench.trace.whole_step import played_operation
 
 _LONGEST = 64  # rows that repeat together: a layer has about 40
 _LITTLE = 0.01  # of the step: what takes less is told together
@@ -141,7 +141,7 @@ def path_sheets(rows: Sequence[PathRow], seconds: float) -> tuple[Sheet, Sheet]:
 def _row(program: HopByHop, instance: int, operation: int, hops: Sequence[PathHop]) -> PathRow:
     """Returns the row of an operation. Members that meet are on no GPU; what the operation waited for is what the first
     of its hops on the path did."""
-    name, args = named_operation(program.instances[instance], operation)
+    name, args = played_operation(program.instances[instance], operation)
     table, kinds = program.table, program.kinds
     gpus = {int(table[RANK, one.hop]) for one in hops if table[CLASS, one.hop] >= 0 or kinds[one.hop] == COMPUTE}
     gpus = {gpu for gpu in gpus if gpu < program.instances[0].variant.of.step.num_gpus}  # a node's CPUs are none

@@ -17,11 +17,11 @@ PANELS = (4, 1)
 SIZE = (WIDTH, 10.5)
 _KINDS = {  # of an event: colour, what it is
     "matmul": ("#c4c4c4", "linear modules"),
-    "attend o": (SKY, "attention forward"),
-    "attend dq": (BLUE, "attention backward"),
+    "attend forward": (SKY, "attention forward"),
+    "attend backward": (BLUE, "attention backward"),
     "head": (GREEN, "output and loss"),
-    "kv": (ORANGE, "NIC: keys, values"),
-    "dkv": (VERMILLION, "NIC: their gradients"),
+    "keys and values": (ORANGE, "NIC: keys, values"),
+    "gradients of keys and values": (VERMILLION, "NIC: their gradients"),
     "gather parameters": (YELLOW, "NIC: parameters"),
     "reduce gradients": (PURPLE, "NIC: gradients"),
     "optimizer": (BLACK, "optimizer"),

@@ -21,10 +21,12 @@ with loading(__name__):
     from zbench.record.record import Line, Run
     from zbench.record.records import read_all
     from zbench.record.words import convention_words, doubt_words
+    from zbench.report.about import TokenBlocks
     from zbench.report.advice import advice_told, is_advice
     from zbench.report.columns import MOST_EVENTS
     from zbench.report.inside import critical_path_table, homes, timeline
     from zbench.report.measured import measured_timeline
+    from zbench.report.measured_steps import is_of_whole_steps, measured_step_timeline
     from zbench.report.overview import SERIES, SHARES, overview, rounded, step_overview
     from zbench.report.page import encoded, page
     from zbench.run.known import Unknown, add_trust
@@ -190,6 +192,7 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
     found: dict[str, Any] = {"record": step_overview(Facts.of(run.start["facts"]), line)}
     plans: tuple[Plan, ...] = ()
     cost: Cost | None = None
+    blocks = TokenBlocks()
     try:
         replay = replays.get(run.start["run"])
         if isinstance(replay, ValueError):
@@ -201,6 +204,7 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         found |= {"homes": homes(plans), "timeline": None}
         try:
             found["timeline"] = timeline(batch, plans, replay.whole_steps)
+            blocks = TokenBlocks.of(replay.whole_steps, batch, plans)
         except ValueError as error:
             found["undrawn"] = str(error)
         if isinstance(executor, Simulated):
@@ -216,7 +220,11 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         found["problem"] = str(error)
     if not run.start["facts"].get("simulated") and line.get("trace") is not None:
         try:
-            found["timeline"] = measured_timeline(recorded(line["trace"], Path(run.path).parent), plans, cost)
+            events = recorded(line["trace"], Path(run.path).parent)
+            if is_of_whole_steps(events):
+                found["timeline"] = measured_step_timeline(events, blocks, run.start["facts"]["num_gpus"])
+            else:
+                found["timeline"] = measured_timeline(events, plans, cost)
         except ValueError as error:
             found["untraced"] = str(error)
         except (KeyError, TypeError, IndexError, AttributeError):  # events that our own writers do not make

@@ -41,13 +41,13 @@ class Columns:
         name: str,
         span: tuple[float, float],
         of: tuple[int, int] = (-1, -1),
-        what: Sequence[tuple[int, int]] = (),
+        what: Sequence[tuple[int, int | tuple[int, ...]]] = (),
         size: int = 0,
         route: Sequence[int] = (),
     ) -> None:
         """Adds an event. span: begin and length, microseconds. of: micro-batch and layer, -1 for what is of none. what:
-        lists of blocks, each a micro-batch and a number in its plan: those that move or ask, and an attend's keys.
-        size: bytes. route: ranks, from and to."""
+        lists of blocks, each a micro-batch and a number in its plan, or its blocks: those that move or ask, and an
+        attend's keys. size: bytes. route: ranks, from and to."""
         lists = [self.lists.of(one) for one in what]
         values = (track, self.names.of(name), *span, *of, lists, size, list(route))
         for column, value in zip(self.columns.values(), values, strict=True):
@@ -65,9 +65,9 @@ def blocks_of(ops: Ops, op: int) -> list[int]:
     return [int(ops.blocks[op])] + ([keys] if keys >= 0 else [])
 
 
-def _described(plan: Plan, number: int) -> Table:
+def _described(plan: Plan, which: int | tuple[int, ...]) -> Table:
     """Describes a list of blocks: how many and which, their tokens, and their sequences, longest share first."""
-    blocks = plan.lists[number]
+    blocks = np.array(which, np.int64) if isinstance(which, tuple) else plan.lists[which]
     pieces = np.concatenate([plan.blocks.pieces[int(block)] for block in blocks])
     tokens = plan.blocks.stop[pieces] - plan.blocks.start[pieces]
     of = np.bincount(plan.blocks.seq[pieces], tokens)

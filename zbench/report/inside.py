@@ -14,6 +14,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.record.record import Line
+from zbench.report.about import TokenBlocks
 from zbench.report.columns import MOST_EVENTS, Columns
 from zbench.report.overview import Table
 from zbench.simulated.executor import Simulated
@@ -35,16 +36,17 @@ def timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Tabl
     cost = executor.cost
     ahead = StepOverlap(executor.window).layers_ahead  # a forward has no more
     layers = cost.model.num_layers if cost.pp > 1 else min(max(LAYERS, ahead), cost.model.num_layers)
-    titles = track_titles(cost.gpus.cluster)
-    columns = Columns()
-    for event in replace(executor, cost=cost.of_layers(layers)).events(batch, plans):
+    titles, drawn = track_titles(cost.gpus.cluster), replace(executor, cost=cost.of_layers(layers))
+    columns, blocks = Columns(), TokenBlocks(drawn.chosen(batch, plans).steps.parts(batch, plans))
+    for event, lists in drawn.events(batch, plans):
         if len(columns) == MOST_EVENTS:
             return None
         args, span = event["args"], (event["ts"], event["dur"])
         route = [args["from"], args["to"]] if "from" in args else []
         track = event["pid"] * len(titles[0]) + event["tid"]
         of = args["micro_batch"], args["layer"]
-        columns.add(track, _titled(event), span, of, [], args.get("bytes", 0), route)
+        about = blocks.what(of[0], lists)
+        columns.add(track, titled(event), span, of, about, args.get("bytes", 0), route)
     return {
         "layers": layers,
         "of_layers": cost.model.num_layers,
@@ -52,7 +54,7 @@ def timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Tabl
         "tracks": [title for node in titles for title in node],
         "per_node": len(titles[0]),
         "gpus": cost.gpus.cluster.num_ranks,
-        **columns.table(plans),
+        **columns.table(blocks.plans),
     }
 
 
@@ -68,10 +70,10 @@ def critical_path_table(
     return {"head": told.head, "sheets": [asdict(sheet) for sheet in (told.made, told.listed)]}
 
 
-def _titled(event: Event) -> str:
-    """Writes what is done, and in which pass: 'attend forward', 'kv backward'."""
+def titled(event: Event) -> str:
+    """Writes what is done, and in which pass: 'attend forward', 'keys and values, forward'."""
     name, passing = event["name"], event["args"].get("pass", "")
-    return name if not passing or passing in name else f"{name} {passing}"
+    return name if not passing or passing in name.replace(",", "").split() else f"{name}, {passing}"
 
 
 def homes(plans: tuple[Plan, ...]) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Writes one measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
+"""Writes one measured step of attention's plans as a Chrome trace, for Perfetto or chrome://tracing. No torch.
 
 A track for every rank: its attends, where it waited for messages, gradients' reduction and the optimizer (linear
 modules fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late
@@ -7,7 +7,7 @@ utilisation as a curve.
 Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,9 +60,8 @@ def _events(cluster: Cluster, reports: Sequence[NotedStep], starts: Sequence[flo
                 "args": {"run": span.run, "operation": span.op},
             }
     yield from _messages(cluster, noted, starts)
-    for node, (report, start) in enumerate(zip(reports, starts, strict=True)):
-        if report.nic_series:
-            yield from _curves(cluster, node // cluster.gpus_per_node, report, report.began - start)
+    for rank, (report, start) in enumerate(zip(reports, starts, strict=True)):
+        yield from nic_curves(cluster, rank // cluster.gpus_per_node, report.nic_series, report.began - start)
 
 
 def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]) -> Iterator[Event]:
@@ -89,10 +88,12 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
             yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
 
 
-def _curves(cluster: Cluster, node: int, report: NotedStep, offset: float) -> Iterator[Event]:
-    interval = report.nic_series["interval"]
+def nic_curves(cluster: Cluster, node: int, series: Mapping[str, Any], offset: float) -> Iterator[Event]:
+    """Yields how much of its rate each NIC of a node carried. series: as of zbench.runtime.job.job.Report; empty: they
+    were not sampled. offset: seconds at which it begins."""
+    interval = series.get("interval", 0.0)
     for way, words in (("tx", "sends"), ("rx", "receives")):
-        for local, carried in enumerate(report.nic_series[way]):
+        for local, carried in enumerate(series.get(way, ())):
             name = f"NIC {node * cluster.nics_per_node + local} {words}"
             for at, size in enumerate(carried):
                 share = size / (interval * cluster.nic_bandwidth)

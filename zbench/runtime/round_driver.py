@@ -13,6 +13,7 @@ from zbench.describe.checks import check_whole_number, is_whole
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
 from zbench.runtime.job.step_job import UNTOLD, Sizes, StepJob, StepReport
+from zbench.runtime.measured_steps import RanPart
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.device_seconds import DeviceSeconds, Seconds
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
@@ -96,6 +97,11 @@ class RoundDriver:
         part by part what they did."""
         found = self.steps.of(batch, plans)
         reports, ended = self._local(batch, found, True, noted), 0.0
+        ran = [
+            RanPart(one.step, worker * self.steps.gpus[1], reports[worker * self.steps.gpus[1] :][: self.steps.gpus[1]])
+            for worker, one in enumerate(found)
+            if one is not None
+        ]
         clock = None if self.clocks is None else self.clocks.step(reports)
         stated = [dict(one) for worker in found for one in self._stated(worker)]
         for tokens, (worker, one) in product(self.tokens, enumerate(found)):
@@ -105,7 +111,8 @@ class RoundDriver:
             end, tokens = self.steps.end(what.fragment, what.kind), self.tokens[what.fragment]
             shares = [count / sum(tokens) for count in tokens] if what.begins_anew else []
             late = late | {what.fragment} if what.is_late else late - {what.fragment}
-            ends = self._end(end, shares, bool(late))
+            ends = self._end(end, shares, bool(late), noted)
+            ran.append(RanPart(end.step, 0, ends))
             reports = [_together(one, more) for one, more in zip(reports, ends, strict=True)]
             for mine, other in zip(stated, stated_bytes(end.step), strict=True):
                 mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in other.items()}
@@ -116,13 +123,13 @@ class RoundDriver:
                 ended, clock = ended + met.seconds, clock.followed_by(met)
             if what.begins_anew:
                 tokens[:] = [0] * len(tokens)
-        return RanStep(reports, stated, ended, clock)
+        return RanStep(reports, stated, ended, clock, ran)
 
-    def _end(self, end: FragmentEnd, shares: Sequence[float], late: bool) -> list[StepReport]:
+    def _end(self, end: FragmentEnd, shares: Sequence[float], late: bool, noted: bool) -> list[StepReport]:
         """Runs what a fragment's round ends with, which ranks come to when their workers' clocks say so."""
         later = [0.0] * self.steps.gpus[0] if self.clocks is None else self.clocks.later
         seconds = self.modelled[1].of(end.step)
-        reports: list[StepReport] = self.fleet.call("end_round", end, shares, late, seconds, per_rank=later)
+        reports: list[StepReport] = self.fleet.call("end_round", end, shares, late, seconds, noted, per_rank=later)
         return reports
 
     def _local(self, batch: Batch, found: Sequence[WorkerStep | None], train: bool, noted: bool) -> list[StepReport]:
@@ -146,12 +153,13 @@ class RoundDriver:
 class RanStep:
     """A step of a run in rounds. reports: of all ranks. stated: the bytes (sent, received) by queue that the steps say
     of each. ended: the seconds of the round's end. clock: of paced devices, the step's time on their workers' clocks;
-    None: all wait for each other before each step."""
+    None: all wait for each other before each step. parts: what was run, the workers' steps and the round's ends."""
 
     reports: list[StepReport]
     stated: list[dict[str, Sizes]]
     ended: float
     clock: StepClock | None
+    parts: list[RanPart]
 
 
 def _sum(one: Sizes, other: Sizes) -> Sizes:

@@ -34,7 +34,7 @@ from zbench.runtime.driver import (
 )
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.job.step_job import StepJob, StepReport
-from zbench.runtime.measured_trace import write_measured
+from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
@@ -190,7 +190,7 @@ class TorchWholeStep:
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         """Runs a step on all ranks. trace: a file that gets what every rank did and when
-        (zbench.runtime.measured_trace).
+        (zbench.runtime.measured_steps).
 
         Raises:
             zbench.runtime.driver.Diverged: the loss is not finite. zbench.runtime.driver.CheckFailed: a check did.
@@ -223,7 +223,7 @@ class TorchWholeStep:
         checked = self.checked(batch, step, reports)
         self._left = step
         if trace is not None:
-            write_measured(trace, self.cost.gpus.cluster, reports, is_one_machine())
+            write_measured_steps(trace, self.cost.gpus.cluster, [RanPart(step, 0, reports)], is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)
         rows = routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
         if (kept := kept_rows(rows)) != 1:
@@ -286,7 +286,7 @@ class TorchWholeStep:
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
-            write_measured(trace, self.cost.gpus.cluster, ran.reports, is_one_machine())
+            write_measured_steps(trace, self.cost.gpus.cluster, ran.parts, is_one_machine())
         found = self.result(batch, ran.reports, checked, ran.clock)
         return replace(found, phases=dict(found.phases) | ({"round_end": ran.ended} if ran.ended else {}))
 

@@ -40,6 +40,7 @@ from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.trace.file import Event
+from zbench.trace.named import TokenLists
 
 # Bytes that building, proving and playing take for an operation of attention in one layer, at least: from 128 to 256
 # GPUs rings take 287 for each one more, gathers of keys and values more (python tests/bench/sizes.py).
@@ -192,8 +193,9 @@ class Simulated:
         """
         return play_layers(self.built(batch, plans), plans_of_layouts(plans), self.cost.gpus)
 
-    def events(self, batch: Batch, plans: tuple[Plan, ...]) -> Iterator[Event]:
-        """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step.
+    def events(self, batch: Batch, plans: tuple[Plan, ...]) -> Iterator[tuple[Event, TokenLists]]:
+        """Returns the events of a step, all layers played out, on the tracks of zbench.trace.whole_step, and the tokens
+        that each is about.
 
         Raises:
             ValueError: they are more than zbench.trace.file.MOST_EVENTS, or as `built`.

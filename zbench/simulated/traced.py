@@ -9,6 +9,7 @@ from zbench.describe.cluster import Cluster
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.trace.file import MOST_EVENTS, Event, write_events
+from zbench.trace.named import TokenLists
 from zbench.trace.whole_step import track_names, whole_step_events
 
 
@@ -18,12 +19,12 @@ def write_whole_step(path: str, program: HopByHop, timeline: Timeline, cluster: 
     Raises:
         ValueError: it would have more than zbench.trace.file.MOST_EVENTS events, or cannot be written.
     """
-    drawn = counted_events(program, timeline, cluster)
+    drawn = (event for event, _ in counted_events(program, timeline, cluster))
     write_events(path, True, cluster, chain(path_events(program, timeline, cluster), track_names(cluster), drawn))
 
 
-def counted_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
-    """Returns the events of operations, on the tracks of zbench.trace.whole_step.
+def counted_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[tuple[Event, TokenLists]]:
+    """Returns the events of operations, on the tracks of zbench.trace.whole_step, and what each is about.
 
     Raises:
         ValueError: they are more than zbench.trace.file.MOST_EVENTS.

@@ -11,24 +11,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from zbench.describe.cluster import Cluster
-from zbench.describe.links import NIC
+from zbench.describe.links import NIC, NVLINK
 from zbench.simulator.clock import Timeline
-from zbench.simulator.steps.computes.terms import MATMULS
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.variant import PlayedInstance
-from zbench.step.layers import without_counts
-from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
+from zbench.step.operations import COMPUTE, MOVE, SEND
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
+from zbench.trace.named import TokenLists, named_operation, token_lists
 from zbench.trace.tracks import complete_event
 
 _WAYS = ("sends", "receives")
-_COMPUTES = {"attend": "attend", "adam": "optimizer"}
 
 
-def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[Event]:
-    """Yields the events of a program that was played.
+def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -> Iterator[tuple[Event, TokenLists]]:
+    """Yields the events of a program that was played, and the tokens that each is about (zbench.trace.named).
 
     cluster: of GPUs, each one a place of the step.
     """
@@ -36,11 +34,12 @@ def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -
     of = np.repeat(np.arange(len(program.instances)), np.diff(program.begin))
     shown = np.flatnonzero((table[CLASS] >= 0) | (program.kinds == COMPUTE))
     for hop in shown[np.argsort(timeline.start[shown], kind="stable")].tolist():
-        name, args = named_operation(program.instances[of[hop]], int(table[OP, hop]))
+        one, op = program.instances[of[hop]], int(table[OP, hop])
+        (name, args), about = played_operation(one, op), token_lists(one.variant.of.layout, one.variant.ops[op])
         begin, end, link = float(timeline.start[hop]), float(timeline.release[hop]), int(table[CLASS, hop])
         if link < 0:
             node, track = _computing_track(cluster, int(table[RANK, hop]))
-            yield complete_event(name, node, track, begin, end - begin, args)
+            yield complete_event(name, node, track, begin, end - begin, args), about
             continue
         count, whole = int(hops.channels[hop]), bool(hops.whole[hop])
         args |= {"bytes": int(table[BYTES, hop])} | ({"channels": count if whole else 1} if count > 1 else {})
@@ -48,40 +47,14 @@ def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -
             if port >= 0:
                 channel = channels.take(port, count, begin, end, whole)
                 node, track = _track(cluster, port, link, channel)
-                yield complete_event(name, node, track, begin, end - begin, args)
+                yield complete_event(name, node, track, begin, end - begin, args), about
 
 
-def named_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
-    """Returns (the name of an operation's events, what they say of it): a compute is an attend, a matmul, the optimizer
-    or elementwise work, and has the name of what it makes; a message has that of its tensor."""
+def played_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
+    """Returns the name of an operation that was played, and what its events say of it (zbench.trace.named)."""
     row, of = one.variant.ops[op], one.variant.of
-    template, layout = of.template, of.layout
-    made = layout.formulas[row[1]].results[0].tensor if row[0] == COMPUTE else layout.tensors[row[1]].name
-    args: Event = {
-        "micro_batch": template.layout,
-        "template": template.name,
-        "layer": one.layer + int(row[7]),
-        "pass": _pass_of(template.name, is_gradient=made.startswith("d") and made[1:] in layout.number),
-    }
-    if row[0] == COMPUTE:
-        formula = layout.formulas[row[1]]
-        function = without_counts(formula.terms[0].function).partition("_d")[0]
-        kind = "matmul" if function in MATMULS else _COMPUTES.get(function, "elementwise")
-        return f"{kind} {layout.labels[row[1]]}", args | {"formula": str(formula)}
-    args["for"] = QUEUES[row[8]]
-    tensor = layout.tensors[row[1]].name
-    if row[0] in (GATHER, REDUCE):  # a layer's parameters, or gradients, go together: the tensor is the first of them
-        whole = args["for"] in ("parameters", "gradients")
-        return f"{KINDS[row[0]]} {args['for'] if whole else tensor}", args
-    return tensor, args | {"from": int(row[2]), "to": int(row[3])}
-
-
-def _pass_of(template: str, *, is_gradient: bool) -> str:
-    """Returns the pass that an operation is of. template: its name. is_gradient: whether what it makes or moves is one,
-    as in the head, which has its loss and the gradients of that together."""
-    if template.startswith("optimizer"):
-        return "optimizer"
-    return "backward" if is_gradient or "backward" in template else "forward"
+    name, args = named_operation(of.template, of.layout, row, one.layer)
+    return name, args | ({"from": int(row[2]), "to": int(row[3])} if row[0] in (SEND, MOVE) else {})
 
 
 def _computing_track(cluster: Cluster, place: int) -> tuple[int, int]:
@@ -126,6 +99,14 @@ def track_names(cluster: Cluster) -> Iterator[Event]:
             yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": title}}
 
 
+def link_title(cluster: Cluster, link: int | None) -> str:
+    """Returns what a class of links of GPUs is called: a node's NVLink, a domain by its name, and links to the host,
+    which a cluster may not describe (None)."""
+    if link == NVLINK:
+        return "NVLink"
+    return "host link" if link is None else f"{cluster.links[link].name} link"
+
+
 def track_titles(cluster: Cluster) -> list[list[str]]:
     """Returns the titles of every node's tracks, in their order: as many of each node."""
     found = []
@@ -133,7 +114,7 @@ def track_titles(cluster: Cluster) -> list[list[str]]:
         first = node * cluster.gpus_per_node
         titles = [f"GPU {first + local}" for local in range(cluster.gpus_per_node)]
         owners = [(f"NIC {node * cluster.nics_per_node + local}", NIC) for local in range(cluster.nics_per_node)]
-        owners += [(f"{gpu} by {cluster.links[one].name}", one) for gpu in titles for one in _port_classes(cluster)]
+        owners += [(f"{gpu} {link_title(cluster, one)}", one) for gpu in titles for one in _port_classes(cluster)]
         for owner, link in owners:
             count = cluster.links[link].channels
             for way in _WAYS:

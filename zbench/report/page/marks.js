@@ -4,7 +4,8 @@
 const KINDS = {
   attend: BLUE, linear: SKY, head: GREEN, optimizer: YELLOW, waiting: GREY, forward: BLUE, backward: SKY, // on GPUs
   matmul: SKY, elementwise: GREEN, // of whole steps
-  kv: RED, dkv: ORANGE, q: PURPLE, dq: YELLOW, o: GREEN, do: SKY, message: RED, // messages
+  kv: RED, dkv: ORANGE, q: PURPLE, dq: YELLOW, o: GREEN, do: SKY, message: RED, // messages of attention's plans
+  keys: RED, queries: PURPLE, attention: GREEN, gradients: ORANGE, // and of whole steps, by their first word
   gather: PURPLE, reduce: ORANGE, // of parameters, of gradients
 };
 const SMALLEST = 2; // pixels: narrower bars are put together

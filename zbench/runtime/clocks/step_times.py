@@ -10,6 +10,7 @@ from typing import Any
 from zbench.interfaces.result import SECONDS_FOR
 from zbench.runtime.clocks.named import Name, NamedMessages, NamedMoments
 from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
+from zbench.runtime.clocks.step_notes import NotedOperation, StepNotes
 from zbench.runtime.clocks.times import Clock
 from zbench.step.operations import QUEUES
 
@@ -24,20 +25,22 @@ class StepTimes:
     a GPU, after torch.cuda.synchronize. pace: of the device; a paced one has a clock of its own.
 
     Of messages with a name, whose moments are the host's, `named` has when they were posted, and of the queues whose
-    part is MESSAGES how long they were waited for.
+    part is MESSAGES how long they were waited for. notes: of what was done when, where that is asked for.
     """
 
     def __init__(self, clock: Clock, pace: Pacer | None = None) -> None:
         self.clock, self.pace = pace if isinstance(pace, Paced) else clock, pace or Unpaced()
+        self.notes = StepNotes(self.clock, clock)
         self._part, self._coming, self._is_on = OTHER, 0, False
         self._turns: list[tuple[str, Any]] = []  # the part that begins, and when
         self._named, self.named = NamedMoments(), NamedMessages()
         self._under_way: list[Any] = []  # moments, in turn of the first message to come and of the last that came
 
-    def begin(self) -> None:
-        """Begins a step."""
+    def begin(self, noted: bool = False) -> None:
+        """Begins a step. noted: whether it is noted operation by operation."""
         self._part, self._is_on, now = OTHER, True, self.clock.now()
         self._named.begin()
+        self.notes.begin(noted)
         self._turns, self._under_way = [(OTHER, now)], [now] if self._coming else []  # of what began to come before
 
     def end(self) -> None:
@@ -46,7 +49,7 @@ class StepTimes:
         self._turns.append(("", now))
         if self._coming:
             self._under_way.append(now)
-        self._is_on, self.named = False, self._named.end()
+        self._is_on, self.named, self.notes.is_on = False, self._named.end(), False
 
     def turn_to(self, part: str) -> str:
         """Says that what follows is of a part of SECONDS_FOR; returns the one that it was of."""
@@ -56,12 +59,20 @@ class StepTimes:
             self._part = part
         return before
 
-    def wait(self, queue: int, messages: Callable[[], Any], name: Name | None = None) -> Any:
-        """Waits for messages of a queue; returns what that returns. name: of the message that it is."""
+    def wait(
+        self,
+        queue: int,
+        messages: Callable[[], Any],
+        name: Name | None = None,
+        of: NotedOperation | None = None,
+    ) -> Any:
+        """Waits for messages of a queue; returns what that returns. name: of the message that it is; of: as of
+        zbench.runtime.clocks.step_notes.Wait."""
         before, asked = self.turn_to(WAITS[queue]), self.pace.moment()
-        began = self.clock.now() if name is not None else 0.0
+        began, noted = self.clock.now() if name is not None else 0.0, self.notes.asks()
         found = messages()
         self.pace.came(asked)
+        self.notes.waited(of, queue, noted)
         if name is not None and WAITS[queue] == MESSAGES:
             self._named.waited(name, began, self.clock.now())
         self.turn_to(before)

@@ -12,7 +12,7 @@ from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.store import Store
-from zbench.runtime.steps.instructions import Exchange
+from zbench.runtime.steps.instructions import Exchange, TemplateProgram
 
 
 class PostedAhead:
@@ -22,13 +22,13 @@ class PostedAhead:
     def __init__(self, messages: StepMessages, prepared: PreparedStep, stores: Mapping[int, Store]) -> None:
         self.messages, self.stores = messages, stores
         self._coming = (
-            (one, prepared.batches[program.layout], layer)
+            (program, one, prepared.batches[program.layout], layer)
             for program, one, layer in prepared.schedule()
             if isinstance(one, Exchange)
         )
         self._posted: deque[list[Arrival]] = deque()
         self._waiting = 0  # messages among them
-        self._next: tuple[Exchange, BatchParts, int] | None = None  # whose sizes are not known yet
+        self._next: tuple[TemplateProgram, Exchange, BatchParts, int] | None = None  # whose sizes are not known yet
 
     def arrivals(self) -> list[Arrival]:
         """Returns the arrivals of the next exchange, and posts receives beyond it."""
@@ -45,15 +45,16 @@ class PostedAhead:
         following = self._next or next(self._coming, None)
         if following is None:
             return False
-        one, parts, layer = following
+        program, one, parts, layer = following
         self._next = None
         if parts.counted is not None and not parts.counted.know(one.receives, layer):
             if self._posted:
                 self._next = following
                 return False
             self._count(parts.counted, one, parts, layer)
-        posted = []
+        posted, notes = [], self.messages.times.notes
         for parcel in one.receives:
+            notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             size = encoded_bytes(of, (cells.first, cells.second), one.encoding)
             key = parts.key(cells.tensor, layer + cells.layer)

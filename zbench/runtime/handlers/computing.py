@@ -27,6 +27,7 @@ def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: i
     operands = [
         [_read(ref, next(read), parts, slots, (store, layer)) for ref in term.operands] for term in formula.terms
     ]
+    parts.machine.messages.times.notes.operands()
     terms = [_term(term, formula, at, fields) for term, fields in zip(formula.terms, operands, strict=True)]
     if formula.results[0].tensor == SEATS:
         parts.machine.choices[parts.number, layer, one.writes[0].first] = operands[0][0][0], terms[0][0][0]
@@ -97,6 +98,7 @@ def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     )
     given: Tensor = store.read(*gradient)[0]
     old, kept = store.read(*weight)[0], store.read(*state)
+    parts.machine.messages.times.notes.operands()
     after = parts.machine.update(weight[0][0], kept if len(kept) > 1 else (old, *kept), given)
     for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after[-len(kept) :]), strict=True):
         key = parts.key(cells.tensor, layer + cells.layer)

@@ -20,6 +20,7 @@ from torch import Tensor
 from zbench.describe.arrays import Ints
 from zbench.runtime.clocks.named import Name
 from zbench.runtime.clocks.pace import Pacer
+from zbench.runtime.clocks.step_notes import NotedOperation, Posted
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
 from zbench.runtime.transport.passing import PassedOn, PassingThread
@@ -35,12 +36,18 @@ Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait
 @dataclass
 class Arrival:
     """A message that is under way to this process, which any of its threads may wait for. name: that it is known by
-    where it came from; None: it has none."""
+    where it came from; None: it has none. note: of its coming; None where nothing is noted."""
 
     data: Tensor
     works: list[Any]
     name: Name | None = None
+    note: Posted | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def of(self) -> NotedOperation | None:
+        """The operation whose message it is; None where nothing is noted."""
+        return None if self.note is None else self.note.of
 
     def wait(self) -> Tensor:
         """Returns the message's bytes once they are there."""
@@ -48,6 +55,8 @@ class Arrival:
             for work in self.works:
                 work.wait()
             self.works = []
+            if self.note is not None:
+                self.note.arrives()
         return self.data
 
 
@@ -104,28 +113,33 @@ class GlooMessages:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
         name = self._received[peer] % NAMES
         self._received[peer] += 1
-        return Arrival(data, [self.ends[queue].receive(data, peer, name)], self._known(peer, name))
+        works = [self.ends[queue].receive(data, peer, name)]
+        return Arrival(data, works, self._known(peer, name), self.times.notes.receives(queue, peer, size))
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         name = self._name(peer)
         self._leaves(peer, name)
+        self.times.notes.sends(queue, peer, data.numel())
         self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
     def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
         end = self.ends[queue]
         if end.through_host:  # it arrives on the device by a copy in the order of this thread's stream
-            self.send(queue, self.times.wait(queue, arrival.wait), peer)
+            self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of), peer)
             return
         if queue not in self._passing:
             self._passing[queue] = PassingThread()
-        one = PassedOn(arrival.wait, partial(self._post, end, arrival.data, peer, self._name(peer)))
+        note = self.times.notes.sends(queue, peer, arrival.data.numel())
+        one = PassedOn(arrival.wait, partial(self._post, end, arrival.data, peer, self._name(peer), note))
         end.traffic.sent(end.peers[peer], arrival.data.numel())
         self._passing[queue].give(one)
         self._works[-1].append((one, arrival.data, queue))
 
-    def _post(self, end: Endpoint, data: Tensor, peer: int, name: int) -> Any:
+    def _post(self, end: Endpoint, data: Tensor, peer: int, name: int, note: Posted | None) -> Any:
         """Posts a message that was counted, in the thread that passes it on."""
         self._leaves(peer, name)
+        if note is not None:
+            note.leaves()
         return end.post(data, peer, name)
 
     def _leaves(self, peer: int, name: int) -> None:
@@ -146,6 +160,7 @@ class GlooMessages:
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
+        self.times.notes.copies(queue, size)
 
     def posted(self) -> None:
         """Does nothing: messages are under way."""
@@ -172,7 +187,7 @@ class BatchedStepMessages:
 
     def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
-        found = Arrival(data, [])
+        found = Arrival(data, [], note=self.times.notes.receives(queue, peer, size))
         end = self.ends[queue]
         end.traffic.received(end.peers[peer], size)
         self._arrivals[len(self._batch)] = found
@@ -182,10 +197,11 @@ class BatchedStepMessages:
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         end = self.ends[queue]
         end.traffic.sent(end.peers[peer], data.numel())
+        self.times.notes.sends(queue, peer, data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
 
     def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
-        self.send(queue, self.times.wait(queue, arrival.wait), peer)
+        self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of), peer)
 
     def _add(self, one: dist.P2POp, queue: int) -> None:
         self._batch.append(one)
@@ -193,6 +209,7 @@ class BatchedStepMessages:
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
+        self.times.notes.copies(queue, size)
 
     def posted(self) -> None:
         if self._batch:

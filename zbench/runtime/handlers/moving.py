@@ -95,14 +95,15 @@ class Mover:
         old, new = ([(one, rest.spans(name, one)) for one in rest.pieces[key]] for rest in (before, after))
         moved = Moved.of(*([(piece[0], spans) for piece, spans in pieces] for pieces in (old, new)))
         held = self._taken(key, before.format(name), old, moved)
-        arrivals = {
-            pair: self.messages.receive(QUEUE, _bytes(of, moved, pair), after.holder[pair[0]])
-            for pair in moved.pairs
-            if after.holder[pair[0]] != self.rank == after.holder[pair[1]]
-        }
+        arrivals, notes = dict[Pair, Arrival](), self.messages.times.notes
+        for pair in moved.pairs:
+            if after.holder[pair[0]] != self.rank == after.holder[pair[1]]:
+                notes.turn_to(name, -1, key[1], *pair)
+                arrivals[pair] = self.messages.receive(QUEUE, _bytes(of, moved, pair), after.holder[pair[0]])
         self.messages.times.posted(len(arrivals))
         for pair, atoms in moved.pairs.items():
             if after.holder[pair[0]] == self.rank != after.holder[pair[1]]:
+                notes.turn_to(name, -1, key[1], *pair)
                 self.messages.send(QUEUE, of.packed(_joined(held[pair[0]], atoms)), after.holder[pair[1]])
         self.messages.posted()
         got: dict[int, dict[int, Fields]] = defaultdict(dict)  # by place and atom
@@ -112,6 +113,7 @@ class Mover:
                 if arrival is None:
                     got[dst] |= {atom: held[src][atom] for atom in atoms}
                     if src != dst:
+                        notes.turn_to(name, -1, key[1], src, dst)
                         self.messages.copied(QUEUE, _bytes(of, moved, (src, dst)))
                 else:
                     got[dst] |= self._unpacked(of, arrival, moved.atoms, atoms)
@@ -141,7 +143,7 @@ class Mover:
         """Waits for a message; returns the fields of its atoms."""
         times = self.messages.times
         self.board.wait()
-        data = times.wait(QUEUE, arrival.wait)
+        data = times.wait(QUEUE, arrival.wait, of=arrival.of)
         self.board.resume()
         times.arrived()
         sizes = [atoms[one][1] - atoms[one][0] for one in which]

@@ -19,7 +19,7 @@ from zbench.runtime.handlers.messages import Arrival
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
-from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Forget, Parcel
+from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Forget, Parcel, TemplateProgram
 from zbench.step.template import Encoding
 from zbench.step.tensor import NATURES, STATE
 
@@ -71,14 +71,16 @@ class StepRunner:
                 self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
                 before = times.turn_to(parts.seconds_for[one.formula])
                 times.pace.work()
+                times.notes.turn_to(program, one.op, layer, one.place, one.place)
                 compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
                 if one.seconds:  # what is free on a device has no end of its own
                     times.pace.spend(one.seconds)
+                times.notes.computed()
                 times.turn_to(before)
             elif isinstance(one, Forget):
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
             else:
-                self._exchange(one, parts, layer, ahead.arrivals())
+                self._exchange(one, parts, layer, ahead.arrivals(), program)
         if settles:
             for store in self.stores.values():
                 store.settle()
@@ -95,9 +97,13 @@ class StepRunner:
                 found += [self.stores[place].take(key, of, first, second)[0] for place in places]
         return found
 
-    def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
+    def _exchange(
+        self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival], program: TemplateProgram
+    ) -> None:
         """Does a transfer or a collective."""
+        notes = self.machine.messages.times.notes
         for parcel in one.sends:
+            notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             under_way = self._coming(one, parcel, parts, layer)
             message = under_way.data if under_way is not None else self._message(one, parcel, parts, layer)
             if not message.numel():  # of rows that routers choose there may be none, and no message then
@@ -121,6 +127,7 @@ class StepRunner:
             else:
                 fields = self._encoded(one, parcel, parts, layer).fields(of, lists)
             self._arrive(one, parcel, parts, layer, Slab.of(of, *lists, fields))
+            notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             self.machine.messages.copied(one.queue, encoded_bytes(of, lists, one.encoding))
 
     def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Arrival | None:
@@ -190,7 +197,7 @@ class _Unpacked:
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
         board.wait()
-        message = times.wait(self.queue, self.arrival.wait, self.arrival.name)
+        message = times.wait(self.queue, self.arrival.wait, self.arrival.name, self.arrival.of)
         board.resume()
         times.arrived()
         lists = self.cells.first, self.cells.second

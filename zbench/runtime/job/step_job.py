@@ -8,8 +8,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
-from zbench.runtime.clocks.events import Events
 from zbench.runtime.clocks.named import NamedMessages
+from zbench.runtime.clocks.step_notes import NotedStep
 from zbench.runtime.job.job import AdamW
 
 if TYPE_CHECKING:
@@ -83,12 +83,13 @@ class StepReport:
     come. inside, across: bytes of messages inside the node and between nodes, by queue
     (zbench.step.operations.QUEUES) or zbench.interfaces.result.SWITCH. compiling: seconds before the step in which it
     became instructions.
-    worst: the largest relative difference to the dense model and where, where it was asked for. began, events, nic,
-    nic_series: as of zbench.runtime.job.job.Report. paced: of a paced device the seconds that were "modelled", that
-    processors "worked" on this rank, by which real work came late ("overrun") and by which messages did ("late"); else
-    {}. switching: of its seconds, those in which parameters and optimizer state moved, as its strategy is another one
-    than that of the step before. seats: that experts have for tokens of this rank, of all layers, and how many of these
-    have none, where a router chooses; rows: of seats with a token, as zbench.step.byte_law.Chosen, where they are
+    worst: the largest relative difference to the dense model and where, where it was asked for. began, nic, nic_series:
+    as of zbench.runtime.job.job.Report. notes: of what it did, None where they were not asked for. paced: of a paced
+    device the seconds that were "modelled", that processors "worked" on this rank, by which real work came late
+    ("overrun") and by which messages did ("late"); else {}. switching: of its seconds, those in which parameters and
+    optimizer state moved, as its strategy is another one than that of the step before. seats: that experts have for
+    tokens of this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a
+    token, as zbench.step.byte_law.Chosen, where they are
     counted; swapped: of the whole step, those that the dense model would have chosen otherwise, of equals but for
     rounding. named: its messages by the machine's clock.
     """
@@ -104,7 +105,7 @@ class StepReport:
     compiling: float
     worst: tuple[float, str] | None = None
     began: float = 0.0
-    events: Events | None = None
+    notes: NotedStep | None = None
     nic: Mapping[str, Sizes] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
     paced: Mapping[str, float] = field(default_factory=dict)

@@ -102,7 +102,7 @@ class SteppingRank:
         seconds: Seconds = (),
     ) -> StepReport:
         """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
-        noted: the report has what this rank did, part by part. seconds: that computes take a paced device."""
+        noted: the report has notes of what this rank did. seconds: that computes take a paced device."""
         where = f"step {batch.step}"
         counted = self._counted(batch)
         update = self._update(counted) if train else NoUpdate()
@@ -115,7 +115,7 @@ class SteppingRank:
         weights = self._weights(where) if checked else {}
         self.runner.where = f"{where}, "
         self.runner.lost = {} if checked and step.encodings else None
-        ran = self._run(prepared, where, batch.step if train else None)
+        ran = self._run(prepared, where, batch.step if train else None, noted)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst, swapped = None, 0
         if isinstance(update, NotedUpdate):
@@ -123,7 +123,7 @@ class SteppingRank:
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
             off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
-        found = self._report(self.runner, ran, compiling, noted)
+        found = self._report(self.runner, ran, compiling, prepared if noted else None)
         found = replace(found, loss=losses[0] if losses else None, worst=worst)
         return replace(found, seats=counted_seats(prepared), rows=counted_rows(prepared), swapped=swapped)
 
@@ -177,9 +177,10 @@ class SteppingRank:
             self.resting = Resting.before(prepared)
         return prepared
 
-    def _run(self, prepared: PreparedStep, where: str, number: int | None) -> Ran:
+    def _run(self, prepared: PreparedStep, where: str, number: int | None, noted: bool = False) -> Ran:
         """Runs a step from a barrier on; where its strategy is another one than that of the step before, parameters and
-        optimizer state move first. number: of the step, None where it is not recorded."""
+        optimizer state move first. number: of the step, None where it is not recorded.
+        noted: as of `step`."""
         assert self.resting is not None, "parameters are drawn before the first step"
         messages, after = self.runner.machine.messages, Resting.before(prepared)
         moving = changed(self.resting, after)
@@ -189,7 +190,7 @@ class SteppingRank:
         self._meet()
         self._synchronize()
         began = self.instruments.begin(number)
-        messages.times.begin()
+        messages.times.begin(noted)
         if moving:
             self.board.say(f"{where}, moving parameters and optimizer state")
             Mover(self.process, self.runner.stores, messages, self.board).move(moving, self.resting, after)
@@ -202,8 +203,8 @@ class SteppingRank:
         self.resting = Resting.after(prepared)
         return Ran(began, perf_counter() - began, switching, moved, self.instruments.end())
 
-    def _report(self, runner: StepRunner, ran: Ran, compiling: float, noted: bool = False) -> StepReport:
-        """Returns what a runner's messages and a rank's memory tell of what it has run."""
+    def _report(self, runner: StepRunner, ran: Ran, compiling: float, noted: PreparedStep | None = None) -> StepReport:
+        """Returns what a runner's messages and a rank's memory tell of what it has run. noted: as of step_report."""
         return step_report(runner.machine.messages, self.device, self.capacity_bytes, ran, compiling, noted)
 
     def _synchronize(self) -> None:

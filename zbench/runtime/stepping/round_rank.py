@@ -79,11 +79,11 @@ class RoundRank(SteppingRank):
         return self.step(batch, step, tokens, train, noted, seconds)
 
     def end_round(
-        self, end: FragmentEnd, shares: Sequence[float], late: bool, seconds: Seconds, later: float
+        self, end: FragmentEnd, shares: Sequence[float], late: bool, seconds: Seconds, noted: bool, later: float
     ) -> StepReport:
         """Runs what a round ends with. shares: of each worker, of the tokens since the fragment's last average left; ()
         where none leaves. late: some average is under way when it has ended. seconds: of its computes on a paced
-        device. later: seconds by which this rank comes after the first one."""
+        device. noted: as of `step`. later: seconds by which this rank comes after the first one."""
         where = "the end of a round"
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
@@ -105,13 +105,13 @@ class RoundRank(SteppingRank):
         self.board.resume()
         self._synchronize()
         began = self.instruments.begin(None, later)
-        messages.times.begin()
+        messages.times.begin(noted)
         self.outer.run(prepared, settles=not late)
         messages.times.end()
         self._synchronize()
         ran = Ran(began, perf_counter() - began, measured=self.instruments.end())
         self._set_aside(end.fragment, averages(prepared, end.step.ends))
-        return self._report(self.outer, ran, compiling)
+        return self._report(self.outer, ran, compiling, prepared if noted else None)
 
     def save(self, path: str, whole: Step, late: Sequence[FragmentEnd], meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint between two steps. whole: the end of a round of all parameters; late: what the averages

@@ -1,13 +1,12 @@
 """The report of a rank on a step that it has run: seconds by what they went to, bytes by queue, memory."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from zbench.interfaces.result import SWITCH
-from zbench.runtime.clocks.events import Events, Span
 from zbench.runtime.handlers.messages import StepMessages
+from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.job.step_job import Sizes, StepReport
 from zbench.runtime.processes.host import measured_peak_bytes
 from zbench.runtime.stepping.instruments import NodeMeasurements
@@ -33,10 +32,15 @@ class Ran:
 
 
 def step_report(
-    messages: StepMessages, device: torch.device, capacity_bytes: int, ran: Ran, compiling: float, noted: bool
+    messages: StepMessages,
+    device: torch.device,
+    capacity_bytes: int,
+    ran: Ran,
+    compiling: float,
+    noted: PreparedStep | None,
 ) -> StepReport:
-    """Returns the report on what was run, without what the step itself came to. noted: it has what the rank did, part
-    by part."""
+    """Returns the report on what was run, without what the step itself came to. noted: the step, where its notes are
+    asked for."""
     times, spent = messages.times, messages.times.seconds
     rest = ran.seconds - sum(spent.values())  # of two clocks' readings
     inside, across = ({SWITCH: pair} if any(pair) else {} for pair in ran.moved_bytes())
@@ -51,7 +55,7 @@ def step_report(
         capacity_bytes,
         compiling,
         began=ran.began,
-        events=Events(True, list(_spans(messages, ran.began))) if noted else None,
+        notes=None if noted is None else times.notes.told(_templates(noted), ran.seconds),
         nic=ran.measured.nic,
         nic_series=ran.measured.nic_series,
         paced=ran.measured.paced,
@@ -69,10 +73,7 @@ def _bytes(messages: StepMessages, way: str) -> dict[str, Sizes]:
     return found
 
 
-def _spans(messages: StepMessages, began: float) -> Iterator[Span]:
-    """Yields what a rank did; on the host's clock, from the step's begin on."""
-    times, at = messages.times, began
-    for part, begin, end in times.spans():
-        seconds = times.clock.between(begin, end)
-        yield Span(part.replace("_", " "), at, at + seconds, -1, -1)
-        at += seconds
+def _templates(prepared: PreparedStep) -> dict[int, int]:
+    """Returns the numbers of a step's templates by the id of what they are as a program; of templates that are one
+    program any is the same."""
+    return {id(program): number for (number, _), program in prepared.programs.items()}

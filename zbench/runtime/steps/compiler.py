@@ -57,7 +57,8 @@ def compile_template(
         return TemplateProgram(template.name, template.layout, ())
     table = template.operations.table
     each = [0.0] * len(table) if seconds is None else seconds.tolist()
-    found = [one for row, took in zip(table.tolist(), each, strict=True) for one in made.instructions(row, took)]
+    rows = enumerate(zip(table.tolist(), each, strict=True))
+    found = [one for number, (row, took) in rows for one in made.instructions(number, row, took)]
     return TemplateProgram(template.name, template.layout, with_last_uses(with_early_exchanges(found), needs, leaves))
 
 
@@ -90,9 +91,9 @@ class _Compiler:
         named = np.unique(np.concatenate(places))
         return any(self._process(place) == self.process for place in named[named >= 0].tolist())
 
-    def instructions(self, row: list[int], seconds: float) -> list[Instruction]:
-        """Returns the instructions of an operation: one, or none where this process has no part in it. seconds: of a
-        compute on a paced device."""
+    def instructions(self, number: int, row: list[int], seconds: float) -> list[Instruction]:
+        """Returns the instructions of an operation: one, or none where this process has no part in it. number: of the
+        operation; seconds: of a compute on a paced device."""
         kind, what, src = row[:3]
         if kind == COMPUTE:
             writes = tuple(self._references(row, results=True))
@@ -100,8 +101,8 @@ class _Compiler:
             if self._process(src) != self.process:
                 return []
             reads = tuple(self._references(row, results=False))
-            return [Compute(self.where[src], what, self._slots(row), reads, writes, seconds)]
-        exchange = self._exchange(row)
+            return [Compute(self.where[src], what, self._slots(row), reads, writes, seconds, number)]
+        exchange = self._exchange(number, row)
         self.presence.follow(row, ())
         if kind == DROP:
             if self._process(src) != self.process:
@@ -161,7 +162,7 @@ class _Compiler:
         some = [(a, b) for a in found[0] for b in found[1] if amounts[a * shape[1] + b]]
         return Cells(tensor, offset, found[0], found[1], tuple(some))
 
-    def _exchange(self, row: list[int]) -> Exchange:
+    def _exchange(self, number: int, row: list[int]) -> Exchange:
         kind, tensor, *_ = row
         layer = 0 if self.layout.tensors[tensor].layers == "none" else row[7]
         sends: list[Parcel] = []
@@ -182,7 +183,7 @@ class _Compiler:
                     receives.append(Parcel(whole, *ends, one))
         takes = kind in (MOVE, REDUCE)
         encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
-        return Exchange(row[8], encoding, takes, tuple(sends), tuple(receives), tuple(copies))
+        return Exchange(row[8], encoding, takes, tuple(sends), tuple(receives), tuple(copies), number)
 
     def _transfers(self, row: list[int]) -> Iterator[tuple[int, int, Ints]]:
         """Yields (source, destination, numbers of cells) of what an operation moves, in the same order everywhere."""

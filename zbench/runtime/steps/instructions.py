@@ -33,7 +33,7 @@ class Cells:
 @dataclass(frozen=True, slots=True)
 class Compute:
     """A formula on a place. slots: the parts of every slot. reads, writes: cells of its operands and its results.
-    seconds: that it takes a paced device."""
+    seconds: that it takes a paced device. op: its number among the template's operations, -1 of none."""
 
     place: int
     formula: int
@@ -41,6 +41,7 @@ class Compute:
     reads: tuple[Cells, ...]
     writes: tuple[Cells, ...]
     seconds: float = 0.0
+    op: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Exchange:
 
     sends, receives: messages; copies: between two places of this process. takes: contributions of a sum leave their
     place, and are added where they arrive. queue: of the operation. encoding: of what it carries, None: as it lies.
+    op: as of Compute.
     """
 
     queue: int
@@ -67,6 +69,7 @@ class Exchange:
     sends: tuple[Parcel, ...]
     receives: tuple[Parcel, ...]
     copies: tuple[Parcel, ...]
+    op: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,158 @@
+"""The trace of a measured whole step: the names of a simulated one, and the bytes of the record."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_step_executor import EXPERTS, WORKLOAD, cost_of, systems
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import Experts
+from zbench.describe.sync import RoundSync
+from zbench.interfaces.result import StepResult
+from zbench.runtime.job.step_job import StepReport
+from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_measured import whole_step_result
+from zbench.simulated.executor import Simulated
+from zbench.systems.ring import Ring
+
+Event = dict[str, Any]
+SAID = ("micro_batch", "template", "layer", "pass", "for", "formula")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def tracks_of(path: Path) -> dict[str, list[Event]]:
+    """The events of a trace by the titles of their tracks, without lanes and channels."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    found: dict[str, list[Event]] = {name.partition(",")[0]: [] for name in names.values()}
+    for one in events:
+        if one["ph"] == "X":
+            found[names[one["pid"], one["tid"]].partition(",")[0]].append(one)
+    return found
+
+
+def measured(cost: Cost, path: Path, **settings: Any) -> StepResult:
+    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",), **settings)
+    try:
+        executor.start()
+        batch = WORKLOAD.batch(0)
+        return executor.traced_step(batch, systems(cost).plan(batch), str(path))
+    finally:
+        executor.stop()
+
+
+def operations(tracks: dict[str, list[Event]]) -> set[tuple[Any, ...]]:
+    """What operations there are, by name and by what is said of them."""
+    every = (one for title, events in tracks.items() if title != "critical path" for one in events)
+    return {
+        (one["name"], *(one["args"].get(key) for key in SAID)) for one in every if not one["name"].startswith("waiting")
+    }
+
+
+def nic_bytes(tracks: dict[str, list[Event]], way: str, num_nics: int) -> list[Counter[str]]:
+    """The bytes of every NIC's events, by what they are for."""
+    found = []
+    for nic in range(num_nics):
+        sizes = Counter[str]()
+        for one in tracks.get(f"NIC {nic} {way}", []):
+            sizes[one["args"]["for"]] += one["args"]["bytes"]
+        found.append(sizes)
+    return found
+
+
+def assert_bytes_are_the_record_s(tracks: dict[str, list[Event]], result: StepResult) -> None:
+    sent, got = (nic_bytes(tracks, way, len(result.nic_tx_bytes)) for way in ("sends", "receives"))
+    assert [one.total() for one in sent] == result.nic_tx_bytes
+    assert [one.total() for one in got] == result.nic_rx_bytes
+    assert sum(result.nic_tx_bytes) > 0
+    of_record = [
+        {name: sizes[nic] for name, sizes in result.nic_tx_for.items() if sizes[nic]} for nic in range(len(sent))
+    ]
+    assert [dict(one) for one in sent] == of_record
+
+
+CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
+    "replicated": (cost_of(), {}),
+    "ZeRO-3, all again": (cost_of(2, 2, sharding="zero3", recompute="full"), {}),
+    "ZeRO-1, groups": (cost_of(2, 2, sharding="zero1", tensor_parallel=2), {}),
+    "ZeRO-1, stages": (cost_of(2, 2, sharding="zero1", pipeline_parallel=2, micro_batches=2), {}),
+    "experts": (cost_of(model=EXPERTS, sharding="zero1"), {"expert_parallel": 2}),
+    "experts that routers choose": (
+        cost_of(model=EXPERTS, sharding="zero1"),
+        {"expert_parallel": 2, "experts": Experts(capacity=4.0, padded=True, routing="token_choice")},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record(case: str, tmp_path: Path) -> None:
+    cost, settings = CASES[case]
+    result = measured(cost, tmp_path / "m.json", **settings)
+    tracks = tracks_of(tmp_path / "m.json")
+    assert_bytes_are_the_record_s(tracks, result)
+    batch = WORKLOAD.batch(0)
+    Simulated(cost, **settings).traced_step(batch, systems(cost).plan(batch), str(tmp_path / "s.json"))
+    played = operations(tracks_of(tmp_path / "s.json"))
+    found = operations(tracks)
+    assert found == played
+    end = max(one["ts"] + one["dur"] for events in tracks.values() for one in events)
+    assert end <= 1e6 * result.seconds * 1.01
+
+
+@pytest.mark.parametrize("method", ["diloco", "co2"])
+def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path: Path) -> None:
+    """Of a round of one step: what is averaged is the record's as well, also what is under way when the step ends."""
+    cost = cost_of(2, 2, sharding="zero1")
+    result = measured(
+        cost, tmp_path / "m.json", sync=RoundSync(method, 1, "node", penalty="constant" if method == "co2" else "none")
+    )
+    tracks = tracks_of(tmp_path / "m.json")
+    assert_bytes_are_the_record_s(tracks, result)
+    names = {one["name"] for events in tracks.values() for one in events}
+    assert {"attend forward", "elementwise averages of query weights", "optimizer query weights"} <= names
+    assert "reduce averages" in names
+    assert {one["args"]["from"] for one in tracks["NIC 1 sends"]} == {2, 3}
+    late = [one for one in tracks["NIC 1 sends"] if "under way when the step ended" in one["args"]]
+    assert bool(late) == (method == "co2")
+
+
+def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_path: Path) -> None:
+    measured(cost_of(2, 2, sharding="zero3"), tmp_path / "m.json")
+    written = json.loads((tmp_path / "m.json").read_text())["traceEvents"]
+    by_track: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for one in written:
+        if one["ph"] == "X":
+            assert one["ts"] >= 0
+            assert one["dur"] >= 0
+            by_track.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    for spans in by_track.values():
+        assert all(begin >= end - 0.002 for (_, end), (begin, _) in pairwise(sorted(spans)))  # rounded to 0.001
+    named = {(one["pid"], one["tid"]) for one in written if one["name"] == "thread_name"}
+    assert named == by_track.keys()  # every GPU and link of this step has something
+
+
+def test_nothing_is_noted_where_no_trace_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, reports = TorchWholeStep(cost_of(), WORKLOAD, warmup=0), list[StepReport]()
+
+    def noting(batch: Batch, of: Sequence[StepReport], *rest: Any) -> StepResult:
+        reports.extend(of)
+        return whole_step_result(batch, executor.cost, of, {})
+
+    monkeypatch.setattr(TorchWholeStep, "result", lambda self, *given: noting(*given))
+    try:
+        executor.start()
+        batch = WORKLOAD.batch(0)
+        executor.step(batch, Ring(executor.cost).plan(batch))
+    finally:
+        executor.stop()
+    assert [one.notes for one in reports] == [None, None]

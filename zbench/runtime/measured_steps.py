@@ -1,0 +1,234 @@
+"""Writes a measured whole step as a Chrome trace: every operation by the name that a simulated trace has for it, from
+what ranks noted (zbench.runtime.clocks.step_notes). No torch.
+
+Tracks are those of simulated traces. A GPU has its computes, each from when its operands were there, and its waits. A
+message is on the links at both of its ends, from when it was posted to when the receiver found it arrived, which is
+late where it did not wait for it. So several are on a link at once, and each is in a lane of its own. Per NIC the bytes
+of all events are those that were counted, which are the record's where it has no counters of NICs.
+Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from math import inf, isinf
+from pathlib import Path
+from typing import Any, Protocol
+
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.interfaces.result import SWITCH
+from zbench.runtime.clocks.step_notes import Message, NotedOperation, NotedStep
+from zbench.runtime.measured_trace import nic_curves
+from zbench.step.operations import QUEUES
+from zbench.step.template import Step
+from zbench.trace.file import Event, write_events
+from zbench.trace.named import named_operation
+from zbench.trace.tracks import complete_event
+from zbench.trace.whole_step import link_title, track_titles
+from zbench.trace.words import tensor_words
+
+Track = tuple[int, str]  # a node, and a title on it
+_WAYS = ("sends", "receives")
+_UNDER_WAY = "under way when the step ended"
+
+
+class Reported(Protocol):
+    """The report of a rank (zbench.runtime.job.step_job.StepReport has the fields' meaning)."""
+
+    @property
+    def began(self) -> float: ...
+
+    @property
+    def notes(self) -> NotedStep | None: ...
+
+    @property
+    def nic_series(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class RanPart:
+    """A step that was run. first: the rank of its first process; reports: of its processes. In rounds of local steps
+    each worker has a step of its own, and so has what a round ends with."""
+
+    step: Step
+    first: int
+    reports: Sequence[Reported]
+
+
+def write_measured_steps(path: str | Path, cluster: Cluster, parts: Sequence[RanPart], one_clock: bool) -> int:
+    """Writes the events of what was run one after another to `path` and returns their number; the file appears only
+    when complete.
+
+    one_clock: the ranks are on one machine.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    return write_events(path, False, cluster, measured_events(cluster, parts, one_clock))
+
+
+def measured_events(cluster: Cluster, parts: Sequence[RanPart], one_clock: bool) -> Iterator[Event]:
+    """Yields the events of what was run; arguments as of write_measured_steps."""
+    begun: dict[int, float] = {}  # by rank: when its first part began
+    for part in parts:
+        for at, one in enumerate(part.reports):
+            begun.setdefault(part.first + at, one.began)
+    starts = dict.fromkeys(begun, min(begun.values())) if one_clock else begun
+    lanes = _Lanes(cluster)
+    lanes.place(chain.from_iterable(_Drawn(cluster, part, starts).events() for part in parts))
+    yield from lanes.events()
+    for part in parts:
+        for at, one in enumerate(part.reports):
+            rank = part.first + at
+            yield from nic_curves(cluster, rank // cluster.gpus_per_node, one.nic_series, one.began - starts[rank])
+
+
+@dataclass
+class _Drawn:
+    """The events of one part. starts: moments from which ranks count, by rank."""
+
+    cluster: Cluster
+    part: RanPart
+    starts: dict[int, float]
+    _names: dict[NotedOperation, tuple[str, Event]] = field(default_factory=dict)
+    _tracks: dict[tuple[int, int], list[Track]] = field(default_factory=dict)  # by source and destination
+
+    def events(self) -> Iterator[tuple[Track, Event]]:
+        """Yields (track, event)."""
+        for at, (notes, offset) in enumerate(zip(self._notes, self._offsets, strict=True)):
+            rank = self.part.first + at
+            for of, began, ended in notes.computes:
+                name, args = self._named(of)
+                yield self._computing(of, rank), _event(name, offset + began, offset + ended, args)
+            for of, queue, began, ended in notes.waits:
+                words = f"messages of {QUEUES[queue].replace('_', ' ')}" if of is None else self._named(of)[0]
+                args = {"for": QUEUES[queue]} if of is None else self._named(of)[1]
+                if ended > began:
+                    track = rank // self.cluster.gpus_per_node, f"GPU {rank}"
+                    yield track, _event(f"waiting for {words}", offset + began, offset + ended, args)
+        yield from chain.from_iterable(map(self._message, *self._both_ends()))
+
+    @cached_property
+    def _notes(self) -> list[NotedStep]:
+        found = [one.notes for one in self.part.reports if one.notes is not None]
+        assert len(found) == len(self.part.reports), "a step that is traced is noted on every rank"
+        return found
+
+    @cached_property
+    def _offsets(self) -> list[float]:
+        return [one.began - self.starts[self.part.first + at] for at, one in enumerate(self.part.reports)]
+
+    def _both_ends(self) -> tuple[list[Message], list[Message], list[tuple[float, float]]]:
+        """Returns the messages as they were sent, as they were received, and from when to when each was under way."""
+        sent: dict[tuple[int, int], list[Message]] = {}
+        for process, notes in enumerate(self._notes):
+            for one in notes.sent:
+                sent.setdefault((process, process if one.peer < 0 else one.peer), []).append(one)
+        queues = {pair: iter(every) for pair, every in sent.items()}
+        ends: tuple[list[Message], list[Message], list[tuple[float, float]]] = ([], [], [])
+        for process, notes in enumerate(self._notes):
+            for one in notes.received:
+                source = process if one.peer < 0 else one.peer
+                other = next(queues[source, process])
+                begin = self._offsets[source] + other.began
+                late = notes.seconds if isinf(one.ended) else one.ended
+                ends[0].append(other)
+                ends[1].append(one)
+                ends[2].append((begin, max(begin, self._offsets[process] + late)))
+        return ends
+
+    def _message(self, sent: Message, got: Message, span: tuple[float, float]) -> Iterator[tuple[Track, Event]]:
+        """Yields a message's events, one on each link that it takes."""
+        name, args = self._named(sent.of)
+        src, dst = sent.of.src, sent.of.dst
+        args = args | {"from": self._place(src), "to": self._place(dst), "bytes": sent.size}
+        args |= {_UNDER_WAY: True} if got.ended == inf else {}
+        if (src, dst) not in self._tracks:
+            self._tracks[src, dst] = list(self._ports(src, dst))
+        for track in self._tracks[src, dst]:
+            yield track, _event(name, *span, args)
+
+    def _ports(self, src: int, dst: int) -> Iterator[Track]:
+        """Yields the tracks of the ports that a message takes from a place to another; memories have none."""
+        hosts = [place >= self.part.step.num_gpus for place in (src, dst)]
+        gpus = [self.part.first + place for place in (src, dst)]
+        link = self.cluster.host if any(hosts) else int(self.cluster.link_of(gpus[0], gpus[1]))
+        for gpu, is_host, way in zip(gpus, hosts, _WAYS, strict=True):
+            if not is_host:
+                of_gpu = f"GPU {gpu} {link_title(self.cluster, link)}"
+                owner = f"NIC {self.cluster.nic_of[gpu]}" if link == NIC else of_gpu
+                yield gpu // self.cluster.gpus_per_node, f"{owner} {way}"
+
+    def _place(self, place: int) -> int:
+        """Returns a place of the step as the cluster counts it: its GPUs, and after them the memories of nodes."""
+        of_gpu = place < self.part.step.num_gpus
+        return self.part.first + place if of_gpu else place - self.part.step.num_gpus + self.cluster.num_ranks
+
+    def _computing(self, of: NotedOperation, rank: int) -> Track:
+        """Returns the track of a compute: of a GPU, or of the CPUs of its node."""
+        is_host = of.src >= self.part.step.num_gpus
+        return rank // self.cluster.gpus_per_node, "CPUs" if is_host else f"GPU {rank}"
+
+    def _named(self, of: NotedOperation) -> tuple[str, Event]:
+        """Returns the name of an operation, and what is said of it, with its number in its template."""
+        if of not in self._names:
+            if isinstance(of.source, str):  # it moves to where another strategy wants it, and is of no template
+                self._names[of] = f"move {tensor_words(of.source)}", {"layer": of.layer, "for": SWITCH}
+            else:
+                template = self.part.step.templates[of.source]
+                layout = self.part.step.layouts[template.layout]
+                row = template.operations.table[of.op].tolist()
+                name, args = named_operation(template, layout, row, of.layer)
+                self._names[of] = name, args | {"operation": of.op}
+        return self._names[of]
+
+
+@dataclass
+class _Lanes:
+    """The lanes of tracks: of a link as many as messages are on it at once. Computes and waits of a GPU lie in one
+    another, and have one lane."""
+
+    cluster: Cluster
+    _ends: dict[Track, list[float]] = field(default_factory=dict)  # of each lane, when its last event does
+    _lane: list[tuple[Track, int, Event]] = field(default_factory=list)
+
+    def place(self, drawn: Iterable[tuple[Track, Event]]) -> None:
+        """Finds a lane for every event."""
+        for track, event in sorted(drawn, key=lambda one: (one[1]["ts"], -one[1]["dur"])):
+            lanes = self._ends.setdefault(track, [])
+            alone = track[1].endswith(_WAYS)
+            free = (at for at, until in enumerate(lanes) if until <= event["ts"] or not alone)
+            lane = next(free, len(lanes))
+            lanes[lane : lane + 1] = [round(event["ts"] + event["dur"], 3)]
+            self._lane.append((track, lane, event))
+
+    def events(self) -> Iterator[Event]:
+        """Yields names of nodes and of their tracks, and then the events that were placed."""
+        numbers: dict[tuple[Track, int], int] = {}
+        for node, titles in enumerate(self._titles()):
+            yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
+            tid = 0
+            for title in titles:
+                count = len(self._ends.get((node, title), [0.0]))
+                for lane in range(count):
+                    numbers[(node, title), lane] = tid
+                    name = f"{title}, lane {lane + 1} of {count}" if count > 1 else title
+                    yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": name}}
+                    tid += 1
+        for track, lane, event in self._lane:
+            yield event | {"pid": track[0], "tid": numbers[track, lane]}
+
+    def _titles(self) -> list[list[str]]:
+        """Returns the titles of every node's tracks: its GPUs, and the links, as of simulated traces, that some node
+        has events on, so that nodes are alike."""
+        every = [list(dict.fromkeys(one.partition(",")[0] for one in node)) for node in track_titles(self.cluster)]
+        used = {at for node, titles in enumerate(every) for at, one in enumerate(titles) if (node, one) in self._ends}
+        kept = sorted(used | set(range(self.cluster.gpus_per_node)))
+        others = dict.fromkeys(title for node, title in self._ends if title not in every[node])
+        return [[*(titles[at] for at in kept), *others] for titles in every]
+
+
+def _event(name: str, began: float, ended: float, args: Event) -> Event:
+    return complete_event(name, 0, 0, began, ended - began, args)
