@@ -23,11 +23,11 @@ with loading(__name__):
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, OmegaConf
 
     from zbench import CONF, __version__
     from zbench.console.garbage import collect_from_now_on, without_collection
-    from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time
+    from zbench.console.jobs import ONE_AT_A_TIME, check_few, compose_values, count, is_one_at_a_time, own_file
     from zbench.console.overrides import added, as_typed, check_choices, of_swept_groups
     from zbench.console.run_mode import told_mode
     from zbench.console.signals import stop_in
@@ -193,6 +193,8 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
                 raise SweepRefused(error) from None
         outcome.sweep.job += 1
     try:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            _give_own_trace(config, outcome.sweep, is_here)
         from zbench.run.presets import Presets
         from zbench.run.request import request
         from zbench.run.run import run_with_baseline
@@ -206,6 +208,25 @@ def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback
         }
     except Exception as error:
         _tell(error, outcome, wants_traceback)
+
+
+def _give_own_trace(config: DictConfig, sweep: "Sweep | None", is_here: bool) -> None:
+    """Has a job of a sweep write its trace into a file of its own. is_here: as of _job.
+
+    Raises:
+        ValueError: an earlier job has that file.
+    """
+    written = OmegaConf.to_container(config)["trace"]  # type: ignore[call-overload, index]
+    if not isinstance(config.trace, str):  # none, or what is refused as no file
+        return
+    config.trace = own_file(config.trace, written, sys.argv[1:] if is_here else None)
+    if sweep is not None and config.trace in sweep.traces:
+        raise ValueError(
+            f"trace is {config.trace!r}, which an earlier run of this sweep has; it takes a name that differs, as in "
+            "trace='step_${hydra:job.num}.json'"
+        )
+    if sweep is not None:
+        sweep.traces.add(config.trace)
 
 
 def _tell(error: Exception, outcome: JobsOutcome, wants_traceback: bool) -> None:

@@ -7,6 +7,7 @@ waits for that, and that a value of a key cannot be composed is seen from one jo
 cannot be together, as a key of one system beside another one, only when their job's turn comes.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import ceil, isfinite, prod
@@ -22,6 +23,7 @@ from hydra.errors import HydraException
 from zbench.describe.units import with_noun
 
 ONE_AT_A_TIME = "hydra.sweeper.max_batch_size=1"
+_UNUSUAL = re.compile(r"[^\w.+-]+")  # in names of files
 _OTHERS = ("hydra/sweeper=", "hydra/launcher=", "hydra.sweeper.", "hydra.launcher.", "hydra.searchpath=")
 MOST = 100_000  # jobs of a sweep; the largest experiment of zbench (networks_all) has 11,232
 
@@ -54,6 +56,39 @@ def compose_values(arguments: Sequence[str]) -> None:
     settings, config = _settings(arguments), HydraConfig.get().job.config_name
     for words in _first_of_each(settings or []):
         hydra.compose(config, words)
+
+
+def own_file(path: str, written: str, arguments: Sequence[str] | None) -> str:
+    """Returns the file of a job's own that it writes in a sweep, where all jobs are told the same one: before its
+    suffix it has the job's values of the keys that differ between jobs, as step_zeppelin_4.json has them. Called in
+    that job.
+
+    path: the file; written: as it is written, whose interpolations may name some of these keys, or the job. arguments:
+    of the command; None: another process has them, and the job's number stands for its values.
+    """
+    if "hydra:job." in written or (settings := _settings(arguments or [])) is None:
+        return path
+    told = HydraConfig.get()
+    if arguments is None:
+        words = [str(told.job.num)]
+    else:
+        several = {
+            key
+            for key, number in _values(settings).items()
+            if number > 1 and key != "trace" and not _names(written, key)
+        }
+        mine = _parsed([word for word in told.overrides.task if "=" in word])
+        words = [one.get_value_element_as_str() for one in mine if one.get_key_element() in several]
+    if not words:
+        return path
+    file, own = Path(path), "_".join(_UNUSUAL.sub("-", word.strip("'\"")) for word in words)
+    return str(file.with_name(f"{file.stem}_{own}{file.suffix}"))
+
+
+def _names(written: str, key: str) -> bool:
+    """Returns whether interpolations of a text name a key, or the choice of a group."""
+    key = re.escape(key.lstrip("+~"))
+    return re.search(rf"\$\{{(hydra:runtime\.choices\.)?{key}\}}", written) is not None
 
 
 def _settings(arguments: Sequence[str]) -> list[str] | None:

@@ -17,6 +17,7 @@ class Sweep:
 
     jobs: how many there are; None where only hydra's sweeper knows. job: the number of the one that runs, from 1.
     said, files: sentences about the runs' figures and about files written, each once. not_again: runs not made again.
+    traces: files that jobs so far write.
     """
 
     jobs: int | None
@@ -26,6 +27,7 @@ class Sweep:
     said: dict[str, None] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
     not_again: int = 0
+    traces: set[str] = field(default_factory=set)
 
     def told(self) -> str:
         """Tells how far the sweep is, such as '3 of 15, about 40 s left: ', by the mean of the jobs so far."""

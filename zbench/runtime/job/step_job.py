@@ -89,9 +89,8 @@ class StepReport:
     ("overrun") and by which messages did ("late"); else {}. switching: of its seconds, those in which parameters and
     optimizer state moved, as its strategy is another one than that of the step before. seats: that experts have for
     tokens of this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a
-    token, as zbench.step.byte_law.Chosen, where they are
-    counted; swapped: of the whole step, those that the dense model would have chosen otherwise, of equals but for
-    rounding. named: its messages by the machine's clock.
+    token, as zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those that the dense
+    model would have chosen otherwise, of equals but for rounding. named: its messages by the machine's clock.
     """
 
     loss: float | None
