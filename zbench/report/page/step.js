@@ -119,7 +119,9 @@ function open_node() {
 function timeline_words(of) {
   if (!of) return "";
   if (of.measured) {
-    return "Measured: as the ranks noted it. Linear modules fill what is empty; a message is drawn from when it was posted to when its receiver found it arrived. On a GPU, moments are those at which work was asked for.";
+    const message = "a message is drawn from when it was posted to when its receiver found it arrived, so several are on a link at once";
+    if (of.gpus) return `Measured: every operation as the ranks noted it, a compute from when its operands were there; ${message}.`;
+    return `Measured: as the ranks noted it. Linear modules fill what is empty; ${message}. On a GPU, moments are those at which work was asked for.`;
   }
   const some = of.layers === of.of_layers ? "All layers are played" : `${of.layers} of the model's ${of.of_layers} layers are played`;
   const shared = of.layers === of.of_layers ? "" : " Parameters, gradients and the optimizer are those of a model of so many layers.";
