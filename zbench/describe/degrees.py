@@ -171,8 +171,9 @@ class ShardDegrees:
         """The degrees of weights, secondary weights, gradients and optimizer state."""
         return self.weights, self.secondary, self.gradients, self.optimizer
 
-    def of_ranks(self, ranks: int, ranks_per_node: int = 0) -> "ShardDegrees":
-        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks.
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank") -> "ShardDegrees":
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called: what sentences
+        call one of them.
 
         Raises:
             ValueError: they do not lie in one another.
@@ -184,18 +185,18 @@ class ShardDegrees:
         for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
             size, above = degree or ranks, wanted or ranks
             if above % size:
-                what = f"sharding.degrees.{other}={above}" if other else f"the {with_noun(ranks, 'rank')}"
+                what = f"sharding.degrees.{other}={above}" if other else f"the {with_noun(ranks, called)}"
                 raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
         if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
             raise ValueError(
-                f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, 'rank')}; parameters cut over "
-                f"{with_noun(weights or ranks, 'rank')} that come from {optimizer or ranks} are not passed on inside "
+                f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, called)}; parameters cut over "
+                f"{with_noun(weights or ranks, called)} that come from {optimizer or ranks} are not passed on inside "
                 f"it, so it takes {FLAT}"
             )
         if hop and (gradients or ranks) % hop and hop % (gradients or ranks):
             raise ValueError(
-                f"sharding.degrees.reductions is {BY_NODE}, of {with_noun(hop, 'rank')}; gradients cut over "
-                f"{gradients or ranks} ranks are not reduced inside it first, so it takes {FLAT}"
+                f"sharding.degrees.reductions is {BY_NODE}, of {with_noun(hop, called)}; gradients cut over "
+                f"{with_noun(gradients or ranks, called)} are not reduced inside it first, so it takes {FLAT}"
             )
         hop = WORLD if hop >= (gradients or ranks) else hop  # one hop reaches all of them
         weights, secondary, gradients, optimizer, node = (WORLD if one == ranks > 1 else one for one in own[:-1])
