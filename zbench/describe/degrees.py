@@ -172,8 +172,8 @@ class ShardDegrees:
         return self.weights, self.secondary, self.gradients, self.optimizer
 
     def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank") -> "ShardDegrees":
-        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called: what sentences
-        call one of them.
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called: what
+        sentences call one of them.
 
         Raises:
             ValueError: they do not lie in one another.
