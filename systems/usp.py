@@ -48,6 +48,6 @@ def check_degree(key: str, degree: object, cost: Cost) -> None:
     ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
     if degree is not None and (isinstance(degree, bool) or degree not in exchange_degrees(ranks, heads)):
         raise ValueError(
-            f"{key} is {degree!r}; it takes a divisor of the {with_noun(ranks, 'rank')} of at most {heads} "
-            f"(every rank needs a head), or null"
+            f"{key} is {degree!r}; it takes a divisor of the {with_noun(ranks, cost.owner)} of at most {heads} "
+            f"(each needs a head), or null"
         )

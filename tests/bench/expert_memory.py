@@ -90,7 +90,8 @@ class Combination(NamedTuple):
         plans = LocalPacking(cost, pack_tokens=self.length).plan(batch)
         degrees = {"expert_parallel": groups, "expert_tensor_parallel": cut}
         run = Simulated(cost, exchanges=exchanges, experts=self.experts, **degrees)
-        found, reckoned = np.array(run.step(batch, plans).peak_bytes, float), peak_bytes(plans, cost) / cost.tp
+        found = np.array(run.step(batch, plans).peak_bytes, float)
+        reckoned = np.repeat(peak_bytes(plans, cost) / cost.tp, cost.tp)
         return float((reckoned / found).min()), float(reckoned.max() / found.max())
 
 

@@ -79,6 +79,18 @@ def test_a_figure_that_cannot_be_said_is_a_dash() -> None:
     assert lines(rows([alone]), "speedup", "step_seconds")[-1] == "| mine | -, 2 s |"
 
 
+def test_why_nothing_tells_what_nics_send_for_is_told() -> None:
+    """Of executors that count attention alone, where a table asks for it."""
+    runs = both("w", 2.0)
+    for run in runs:
+        run.start["config"]["choices"]["executor"] = "torch"
+    told = "A dash of executor torch: what NICs send for is not told apart, as messages of parameters' and gradients'"
+    assert told in pivot(rows(runs), ["nic_gradients"])
+    assert "executor=torch_whole_step" in pivot(rows(runs), ["nic_gradients"])
+    assert "A dash" not in pivot(rows(runs), ["nic_utilization"])
+    assert "A dash" not in pivot(rows(both("w", 2.0)), ["nic_gradients"])
+
+
 def test_time_is_every_part_that_some_run_has_and_sums_to_the_step() -> None:
     found = rows(both("w", 2.0))
     ring, mine = (dict(row) for row in found)

@@ -46,7 +46,7 @@ def reckoned_and_found(
     experts: Experts = USUAL_EXPERTS,
     draw: tuple[int, int] = (0, 0),
 ) -> tuple[Floats, Floats]:
-    """Bytes of a GPU of every rank, as planners have them and at the fullest moment of live ranges."""
+    """Bytes of every GPU, as planners have them and at the fullest moment of live ranges."""
     (groups, cut), exchanges = layout, HOWS.get(how, WHOLE)
     cost = make_cost(BASE.cluster, model, False, True, groups * cut, cut, exchanges).routed_by(experts, draw)
     batch = Batch(np.full(3 * cost.cluster.num_ranks, length), *draw)
@@ -54,7 +54,7 @@ def reckoned_and_found(
     degrees = {"expert_parallel": groups, "expert_tensor_parallel": cut}
     played = Simulated(cost, exchanges=exchanges, experts=experts, **degrees)
     found = np.array(played.step(batch, plans).peak_bytes, np.float64)
-    return peak_bytes(plans, cost) / cost.tp, found
+    return np.repeat(peak_bytes(plans, cost) / cost.tp, cost.tp), found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

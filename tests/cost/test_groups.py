@@ -57,7 +57,7 @@ def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
     for name in ("attention_seconds", "linear_seconds", "exposed_seconds"):
         theirs = np.array(getattr(other, name))[leads]
         collectives = other.phases["gradients"] - one.phases["gradients"] if name == "exposed_seconds" else 0.0
-        assert np.array(getattr(one, name)) + collectives == pytest.approx(theirs, rel=1e-9)
+        assert np.array(getattr(one, name))[::tp] + collectives == pytest.approx(theirs, rel=1e-9)
     charged = one.seconds - one.phases["gradients"], other.seconds - other.phases["gradients"]
     assert charged[0] == pytest.approx(charged[1], rel=1e-9)
     assert one.nvlink_bytes == other.nvlink_bytes
@@ -177,7 +177,7 @@ def test_a_steps_result_is_of_gpus_and_nics_as_configured(nics: int) -> None:
     step = StepEstimate(groups).step(batch, plans)
     assert len(step.nic_tx_bytes) == len(step.nic_rx_bytes) == 2 * nics
     assert step.capacity_bytes == int(cost.cluster.device.memory_bytes)
-    assert np.array_equal(step.peak_bytes, np.ceil(peak_bytes(plans, groups) / 4))
+    assert np.array_equal(step.peak_bytes, np.repeat(np.ceil(peak_bytes(plans, groups) / 4), 4))
     each = np.array(step.nic_tx_bytes).reshape(groups.cluster.num_nics, -1)
     assert (each.max(axis=1) - each.min(axis=1) <= 1).all()
     assert groups.cluster.device.name == cost.cluster.device.name
@@ -194,7 +194,9 @@ def test_memory_that_is_not_enough_is_told_of_one_gpu() -> None:
     cost = grouped(small(2, 8), 4)
     little = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=4 * 2.0**30)))
     batch = Batch(LENGTHS, 0, 0)
-    with pytest.raises(OutOfMemory, match=r"rank \d needs [\d.]+ GiB on each GPU, a .* has 1\.0 GiB"):
+    with pytest.raises(
+        OutOfMemory, match=r"^tensor-parallel group \d needs [\d.]+ GiB on each of its GPUs, a .* has 1\.0 GiB"
+    ):
         verify_step(batch, Ring(little).plan(batch), little)
     least = replace(little, cluster=replace(little.cluster, device=replace(little.cluster.device, memory_bytes=4e6)))
     with pytest.raises(ValueError, match=r"on every GPU, and a GPU \(.*\) has 0\.0 GiB"):

@@ -10,7 +10,7 @@ import pytest
 from tests.cost.test_stage_memory import CHUNK, LEVELS, job
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
-from zbench.cost.memory.needs import check_memory, memory_of
+from zbench.cost.memory.needs import check_layers_ahead, check_memory, memory_of
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.memory.state import WholeBytes
 from zbench.describe.batch import Batch
@@ -85,3 +85,7 @@ def test_a_window_beyond_memory_is_refused_by_its_name() -> None:
         ValueError, match=r"^sharding\.window is 4 and .* GiB on every GPU, .* use sharding\.window=2, "
     ):
         check_memory(cost)
+    with pytest.raises(ValueError, match="use sharding\\.window=2, "):  # before an executor says what it takes at most
+        check_layers_ahead(cost)
+    check_layers_ahead(replace(cost, layers_ahead=2))
+    check_layers_ahead(replace(cost, layers_ahead=LAYERS + 1))  # more than there are, which is another sentence's

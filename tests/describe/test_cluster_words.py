@@ -25,16 +25,16 @@ PLAIN = "a800_4x8: 4 nodes x 8 A800-80G, 4 NICs of 200 Gbit/s a node"
     [
         ({}, ""),
         ({"tensor_parallel": 1, "pipeline_parallel": 1}, ""),
-        ({"tensor_parallel": 4, "num_ranks": 8}, "; 8 ranks of 4 GPUs each (tensor parallelism)"),
+        ({"tensor_parallel": 4, "num_tensor_parallel_groups": 8}, "; 8 tensor-parallel groups of 4 GPUs each"),
         ({"pipeline_parallel": 2}, "; 2 pipeline stages"),
         ({"links": "3 NVLink channels", "world": "latencies x 3"}, "; 3 NVLink channels; world: latencies x 3"),
         (
-            {"tensor_parallel": 2, "pipeline_parallel": 2, "num_ranks": 16},
-            "; 16 ranks of 2 GPUs each (tensor parallelism); 2 pipeline stages",
+            {"tensor_parallel": 2, "pipeline_parallel": 2, "num_tensor_parallel_groups": 16},
+            "; 16 tensor-parallel groups of 2 GPUs each; 2 pipeline stages",
         ),
     ],
 )
-def test_the_cluster_is_told_as_configured_with_what_a_rank_is(changes: dict[str, Any], more: str) -> None:
+def test_the_cluster_is_told_as_configured_with_its_groups_and_stages(changes: dict[str, Any], more: str) -> None:
     assert cluster_words({**FACTS, **changes}) == PLAIN + more
 
 

@@ -43,18 +43,30 @@ def test_what_is_no_degree(change: dict[str, Any], told: str) -> None:
     ("degrees", "told"),
     [
         (ShardDegrees(4, 8, 8, 8), "sharding.degrees.secondary is 8; it has to divide sharding.degrees.weights=4"),
-        (ShardDegrees(4, 4, 2, 8), "sharding.degrees.weights is 4; it has to divide sharding.degrees.gradients=2"),
+        (
+            ShardDegrees(4, 4, 2, 8),
+            "sharding.degrees.gradients is 2; it takes a multiple of weights, 4, and a divisor of optimizer, 8: 4 or 8",
+        ),
         (
             ShardDegrees(2, 2, WORLD, 8),
-            "sharding.degrees.gradients is 32; it has to divide sharding.degrees.optimizer",
+            r"sharding\.degrees\.gradients is 32 \(world\); it has to divide sharding\.degrees\.optimizer=8",
         ),
-        (ShardDegrees(2, 2, 2, 6), "sharding.degrees.optimizer is 6; it has to divide the 32 ranks"),
+        (
+            ShardDegrees(2, 2, 2, 6),
+            "sharding.degrees.optimizer is 6; it takes a multiple of gradients, 2, and a divisor of the 32 ranks: "
+            "2, 4, 8, 16 or 32",
+        ),
         (ShardDegrees(8, 8, 8, 8, NODE), "sharding.degrees.updates is node, of 8 ranks; parameters cut over 8 ranks"),
     ],
 )
 def test_what_does_not_nest(degrees: ShardDegrees, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
         degrees.of_ranks(32, 8)
+
+
+def test_where_degrees_count_groups_sentences_do() -> None:
+    with pytest.raises(ValueError, match=r", and a divisor of the 8 tensor-parallel groups: 2, 4 or 8$"):
+        ShardDegrees(2, 2, 2, 6).of_ranks(8, 2, "tensor-parallel group")
 
 
 # -- bits -----------------------------------------------------------------------------------------------

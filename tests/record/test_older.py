@@ -1,4 +1,4 @@
-"""Records of tensor-parallel runs from before facts told GPUs read as those of today."""
+"""Records of tensor-parallel runs from before facts told GPUs, or groups of them, read as those of today."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,8 @@ from zbench.describe.expert_schedule import Experts
 from zbench.describe.model import Model
 from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Parallel, Recompute, Sharding
 from zbench.describe.worlds import World
+from zbench.record.flops import Facts
+from zbench.record.metrics import figures
 from zbench.record.older import as_today, with_all_keys
 from zbench.record.record import Line, read
 from zbench.record.rows import rows
@@ -45,8 +47,8 @@ def older(facts: dict[str, Any] = FACTS, cluster: Any = CLUSTER) -> tuple[Line, 
 def test_facts_are_those_of_the_cluster_as_configured() -> None:
     start, step = older()
     now, (line,) = as_today(start, [step])
-    assert {name: now["facts"][name] for name in (*FACTS, "num_gpus")} == {
-        "num_ranks": 8,
+    assert {name: now["facts"][name] for name in (*FACTS, "num_gpus", "num_tensor_parallel_groups")} == {
+        "num_ranks": 32,
         "num_nodes": 4,
         "gpus_per_node": 8,
         "nics_per_node": 4,
@@ -57,9 +59,10 @@ def test_facts_are_those_of_the_cluster_as_configured() -> None:
         "device": "A800-80G",
         "tensor_parallel": 4,
         "num_gpus": 32,
+        "num_tensor_parallel_groups": 8,
     }
     assert line["nic_tx_bytes"] == [5, 5, 3, 4] * 4
-    assert (line["peak_bytes"], line["capacity_bytes"]) == ([101, 2] * 4, 80)
+    assert (line["peak_bytes"], line["capacity_bytes"]) == ([101, 101, 101, 101, 2, 2, 2, 2] * 4, 80)
     assert (start, step) == older()  # what was read is not changed
     assert as_today(now, [line]) == (now, [line])
 
@@ -98,6 +101,32 @@ def test_shares_of_a_rank_and_of_its_gpus_are_the_same(tp: int, tmp_path: Path) 
     assert row["mfu"] == pytest.approx(rows_by_rank(start, step)["mfu"])
     assert row["nic_utilization"] == pytest.approx(rows_by_rank(start, step)["nic_utilization"])
     assert row["peak_bytes"] == -(-401 // tp)
+
+
+def test_what_was_told_of_a_group_is_read_of_each_of_its_gpus() -> None:
+    start = start_line(config={"steps": 1})
+    start["facts"] |= {"num_ranks": 2, "tensor_parallel": 2, "num_gpus": 4}
+    step = step_line(
+        attention_seconds=[1.0, 2.0],
+        linear_seconds=[3.0, 3.0],
+        communication_seconds=[2.0, 1.0],
+        exposed_seconds=[0.5, 0.25],
+        exposed_nic_seconds=None,
+        peak_bytes=[7, 5],
+        seconds_for={"attention": [1.0, 2.0], "linear": [3.0, 3.0], "end": [1.0, 0.0]},
+    )
+    now, (line,) = as_today(start, [step])
+    assert (now["facts"]["num_ranks"], now["facts"]["num_tensor_parallel_groups"]) == (4, 2)
+    assert line["attention_seconds"] == [1.0, 1.0, 2.0, 2.0]
+    assert (line["communication_seconds"], line["exposed_seconds"]) == ([2.0, 2.0, 1.0, 1.0], [0.5, 0.5, 0.25, 0.25])
+    assert (line["peak_bytes"], line["exposed_nic_seconds"]) == ([7, 7, 5, 5], None)
+    assert line["seconds_for"]["end"] == [1.0, 1.0, 0.0, 0.0]
+    assert (line["nic_tx_bytes"], line["capacity_bytes"]) == (step["nic_tx_bytes"], step["capacity_bytes"])
+    same = ("imbalance", "exposed_communication", "time_attention", "time_linear", "time_end", "peak_bytes")
+    before, after = (figures(Facts.of(one["facts"]), [of]) for one, of in ((start, step), (now, line)))
+    for name in same:
+        assert getattr(after, name) == pytest.approx(getattr(before, name), rel=1e-12)
+    assert as_today(now, [line]) == (now, [line])
 
 
 def rows_by_rank(start: Line, step: Line) -> dict[str, float]:

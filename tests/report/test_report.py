@@ -215,13 +215,24 @@ def test_homes_hold_every_token_once(system: str, runs: dict[str, Run], monkeypa
     replay = Replay.of(runs[system])
     batch, plans = replay.step(runs[system].steps[0])
     monkeypatch.setattr(inside, "_DRAWN", 2)
-    for plan, of in zip(plans, inside.homes(plans), strict=True):
+    for plan, of in zip(plans, inside.homes(plans, replay.cost), strict=True):
+        assert (of["owner"], of["owners"]) == ("rank", plan.num_ranks)
         here = np.zeros(plan.num_ranks, np.int64)
         for rank, seq, tokens, *_ in of["rows"]:
             here[rank] += tokens
             assert seq == -1 or of["sequences"][seq][0] == batch.lengths[seq]
         assert (here == plan.tokens_per_rank).all()
         assert max(sum(row[0] == rank for row in of["rows"]) for rank in range(plan.num_ranks)) <= 3
+
+
+def test_with_tensor_parallelism_bars_are_of_gpus_and_homes_of_groups(tmp_path: Path) -> None:
+    settings = ["system=ring", "executor=simulated", "workload=prolong64k", "baseline=null", "steps=1", "parallel=tp2"]
+    (run,) = read(made(tmp_path, *settings))[0]
+    told = report.look_inside(run, run.steps[0], {})
+    assert not {"problem", "undrawn"} & set(told)
+    gpus = run.start["facts"]["num_gpus"]
+    assert told["timeline"]["gpus"] == len(told["record"]["shares"][0]) == len(told["record"]["peak_bytes"]) == gpus
+    assert {(of["owner"], of["owners"]) for of in told["homes"]} == {("tensor-parallel group", gpus // 2)}
 
 
 # -- the command ----------------------------------------------------------------------------------

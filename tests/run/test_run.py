@@ -467,15 +467,16 @@ def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Pat
     assert not any("plan_notes" in line for line in map(json.loads, by_ring.read_text().splitlines()))
 
 
-def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_ranks(tmp_path: Path) -> None:
+def test_a_model_with_tensor_parallelism_has_as_many_ranks_tokens_and_flops_in_groups(tmp_path: Path) -> None:
     asked = [request(tmp_path / "r.jsonl", parallel=degrees(tensor_parallel=tp)) for tp in (1, 2)]
     plain, grouped = (Parts.of(one.config, one.settings) for one in asked)
     assert (plain.cost.cluster.num_ranks, grouped.cost.cluster.num_ranks) == (4, 2)
     assert grouped.workload.batch(0).num_tokens == plain.workload.batch(0).num_tokens
     ours, theirs = grouped.facts(), plain.facts()
     assert (ours["tensor_parallel"], theirs["tensor_parallel"]) == (2, 1)
-    assert {name for name in ours if ours[name] != theirs[name]} == {"num_ranks", "tensor_parallel"}
-    assert (ours["num_ranks"], ours["num_gpus"], ours["gpus_per_node"]) == (2, 4, 2)
+    assert {name for name in theirs if ours[name] != theirs[name]} == {"tensor_parallel"}
+    assert ours.keys() - theirs.keys() == {"num_tensor_parallel_groups"}
+    assert (ours["num_ranks"], ours["num_tensor_parallel_groups"], ours["num_gpus"]) == (4, 2, 4)
 
 
 def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: Path) -> None:

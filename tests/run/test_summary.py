@@ -1,6 +1,7 @@
 """Sentences below a run's table."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF, __main__
+from zbench.run.open_layers import check_pipelines, check_room, open_words
 from zbench.run.parts import Parts, resolved
 from zbench.run.settings import Settings
 from zbench.run.summary import about_words
@@ -37,7 +39,7 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
     config = {"system": system, "choices": {"executor": "torch"}, "experts": {"dispatch": "flat"}}
     start = {"config": config, "facts": facts}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
-    parts: Any = SimpleNamespace(simulated=simulated, executor=None)
+    parts: Any = SimpleNamespace(simulated=simulated, executor=None, nothing_fits=False)
     found = [line for line in about_words(own, parts, []) if "no rank waits" in line]
     assert [line.startswith(told) for line in found] == ([True] if told else [])
 
@@ -81,3 +83,64 @@ def test_two_levels_inside_a_node_are_told_as_one(words: list[str], told: bool) 
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
     said = f"{words[0]}: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
     assert (said in about_words(own, parts, [])) == told
+
+
+CHOSEN = {"model": {"tensor_parallel": 1, "pipeline_parallel": 4}, "words": "tensor parallelism 1, 4 stages"}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        ({"tensor_parallel": 4, "pipeline_parallel": 1}, ["tensor_parallel itself, 1 in place of 4"]),
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, ["tensor_parallel itself, 1", "pipeline_parallel itself, 4"]),
+        ({"tensor_parallel": 1, "pipeline_parallel": 4}, []),
+        ({"tensor_parallel": 1, "pipeline_parallel": 1}, []),
+    ],
+)
+def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: dict[str, int], told: list[str]) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster=local_2x2", "model=tiny"])
+    parts = Parts.of(config, Settings.of(config))
+    choices = {"choices": {"executor": "simulated", "system": "static_best"}, "changes": {}, "parallel": parallel}
+    start: Any = {"config": resolved(config) | choices, "facts": parts.facts(), "chosen": CHOSEN}
+    own: Any = SimpleNamespace(start=start, system=object(), parts=parts)
+    lines = [line for line in about_words(own, parts, [SimpleNamespace(start=start)]) if "itself" in line]
+    for line, words in zip(lines, told, strict=True):
+        assert line.startswith(f"static_best chooses parallel.{words}")
+        assert "system=mesh is a static configuration that takes parallel." in line
+
+
+@pytest.mark.parametrize(("room", "told"), [("80GiB", False), ("2GiB", True)])
+def test_a_run_says_so_where_none_of_its_open_numbers_fits(room: str, told: bool) -> None:
+    words = ["cluster=h100_4x8", "model=llama3_8b", "recompute=full", "memory=zero_offload", "sharding=zero3"]
+    words += ["memory.optimizer_layers=auto", "recompute.layers=auto", f"cluster.device.memory_bytes={room}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", words)
+    parts = Parts.of(config, Settings.of(config))
+    assert parts.nothing_fits == told == ("chosen_layers_fit" in parts.facts())
+    said = (
+        "recompute.layers=auto and memory.optimizer_layers=auto: the first batch, even on all GPUs, fits with no "
+        "number of layers, so 32 layers are recomputed and optimizer state of 32 layers is on hosts"
+    )
+    assert [line.partition(";")[0] for line in open_words(parts)] == [said] * told
+    if told:
+        least = replace(parts, cost=parts.cost_of(parts.cluster, replace(parts.model, num_layers=10_000)))
+        with pytest.raises(ValueError, match=r"^model is llama3_8b; .* or another model \(recompute\.layers=auto and"):
+            check_room(least)
+
+
+def test_plans_with_pipelines_take_no_open_number_of_recomputed_layers() -> None:
+    words = ["cluster=a800_4x8", "model=llama_7b", "sharding=zero1", "tokens_per_gpu=12288", "workload=github"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [*words, "recompute=full", "recompute.layers=auto"])
+    parts = Parts.of(config, Settings.of(config))
+    some: Any = parts.model.recompute_layers
+    assert 0 < some < parts.model.num_layers
+    pipelined: Any = SimpleNamespace(pipelines=object())
+    told = (
+        rf"^recompute\.layers is auto, which came to {some} of the 32 layers of llama_7b; hydraulis plans pipelines, "
+    )
+    with pytest.raises(ValueError, match=told):
+        check_pipelines("hydraulis", parts, [pipelined])
+    check_pipelines("zeppelin", parts, [SimpleNamespace(pipelines=None)])  # type: ignore[list-item]
+    check_pipelines("hydraulis", replace(parts, open_layers=()), [pipelined])

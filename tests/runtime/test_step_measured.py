@@ -70,12 +70,11 @@ def test_waits_for_messages_are_for_ranks_and_links_where_one_clock_tells() -> N
     assert whole_step_result(batch, cost, apart, {}).seconds_for == {"linear": [5] * 4, "waiting_messages": [3] * 4}
 
 
-def test_groups_are_ranks_and_have_their_gpus_means() -> None:
-    found = result(2)
-    assert found.seconds_for["attention"] == [3, 2]
-    assert found.seconds_for["end"] == [1, 2]
-    assert found.peak_bytes == [8, 8]
-    assert np.sum(list(found.seconds_for.values()), axis=0).tolist() == [8, 8]
+def test_gpus_of_tensor_parallel_groups_are_ranks_each() -> None:
+    found, alone = result(2), result(1)
+    assert found.seconds_for == alone.seconds_for
+    assert (found.peak_bytes, found.exposed_seconds) == (alone.peak_bytes, alone.exposed_seconds)
+    assert np.sum(list(found.seconds_for.values()), axis=0).tolist() == [8] * 4
 
 
 def test_nics_have_what_goes_between_nodes_by_what_it_is_for() -> None:

@@ -74,12 +74,29 @@ def test_every_system_s_steps_are_played(system: Variant) -> None:
     assert result.capacity_bytes == cost.cluster.device.memory_bytes
 
 
-def test_groups_of_gpus_are_ranks() -> None:
-    """With tensor parallelism lists are of ranks, and exchanges inside groups are on NVLink."""
+@pytest.mark.parametrize(("degree", "stages"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("system", ["ring", "ulysses"])
+def test_with_tensor_parallelism_and_stages_too_a_rank_is_a_gpu(system: str, degree: int, stages: int) -> None:
+    """Plans are of groups, and what a group attends to each of its GPUs does with its heads; seconds close for each."""
+    cost = cost_of(sharding="zero1", tensor_parallel=degree, pipeline_parallel=stages)
+    plans = planned(next(one for one in SYSTEMS if str(one) == system), cost)
+    assert plans[0].num_ranks == 8 // degree // stages
+    for result in (Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)):
+        for name in ("attention", "linear", "communication", "exposed", "exposed_nic"):
+            assert len(getattr(result, f"{name}_seconds")) == 8
+        assert len(result.peak_bytes) == 8
+        by_group = np.array(result.attention_seconds).reshape(-1, degree)
+        assert by_group == pytest.approx(np.repeat(by_group[:, :1], degree, axis=1), rel=1e-9)
+        assert system != "ring" or len(np.unique(by_group[:, 0])) > 1
+        shares = shares_of(asdict(result))
+        assert shares.shape[1] == 8
+        assert shares.sum(axis=0) == pytest.approx(result.seconds)
+
+
+def test_exchanges_inside_groups_are_on_nvlink() -> None:
     cost = cost_of(sharding="zero1", tensor_parallel=2)
     (ring,) = [one for one in SYSTEMS if str(one) == "ring"]
     result = Simulated(cost).step(BATCH, planned(ring, cost))
-    assert len(result.attention_seconds) == len(result.peak_bytes) == cost.cluster.num_ranks == 4
     assert len(result.nic_tx_bytes) == cost.gpus.cluster.num_nics
     assert result.bound_seconds <= result.seconds
     # The other clock has a layer's exchanges; here are the head's three and the embedding's one, of hidden states, and

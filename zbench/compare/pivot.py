@@ -49,6 +49,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),
     "recomputed_layers": ("layers recomputed, mean of the steps", "{:.3g}".format),
 }
+ATTENTION_ALONE = ("torch", "desk")  # executors that send, and count, messages of attention alone
 TIME = "time"  # all parts of a step's seconds, which sum to it
 _OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
@@ -108,6 +109,8 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
         head.append(f"{which}SIMULATED: nothing was measured on hardware.")
     if not all(row["synchronous"] for row in found):
         head.append("Runs in rounds (sync) are not synchronous: tokens/s of theirs compare at equal loss alone.")
+    if told := _uncounted(found, names):
+        head.append(told)
     if "speedup" in names and any(row["speedup_told"] is False for row in found):
         head.append("A speed-up with ?: too few steps to tell.")
     if "speedup" in names and any(row["speedup_least"] is not None for row in found):
@@ -117,6 +120,20 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
         parts += [f"**{title}**"] if title else []
         parts += _table(members, names)
     return "\n\n".join(parts)
+
+
+def _uncounted(found: Sequence[Row], names: Sequence[str]) -> str:
+    """Returns why some of these runs do not tell what NICs send for, which `names` ask; "" where all do."""
+    purposes = [f"nic_{purpose}" for purpose in PURPOSES]
+    names_of = (str(row["executor"]) for row in found)
+    executors = dict.fromkeys(name for name in names_of if name.split()[0] in ATTENTION_ALONE)
+    if not executors or not set(names) & set(purposes):
+        return ""
+    return (
+        f"A dash of executor {' and '.join(executors)}: what NICs send for is not told apart, as messages of "
+        "parameters' and gradients' collectives are gloo's or NCCL's own; executor=torch_whole_step and "
+        "desk_whole_step send, and count, all of them."
+    )
 
 
 def _table(members: Sequence[Row], names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from zbench.describe.units import with_noun
 from zbench.record.fields import shortened
 from zbench.record.flops import Facts, mfu
 from zbench.record.record import Line, Run
-from zbench.runtime.measured import COUNTED
+from zbench.runtime.measured import COUNTERS
 
 MEASURES = "zbench.runtime.executor.Torch"  # what trains; the desk emulates a network, and is measured of no cluster
 NAMED = ("python", "zbench", "numpy", "numba")  # versions in the fingerprint
@@ -110,5 +110,5 @@ def _step(run: Run, step: Line) -> Iterator[str]:
     if (most := max(step["peak_bytes"])) > step["capacity_bytes"]:
         yield f"peak_bytes is {most:,}; capacity_bytes is {step['capacity_bytes']:,}"
     sent, received = sum(step["nic_tx_bytes"]), sum(step["nic_rx_bytes"])
-    if run.about is not None and run.about.get("nic_bytes") == COUNTED and sent != received:
+    if run.about is not None and run.about.get("nic_bytes") not in (None, COUNTERS) and sent != received:
         yield f"nic_tx_bytes add up to {sent:,} and nic_rx_bytes to {received:,}; what is counted is equal"

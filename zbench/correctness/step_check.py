@@ -19,7 +19,9 @@ from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 
-_NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
+_NO_ROOM = re.compile(
+    r"(?:rank|stack|tensor-parallel group) \d+ needs [\d.]+ GiB(?: on each of its GPUs)?, an? .+ has [\d.]+ GiB"
+)
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
 _PER_RANK = ("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds", "exposed_nic_seconds")
 
@@ -91,7 +93,7 @@ def whole_step_faults(
 
 def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     """Yields a sentence for everything in a simulated step that cannot be so."""
-    seconds, ranks = result.seconds, cost.whole.num_ranks
+    seconds, ranks = result.seconds, cost.gpus.cluster.num_ranks
     if not 0 < result.bound_seconds <= seconds * (1 + ROUNDING) < math.inf:
         yield f"the step takes {seconds} s and no plan less than {result.bound_seconds} s"
     ceiling = result.bound_seconds if result.ceiling_seconds is None else result.ceiling_seconds

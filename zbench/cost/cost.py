@@ -84,6 +84,12 @@ class Cost:
         """The cost model in which a rank is a GPU."""
         return self if self.single is None else self.single
 
+    @property
+    def owner(self) -> str:
+        """What one of those is called that plans divide sequences among: a rank, which is a GPU; a tensor-parallel
+        group of them; or a stack, of one or the other of every stage."""
+        return "stack" if self.pp > 1 else "tensor-parallel group" if self.tp > 1 else "rank"
+
     def of_layers(self, count: int) -> "Cost":
         """Returns the cost model of a model with so many layers in place of its own; of those that are recomputed no
         more than there are, and of dense ones before others at most all but the last."""

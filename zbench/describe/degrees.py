@@ -9,7 +9,7 @@ value of the block over the largest such number (127 of 8 bits, 7 of 4), as bloc
 2023, arXiv 2306.10209).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -23,7 +23,9 @@ NESTED = "nested"  # in place of a strategy's name
 FLAT, BY_NODE = "flat", "node"
 NAMES = ("weights", "secondary", "gradients", "optimizer")
 HOPS = ("updates", "reductions")  # what may go node by node
+_ORDER = ("secondary", "weights", "gradients", "optimizer")  # in which each divides the next
 _WORDS = {"node": NODE, "world": WORLD}
+_WORD_OF = {number: word for word, number in _WORDS.items()}
 
 
 SCALE_BYTES = 4  # of a block: a float32, as deepspeed's quantizer has them
@@ -171,8 +173,33 @@ class ShardDegrees:
         """The degrees of weights, secondary weights, gradients and optimizer state."""
         return self.weights, self.secondary, self.gradients, self.optimizer
 
-    def of_ranks(self, ranks: int, ranks_per_node: int = 0) -> "ShardDegrees":
-        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks.
+    def _told_order(self, cut: Sequence[int], ranks: int, called: str) -> str:
+        """Returns the sentence on degrees that do not lie in one another: of the one that alone has to be another, or
+        where there are several such, of the first that does not divide the next. cut: in the order of _ORDER."""
+        given = {name: getattr(self, name) for name in _ORDER}
+        shown = {
+            name: f"{size}" if given[name] > 0 else f"{size} ({_WORD_OF[given[name]]})"
+            for name, size in zip(_ORDER, cut, strict=True)
+        }
+        takes = {
+            name: [size for size in range(1, ranks + 1) if _nested([*cut[:at], size, *cut[at + 1 :]], ranks)]
+            for at, name in enumerate(_ORDER)
+        }
+        all_of_them = f"the {with_noun(ranks, called)}"
+        ways = [name for name, sizes in takes.items() if sizes]
+        if len(ways) == 1:
+            (name,) = ways
+            at, sizes = _ORDER.index(name), takes[ways[0]]
+            below = f"a multiple of {_ORDER[at - 1]}, {shown[_ORDER[at - 1]]}, and " if at else ""
+            above = f"{_ORDER[at + 1]}, {shown[_ORDER[at + 1]]}" if at + 1 < len(_ORDER) else all_of_them
+            return f"sharding.degrees.{name} is {shown[name]}; it takes {below}a divisor of {above}: {_either(sizes)}"
+        at = next(at for at, (size, above) in enumerate(pairwise([*cut, ranks])) if above % size)
+        other = f"sharding.degrees.{_ORDER[at + 1]}={cut[at + 1]}" if at + 1 < len(_ORDER) else all_of_them
+        return f"sharding.degrees.{_ORDER[at]} is {shown[_ORDER[at]]}; it has to divide {other}"
+
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank") -> "ShardDegrees":
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called: what
+        sentences call one of them.
 
         Raises:
             ValueError: they do not lie in one another.
@@ -180,26 +207,33 @@ class ShardDegrees:
         every = (*self.cut, self.node, self.hop)
         own = [min(ranks_per_node, ranks) if degree == NODE else degree for degree in every]
         weights, secondary, gradients, optimizer, node, hop = own
-        order = [("secondary", secondary), ("weights", weights), ("gradients", gradients), ("optimizer", optimizer)]
-        for (name, degree), (other, wanted) in pairwise([*order, ("", WORLD)]):
-            size, above = degree or ranks, wanted or ranks
-            if above % size:
-                what = f"sharding.degrees.{other}={above}" if other else f"the {with_noun(ranks, 'rank')}"
-                raise ValueError(f"sharding.degrees.{name} is {size}; it has to divide {what}")
+        cut = [secondary or ranks, weights or ranks, gradients or ranks, optimizer or ranks]
+        if not _nested(cut, ranks):
+            raise ValueError(self._told_order(cut, ranks, called))
         if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
             raise ValueError(
-                f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, 'rank')}; parameters cut over "
-                f"{with_noun(weights or ranks, 'rank')} that come from {optimizer or ranks} are not passed on inside "
+                f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, called)}; parameters cut over "
+                f"{with_noun(weights or ranks, called)} that come from {optimizer or ranks} are not passed on inside "
                 f"it, so it takes {FLAT}"
             )
         if hop and (gradients or ranks) % hop and hop % (gradients or ranks):
             raise ValueError(
-                f"sharding.degrees.reductions is {BY_NODE}, of {with_noun(hop, 'rank')}; gradients cut over "
-                f"{gradients or ranks} ranks are not reduced inside it first, so it takes {FLAT}"
+                f"sharding.degrees.reductions is {BY_NODE}, of {with_noun(hop, called)}; gradients cut over "
+                f"{with_noun(gradients or ranks, called)} are not reduced inside it first, so it takes {FLAT}"
             )
         hop = WORLD if hop >= (gradients or ranks) else hop  # one hop reaches all of them
         weights, secondary, gradients, optimizer, node = (WORLD if one == ranks > 1 else one for one in own[:-1])
         return ShardDegrees(weights, secondary, gradients, optimizer, node, hop, self.bits)
+
+
+def _either(sizes: Sequence[int]) -> str:
+    *some, last = map(str, sizes)
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+def _nested(cut: Sequence[int], ranks: int) -> bool:
+    """Returns whether each degree divides the next, and the last one the ranks."""
+    return not any(above % size for size, above in pairwise([*cut, ranks]))
 
 
 BY_STRATEGY: Mapping[str, ShardDegrees] = MappingProxyType({

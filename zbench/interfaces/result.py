@@ -29,7 +29,7 @@ def kept_rows(expert_rows: Mapping[str, float]) -> float:
 class StepResult:
     """Raw quantities of one training step; seconds and bytes, lists are per rank or per NIC.
 
-    A rank is a GPU, or with tensor parallelism several GPUs that do the same at the same time.
+    A rank is a GPU: num_ranks counts those of all stages and tensor-parallel groups, in the cluster's order.
 
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
     bound_seconds: no plan could be faster under the same cost model (docs/metrics.md).
@@ -43,11 +43,11 @@ class StepResult:
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nic_tx_for: {} or, by what they were for ("attention", "parameters", "gradients" and the others of
         zbench.step.operations.QUEUES, and SWITCH), the bytes of nic_tx_bytes, [num_nics] each.
-    seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each, means over a rank's GPUs;
+    seconds_for: {} or, by what they went to (of SECONDS_FOR), [num_ranks] seconds each;
         those of a rank sum to `seconds`, and what is left out is 0.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
-    peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
+    peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a GPU has.
     host_bytes: [] or, where something is in host memory, the most bytes of it at a time, [num_nodes].
     out_of_memory: some peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.

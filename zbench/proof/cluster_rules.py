@@ -22,7 +22,7 @@ def _faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
     if cost is not None:
         if plan.num_ranks != cost.cluster.num_ranks:
             name, ranks = cost.cluster.name, cost.cluster.num_ranks
-            yield f"plan.num_ranks is {plan.num_ranks}; the cluster {name} has {with_noun(ranks, 'rank')}"
+            yield f"plan.num_ranks is {plan.num_ranks}; the cluster {name} has {with_noun(ranks, cost.owner)}"
         if plan.num_heads != cost.model.num_heads:
             heads = with_noun(cost.model.num_heads, "head")
             yield f"plan.num_heads is {plan.num_heads}; the model {cost.model.name} has {heads}"

@@ -167,7 +167,8 @@ def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
     peak = of_gpu(peak_bytes(plans, cost), cost.tp)
     rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes / cost.tp
     if peak[rank] > capacity:
+        each = " on each of its GPUs" if cost.gpus is not cost else ""
         raise OutOfMemory(
-            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB{' on each GPU' if cost.tp > 1 else ''}, "
+            f"{cost.owner} {rank} needs {peak[rank] / 2**30:.1f} GiB{each}, "
             f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
         )

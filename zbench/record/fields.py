@@ -156,6 +156,8 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "facts.routed_params": AMOUNT.optional,  # without it, no tokens were dropped
         "facts.context_limit": _number(1).nullable,
         "facts.tensor_parallel": COUNT.optional,
+        "facts.chosen_layers_fit": FLAG.optional,  # false where no open numbers of layers fit; without it, true
+        "facts.num_tensor_parallel_groups": COUNT.optional,  # with tensor_parallel above 1
         "facts.links": TEXT.optional,  # domains and channels that are not the usual ones; without it, none
         "facts.synchronous": FLAG.optional,  # false where workers come together in rounds; without it, true
         "facts.world": TEXT.optional,  # what is changed of the machine; without it, nothing

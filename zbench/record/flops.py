@@ -40,7 +40,7 @@ CONVENTIONS = {
 class Facts:
     """The facts of the cluster and the model that metrics need, from a run's start line.
 
-    num_ranks: of a plan, fewer than GPUs where there is tensor parallelism; all else is of GPUs and NICs as configured.
+    num_ranks: GPUs of a training step, that its lists are of; num_gpus: with those that generate, or train others.
     active_params: parameters a token meets, embedding, norms and active experts included.
     active_matmul_params: those it is multiplied with; head_params: of the output projection among them.
     embedding_params: of the embedding table, 0 where it is tied to the head.

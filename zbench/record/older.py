@@ -11,6 +11,9 @@ together in every step (zbench.describe.sync), and a step was a training step (z
 Before facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory
 and rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its
 steps.
+Before facts told a run's tensor-parallel groups, these were its ranks: lists of a step had the mean of a group's GPUs,
+of memory the most of one. Each GPU of a group is read with that: what a table makes of it is what it was, and which of
+a group's GPUs had more is not known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +65,15 @@ _SEQUENTIAL: dict[str, Any] = {
     "routing": DRAWN,
     "homes": PLANNED,
 }  # as they were before they had a choice
+# Lists of a step that are of ranks, beside the parts of its seconds.
+_OF_RANKS = (
+    "attention_seconds",
+    "linear_seconds",
+    "communication_seconds",
+    "exposed_seconds",
+    "exposed_nic_seconds",
+    "peak_bytes",
+)
 # What choices of executors were called before, by their class; the class has today's name here.
 _EXECUTORS = {
     ("zbench.simulator.estimate.step.StepEstimate", "simulated"): "simulated_attention",
@@ -163,6 +175,29 @@ def _with_strategy(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
     """Returns a run's start line and steps, with the facts of GPUs and NICs as they were configured.
+
+    Raises:
+        ValueError: facts that have to be of a number of GPUs are not.
+    """
+    start, found = _with_gpus(start, steps)
+    facts = start["facts"]
+    tp = facts.get("tensor_parallel", 1)
+    if tp == 1 or "num_tensor_parallel_groups" in facts or not isinstance(facts.get("num_ranks"), int):
+        return start, found
+    groups = facts["num_ranks"]
+    changed = {"num_ranks": groups * tp, "num_tensor_parallel_groups": groups}
+    return {**start, "facts": {**facts, **changed}}, [_by_gpu(step, tp) for step in found]
+
+
+def _by_gpu(line: Line, tp: int) -> Line:
+    """Returns the line with what it says of a tensor-parallel group for each of its GPUs."""
+    lists = {name: np.repeat(line[name], tp).tolist() for name in _OF_RANKS if line.get(name) is not None}
+    spent = {name: np.repeat(seconds, tp).tolist() for name, seconds in line.get("seconds_for", {}).items()}
+    return {**line, **lists, **({"seconds_for": spent} if spent else {})}
+
+
+def _with_gpus(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
+    """Returns a run's start line and steps with the number of GPUs, and with NICs and memory as of one GPU.
 
     Raises:
         ValueError: facts that have to be of a number of GPUs are not.

@@ -79,8 +79,8 @@ def link_words(cluster: Cluster) -> str:
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:
-    """Describes the cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not
-    one."""
+    """Describes the cluster as configured, its tensor-parallel groups where a group is more than one GPU, and its
+    stages, where there are some."""
     words = (
         f"{facts['cluster']}: {with_noun(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
         f"{with_noun(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
@@ -95,7 +95,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
         words += f"; world: {facts['world']}"
     if facts.get("tensor_parallel", 1) > 1:
         words += (
-            f"; {with_noun(facts['num_ranks'], 'rank')} of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+            f"; {with_noun(facts['num_tensor_parallel_groups'], 'tensor-parallel group')} of "
+            f"{facts['tensor_parallel']} GPUs each"
         )
     if facts.get("pipeline_parallel", 1) > 1:
         words += f"; {with_noun(facts['pipeline_parallel'], 'pipeline stage')}"

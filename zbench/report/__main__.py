@@ -201,7 +201,7 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         batch, plans = replay.step(line)
         cost = replay.cost
         executor = replay.parts.executor
-        found |= {"homes": homes(plans), "timeline": None}
+        found |= {"homes": homes(plans, cost), "timeline": None}
         try:
             found["timeline"] = timeline(batch, plans, replay.whole_steps)
             blocks = TokenBlocks.of(replay.whole_steps, batch, plans)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from zbench.cost.cost import Cost
 from zbench.critical.told import told_path
 from zbench.describe.batch import Batch
 from zbench.describe.overlap import StepOverlap
@@ -23,7 +24,7 @@ from zbench.trace.file import Event
 from zbench.trace.whole_step import track_titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
-_DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
+_DRAWN = 48  # sequences drawn of a home, the longest; the others there are one piece
 
 
 def timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Table | None:
@@ -76,13 +77,14 @@ def titled(event: Event) -> str:
     return name if not passing or passing in name.replace(",", "").split() else f"{name}, {passing}"
 
 
-def homes(plans: tuple[Plan, ...]) -> list[Table]:
-    """Lists for every micro-batch who is home of what: [rank, sequence, tokens here] rows, longest sequences first.
+def homes(plans: tuple[Plan, ...], cost: Cost) -> list[Table]:
+    """Lists for every micro-batch who is home of what: [owner, sequence, tokens here] rows, longest sequences first.
 
-    The sequences of a rank beyond the first _DRAWN are one row each rank, with sequence -1. lengths, ranks: of every
-    sequence that is named, its tokens and on how many ranks it lies.
+    The sequences of an owner beyond the first _DRAWN are one row each owner, with sequence -1. sequences: of every one
+    that is named, its tokens and on how many owners it lies. owner: what one is called, as plans of tensor-parallel
+    groups and of stages are not made for GPUs one by one.
     """
-    return [_homes(plan) for plan in plans]
+    return [{**_homes(plan), "owner": cost.owner} for plan in plans]
 
 
 def _homes(plan: Plan) -> Table:
@@ -99,4 +101,4 @@ def _homes(plan: Plan) -> Table:
         if rest := mine[_DRAWN:]:
             rows.append([at, -1, int(row[rest].sum()), len(rest)])
     about = {int(plan.sequences[seq]): [int(plan.lengths[seq]), int(wide[seq])] for seq in sorted(named)}
-    return {"rows": rows, "sequences": about, "num_ranks": plan.num_ranks}
+    return {"rows": rows, "sequences": about, "owners": plan.num_ranks}

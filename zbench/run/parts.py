@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.cost.cost import Cost
 from zbench.cost.job import cost_like, make_cost
 from zbench.cost.matmul import check_no_shapes
+from zbench.cost.memory.needs import check_layers_ahead
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -27,7 +28,7 @@ from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
-from zbench.simulated.host_layers import chosen_counts, is_open
+from zbench.simulated.host_layers import chosen_counts, has_room, open_keys
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -69,6 +70,8 @@ class Parts:
     sync: RoundSync = EVERY
     job: RolloutJob = TRAINING
     chosen_layers: Mapping[str, int] = field(default_factory=dict)
+    open_layers: Sequence[str] = ()
+    nothing_fits: bool = False
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
@@ -95,12 +98,15 @@ class Parts:
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
         cost = make_cost(cluster, model, *have).routed_by(*drawn)
-        counts = None
-        if is_open(model):
+        counts, fits, open_layers = None, True, open_keys(model)
+        if open_layers:
             batch, between = batch_of(workload, 0, tokens), strategy.experts.exchanges.reduces_between
             counts = chosen_counts(cost, batch, between)
             model, nominal = counts.of(model), nominal._replace(model=counts.of(nominal.model))
             cost = make_cost(cluster, model, *have).routed_by(*drawn)
+            fits = has_room(cost, batch)
+        if whole_steps:
+            check_layers_ahead(cost)
         seen = cost
         if settings.planners_see == NOMINAL:
             seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
@@ -133,6 +139,8 @@ class Parts:
             strategy.sync,
             strategy.job,
             {} if counts is None else asdict(counts),
+            open_layers,
+            not fits,
         )
 
     @property
@@ -165,8 +173,10 @@ class Parts:
             **({"set_nodes": beside} if (beside := self.job.nodes_beside(cluster.num_nodes)) else {}),
             **changed,
             **({"chosen_layers": dict(self.chosen_layers)} if self.chosen_layers else {}),
+            **({"chosen_layers_fit": False} if self.nothing_fits else {}),
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
-            "num_ranks": self.cost.whole.num_ranks,
+            "num_ranks": cluster.num_ranks,
+            **({"num_tensor_parallel_groups": self.cost.whole.num_ranks} if self.cost.tp > 1 else {}),
             "num_gpus": cluster.num_ranks + (self.job.generate_nodes + beside) * cluster.gpus_per_node,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),

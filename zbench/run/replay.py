@@ -94,7 +94,7 @@ class Replay:
                 cluster or of other tokens than the configuration's, or too large for this machine's memory.
         """
         where = f"step {line['step']} of run {line['run']}"
-        ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
+        ranks, described = len(line["attention_seconds"]), self.parts.cost.gpus.cluster.num_ranks
         if ranks != described:  # before a small record has large batches and plans made
             raise ValueError(f"{where} has times of {with_noun(ranks, 'rank')}, and its configuration {described}")
         if line["tokens"] != self.parts.tokens:

@@ -29,6 +29,7 @@ from zbench.record.writer import RecordError, RecordWriter
 from zbench.run.admission import admit, unchosen_words
 from zbench.run.cases import RunCase, reusable, run_cases
 from zbench.run.checks.contract import gives, plans_of
+from zbench.run.open_layers import check_pipelines
 from zbench.run.parts import Parts
 from zbench.run.request import Request
 from zbench.run.settings import Settings
@@ -202,6 +203,7 @@ def _step(case: RunCase, executor: Executor, step: int, trace: str | None, meter
     began = perf_counter()
     plans = plans_of(case.system, batch, parts.cost)
     planned = perf_counter()
+    check_pipelines(case.name, parts, plans)
     meter.show(case.name, step, doing="verifying")
     try:
         verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step

@@ -12,9 +12,11 @@ from zbench.record.record import Run
 from zbench.record.rows import label
 from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
+from zbench.run.open_layers import open_words
 from zbench.run.parts import Parts
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.runtime.driver import LIMITS
+from zbench.runtime.executor import Torch
 from zbench.runtime.step_executor import SWAPPED, TorchWholeStep
 
 # What systems' keys have plans wait for besides data (docs/plan.md, waits).
@@ -29,7 +31,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]
-    chosen += _without_pipelines(own) + _in_one_level(own, parts)
+    chosen += _other_parallelism(done) + _without_pipelines(own) + _in_one_level(own, parts) + open_words(parts)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -40,7 +42,21 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         else "rank and NIC sent and received what the simulator charges"
     )
     checks = [f"{systems}: {line}" for line in _checks(done, says)]
-    return [measured, *chosen, *_not_waited(own, parts), *checks, *_invalid(done)]
+    return [measured, *chosen, *_not_counted(parts), *_not_waited(own, parts), *checks, *_invalid(done)]
+
+
+def _other_parallelism(done: Sequence[Run]) -> list[str]:
+    """Says so where a system chose degrees of tensor parallelism or stages in place of the run's."""
+    lines = []
+    for run in done:
+        chosen, asked = (run.start.get("chosen") or {}).get("model") or {}, run.start["config"]["parallel"]
+        lines += [
+            f"{label(run.start, 'system')} chooses parallel.{key} itself, {chosen[key]} in place of {asked[key]}: "
+            f"system=mesh is a static configuration that takes parallel.{key}={asked[key]} as it is."
+            for key in ("tensor_parallel", "pipeline_parallel")
+            if key in chosen and asked.get(key, 1) not in (1, chosen[key])
+        ]
+    return lines
 
 
 def _without_pipelines(own: RunCase) -> list[str]:
@@ -69,6 +85,16 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     return [
         f"experts.dispatch={dispatch}: each group's {degree} GPUs of experts are in one node of {each}, "
         f"so rows go as with {FLAT}."
+    ]
+
+
+def _not_counted(parts: Parts) -> list[str]:
+    """Says so where attention's messages alone are counted, between nodes."""
+    if not isinstance(parts.executor, Torch) or parts.cluster.num_nodes == 1 or parts.executor.nic_counters:
+        return []
+    return [
+        "What NICs send for is not told: attention's messages are counted, and bytes of parameters and gradients "
+        "computed, as their collectives' messages are gloo's or NCCL's own; executor=torch_whole_step counts all."
     ]
 
 

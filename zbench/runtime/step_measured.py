@@ -1,11 +1,11 @@
 """Makes one StepResult of what all ranks measured of a whole step. The driver's side: no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.result import NOT_ON_NVLINK, SECONDS_FOR, SWITCH, StepResult
@@ -32,27 +32,19 @@ def whole_step_result(
     checks: dict[str, float],
     clock: StepClock | None = None,
 ) -> StepResult:
-    """Makes the result of a step of the reports of all ranks, which are GPUs; lists are of groups of these, as plans
-    have them: means, of memory the most. clock: the step's time where it is not that of the slowest rank."""
+    """Makes the result of a step of the reports of all ranks, which are GPUs. clock: the step's time where it is not
+    that of the slowest rank."""
     cluster, slowest = cost.gpus.cluster, max(reports, key=lambda one: one.seconds)
     clock = clock or StepClock(slowest.seconds, [slowest.seconds - one.seconds for one in reports])
 
-    def means(values: Sequence[float]) -> list[float]:
-        found: Floats = np.array(values, np.float64).reshape(-1, cost.tp).mean(axis=1)
-        return [float(one) for one in found]
-
-    def mean(value: Callable[[StepReport], float]) -> list[float]:
-        return means([value(one) for one in reports])
-
-    parts = {name: mean(lambda one, name=name: one.spent.get(name, 0.0)) for name in SECONDS_FOR}  # type: ignore[misc]
-    parts["end"] = means(clock.idle)
+    parts = {name: [one.spent.get(name, 0.0) for one in reports] for name in SECONDS_FOR}
+    parts["end"] = list(clock.idle)
     if (late := seconds_for_ranks([one.named for one in reports])) is not None:
         messages = parts.pop(MESSAGES)
-        parts["waiting_rank"] = [min(one, of) for one, of in zip(means(late), messages, strict=True)]
+        parts["waiting_rank"] = [min(one, of) for one, of in zip(late, messages, strict=True)]
         parts["waiting_link"] = [of - one for one, of in zip(parts["waiting_rank"], messages, strict=True)]
     nic = [{name: _nic_bytes(cluster, reports, name, way) for name in (*QUEUES[1:], SWITCH)} for way in (0, 1)]
-    peak = np.array([one.peak_bytes for one in reports]).reshape(-1, cost.tp).max(axis=1)
-    exposed = mean(_waited)
+    exposed = [_waited(one) for one in reports]
     sent, received = ([int(one) for one in np.sum(list(way.values()), axis=0)] for way in nic)
     if reports[0].nic:
         sent, received = node_nic_bytes(reports, cluster)
@@ -62,12 +54,12 @@ def whole_step_result(
         bound_seconds=step_bound_seconds(batch, cost),
         attention_seconds=parts["attention"],
         linear_seconds=parts["linear"],
-        communication_seconds=np.maximum(mean(lambda one: one.under_way), exposed).tolist(),
+        communication_seconds=[max(one.under_way, waited) for one, waited in zip(reports, exposed, strict=True)],
         exposed_seconds=exposed,
         nic_tx_bytes=sent,
         nic_rx_bytes=received,
         nvlink_bytes=sum(sent for name, sent in inside if name not in NOT_ON_NVLINK),
-        peak_bytes=peak.tolist(),
+        peak_bytes=[one.peak_bytes for one in reports],
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=step_loss(reports),

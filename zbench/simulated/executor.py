@@ -211,23 +211,23 @@ class Simulated:
         again: ChosenRecompute | None = None,
     ) -> StepResult:
         """Returns what a record has of a step that was played, and its ceiling. again: what was chosen for it."""
-        cost, attend = self.cost, self._mean(played.busy["attend"])
+        cost = self.cost
         forwards = forwards_again(cost.gpus.model) if again is None else again.forwards_again
         repacked = self._repacked(plans, forwards)
         sent, received = (
             sum(by.values(), np.zeros(cost.gpus.cluster.num_nics, np.int64)) for by in (played.nic_tx, played.nic_rx)
         )
-        peak = played.memory.peak[: cost.gpus.cluster.num_ranks].reshape(-1, cost.tp).max(axis=1)
+        peak = played.memory.peak[: cost.gpus.cluster.num_ranks]
         capacity = int(cost.gpus.cluster.device.memory_bytes)
         return StepResult(
             seconds=played.seconds,
             bound_seconds=self.bound_seconds(batch),
             ceiling_seconds=ceiling,
-            attention_seconds=(attend - repacked).tolist(),
-            linear_seconds=self._mean(played.busy["compute"]).tolist(),
-            communication_seconds=np.minimum(self._mean(played.moving) + repacked, played.seconds).tolist(),
-            exposed_seconds=(self._mean(played.exposed) + repacked).tolist(),
-            exposed_nic_seconds=self._mean(played.exposed_nic).tolist(),
+            attention_seconds=(played.busy["attend"] - repacked).tolist(),
+            linear_seconds=played.busy["compute"].tolist(),
+            communication_seconds=np.minimum(played.moving + repacked, played.seconds).tolist(),
+            exposed_seconds=(played.exposed + repacked).tolist(),
+            exposed_nic_seconds=played.exposed_nic.tolist(),
             nic_tx_bytes=sent.tolist(),
             nic_rx_bytes=received.tolist(),
             nvlink_bytes=sum(size for name, size in played.inside.items() if name not in NOT_ON_NVLINK),
@@ -288,21 +288,17 @@ class Simulated:
     def _recomputes_some(self) -> bool:
         return self.cost.gpus.model.recompute_layers != ALL_LAYERS
 
-    def _mean(self, seconds: Floats) -> Floats:
-        """Returns the means over the GPUs of every rank, which do the same but for whole parameters' homes."""
-        return np.asarray(seconds.reshape(-1, self.cost.tp).mean(axis=1))
-
     def _seconds_for(self, plans: tuple[Plan, ...], played: PlayedStep) -> dict[str, list[float]]:
         """Returns StepResult.seconds_for: what an all-to-all repacks apart from attention, but for what is made
         again."""
         repacked = self._repacked(plans, 0)
-        found = {name: self._mean(seconds) for name, seconds in played.spent.items()}
-        found |= {"attention": found["attention"] - repacked, "repacking": repacked}
+        found = {**played.spent, "attention": played.spent["attention"] - repacked, "repacking": repacked}
         return {name: seconds.tolist() for name, seconds in found.items() if seconds.any()}
 
     def _repacked(self, plans: tuple[Plan, ...], again: float) -> Floats:
-        """Returns the seconds of every rank's attention that are an all-to-all's repacking: communication, which the
-        compute queue does, so that none of it is hidden. again: how often a forward is made again."""
+        """Returns the seconds of every GPU's attention that are an all-to-all's repacking: communication, which the
+        compute queue does, so that none of it is hidden; GPUs of a tensor-parallel group repack at the same time, each
+        its heads. again: how often a forward is made again."""
         cost = self.cost
         found = np.zeros(cost.cluster.num_ranks)
         for plan in plans:
@@ -310,4 +306,4 @@ class Simulated:
                 attends = np.flatnonzero(ops.kind == ATTEND)
                 seconds = cost.layers * times * cost.repacking_seconds(plan, ops, attends)
                 found += np.bincount(ops.src[attends], weights=seconds, minlength=plan.num_ranks)
-        return np.tile(found, cost.pp)
+        return np.repeat(np.tile(found, cost.pp), cost.tp)

@@ -26,6 +26,14 @@ from zbench.simulator.steps.least.work import step_work
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.host_memory import resting_bytes
 
+RECOMPUTED = "recompute.layers"
+_KEYS = {  # by field of a model
+    "recompute_layers": RECOMPUTED,
+    "parameter_layers": "memory.parameter_layers",
+    "optimizer_layers": "memory.optimizer_layers",
+    "carried_layers": "memory.carried_layers",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
@@ -132,9 +140,16 @@ class LayerSeconds:
         return max(ends, link, cpus + self.brought if counts.optimizer else 0.0)
 
 
-def is_open(model: Model) -> bool:
-    """Returns whether a number of layers is to be chosen."""
-    return CHOSEN in (model.optimizer_layers, model.parameter_layers, model.carried_layers, model.recompute_layers)
+def open_keys(model: Model) -> tuple[str, ...]:
+    """Returns the keys, as they are typed, whose numbers of layers are to be chosen."""
+    return tuple(key for field, key in _KEYS.items() if getattr(model, field) == CHOSEN)
+
+
+def has_room(cost: Cost, batch: Batch) -> bool:
+    """Returns whether a batch, even on all GPUs, fits as one micro-batch: on GPUs, and what rests on hosts on these."""
+    on_hosts = resting_bytes(cost.gpus.model, cost.gpus.cluster)
+    room = cost.cluster.device.memory_bytes
+    return on_hosts <= (cost.cluster.host_memory or inf) and least_bytes(cost, batch.num_tokens) <= room
 
 
 def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> LayerCounts:

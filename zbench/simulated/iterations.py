@@ -236,12 +236,10 @@ class SimulatedIterations(Simulated):
         self, generated: _Generated, models: PlayedModels, seconds: StageSeconds, whole: ScheduledIteration
     ) -> dict[str, Floats]:
         """Returns what an iteration's seconds go to beside training, of every rank."""
-        ranks, each = self.cost.cluster.num_ranks, self.generation.decode.num_gpus
+        ranks, each = self.cost.gpus.cluster.num_ranks, self.generation.decode.num_gpus
         own, scored = np.zeros((2, ranks))
         if not self.job.generate_nodes:
-            own, scored = (
-                np.repeat(one, each).reshape(ranks, -1).mean(axis=1) for one in (generated.seconds, generated.scored)
-            )
+            own, scored = (np.repeat(one, each) for one in (generated.seconds, generated.scored))
         return {
             "generation": own,
             "waiting_generation": np.maximum(whole.waited - own - scored, 0.0),

@@ -65,16 +65,29 @@ def check_memory(cost: Cost) -> None:
     The tokens of a batch say nothing: a system may take them in micro-batches as small as a sequence. One that does
     not, or a sequence that is too long, is out of memory by the executor's verdict.
     """
-    device, model = cost.cluster.device, cost.model
+    check_layers_ahead(cost)
     least = least_bytes(cost, 1)
-    if least > device.memory_bytes:
-        remedy, cause = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3", ""
-        narrower = range(min(cost.layers_ahead, model.num_layers) - 1, -1, -1) if cost.layers_ahead > 1 else ()
-        fitting = (one for one in narrower if least_bytes(replace(cost, layers_ahead=one), 1) <= device.memory_bytes)
-        if (window := next(fitting, None)) is not None:
-            remedy, cause = f"sharding.window={window}, more nodes", f"sharding.window is {cost.layers_ahead} and "
-        raise ValueError(
-            f"{cause}model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
-            f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
-            f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
-        )
+    if least > cost.cluster.device.memory_bytes:
+        remedy = "more nodes" if cost.model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3"
+        raise _no_room(cost, least, "", remedy)
+
+
+def check_layers_ahead(cost: Cost) -> None:
+    """Raises ValueError where no plan can fit as too many layers' parameters are gathered ahead; it names the largest
+    window with which one can. Windows of more layers than there are, and models that fit with none, are not its
+    matter."""
+    room, ahead = cost.cluster.device.memory_bytes, cost.layers_ahead
+    if not 1 < ahead <= cost.model.num_layers or (least := least_bytes(cost, 1)) <= room:
+        return
+    narrower = (one for one in range(ahead - 1, -1, -1) if least_bytes(replace(cost, layers_ahead=one), 1) <= room)
+    if (window := next(narrower, None)) is not None:
+        raise _no_room(cost, least, f"sharding.window is {ahead} and ", f"sharding.window={window}, more nodes")
+
+
+def _no_room(cost: Cost, least: int, cause: str, remedy: str) -> ValueError:
+    device = cost.cluster.device
+    return ValueError(
+        f"{cause}model is {cost.model.name}; its parameters, gradients, optimizer state and one token need at least "
+        f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+        f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
+    )

@@ -113,7 +113,7 @@ function open_node() {
   const before = at("micro").value;
   at("micro").replaceChildren(...found.homes.map((_, i) => element("option", i, { value: i })));
   at("micro").value = before && Number(before) < found.homes.length ? before : 0;
-  plan_bars(found.homes[Number(at("micro").value)], part(found.homes[0].num_ranks));
+  plan_bars(found.homes[Number(at("micro").value)], part(found.homes[0].owners));
 }
 
 function timeline_words(of) {
@@ -174,21 +174,21 @@ function curves(of, [from, to]) {
 
 function plan_bars(of, [from, to]) {
   draw("plan", () => {
-    const rows = of.rows.filter(([rank]) => rank >= from && rank < to), order = new Map();
+    const rows = of.rows.filter(([home]) => home >= from && home < to), order = new Map();
     for (const [, seq] of rows) if (seq >= 0 && of.sequences[seq][1] > 1 && !order.has(seq)) order.set(seq, order.size);
     const painted = ([, seq], i) => (order.has(seq) ? numbered(order.get(seq)) : style(i % 2 ? "--whole" : "--whole2"));
-    const words = ([rank, seq, tokens, count]) => {
-      if (seq < 0) return `${plural(count, "sequence")} on rank ${rank}, the shortest there<br>${plural(tokens, "token")}`;
-      const [length, ranks] = of.sequences[seq];
-      return `sequence ${seq}: ${plural(length, "token")}<br>${ranks > 1 ? `cut over ${ranks} ranks, ${whole(tokens)} on rank ${rank}` : `whole on rank ${rank}`}`;
+    const words = ([home, seq, tokens, count]) => {
+      if (seq < 0) return `${plural(count, "sequence")} on ${of.owner} ${home}, the shortest there<br>${plural(tokens, "token")}`;
+      const [length, owners] = of.sequences[seq];
+      return `sequence ${seq}: ${plural(length, "token")}<br>${owners > 1 ? `cut over ${owners} ${of.owner}s, ${whole(tokens)} on ${of.owner} ${home}` : `whole on ${of.owner} ${home}`}`;
     };
     const bars = (mine, color, shape) => ({
-      type: "bar", orientation: "h", y: mine.map(([rank]) => rank), x: mine.map((row) => row[2]), hovertext: mine.map(words),
+      type: "bar", orientation: "h", y: mine.map(([home]) => home), x: mine.map((row) => row[2]), hovertext: mine.map(words),
       hovertemplate: "%{hovertext}<extra></extra>", marker: { color, line: { width: 0.5, color: style("--ground") }, pattern: hatched(shape) },
     });
     const apart = rows.filter(([, seq]) => seq >= 0);
     const traces = [bars(apart, apart.map(painted), ""), bars(rows.filter(([, seq]) => seq < 0), style("--rest"), "/")];
     return [traces, layout({ barmode: "stack", height: 90 + 17 * (to - from), bargap: 0.15, showlegend: false,
-      xaxis: axis({ title: { text: "tokens at home" } }), yaxis: axis({ autorange: "reversed", title: { text: "rank" }, tickformat: "d" }) })];
+      xaxis: axis({ title: { text: "tokens at home" } }), yaxis: axis({ autorange: "reversed", title: { text: of.owner }, tickformat: "d" }) })];
   });
 }

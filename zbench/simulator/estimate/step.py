@@ -11,6 +11,7 @@ played by zbench.simulator.estimate.pipelined, jobs with stages by zbench.simula
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import of_gpu, of_nics
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import held
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.interfaces.protocols import Ready
@@ -95,19 +97,24 @@ class StepEstimate:
         phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
         sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
+
+        def by_gpu(of_ranks: Floats | Ints) -> list[Any]:
+            found: list[Any] = np.repeat(of_ranks, cost.tp).tolist()  # GPUs of a group do the same at the same time
+            return found
+
         return StepResult(
             seconds=end,
             bound_seconds=self.bound_seconds(batch),
             ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
-            attention_seconds=played.attention.tolist(),
-            linear_seconds=played.linear.tolist(),
-            communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
-            exposed_seconds=(played.exposed + sharing.exposed).tolist(),
-            exposed_nic_seconds=played.exposed_nic.tolist(),
+            attention_seconds=by_gpu(played.attention),
+            linear_seconds=by_gpu(played.linear),
+            communication_seconds=by_gpu(np.minimum(played.communication + sharing_seconds, end)),
+            exposed_seconds=by_gpu(played.exposed + sharing.exposed),
+            exposed_nic_seconds=by_gpu(played.exposed_nic),
             nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),
             nic_rx_bytes=of_nics(played.carried.rx + shared_bytes, cost.bonded_nics).tolist(),
             nvlink_bytes=int(played.carried.nvlink),
-            peak_bytes=peak.tolist(),
+            peak_bytes=by_gpu(peak),
             capacity_bytes=capacity,
             out_of_memory=bool(peak.max() > capacity),
             phases=phases | ({"switch": sharing.moving} if moved else {}),

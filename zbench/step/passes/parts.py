@@ -268,7 +268,7 @@ def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
     for name in ("num_heads", "num_kv_heads", "ffn_hidden", *dense, "vocab"):
         size = getattr(model, name)
         if degree < 1 or size % degree:
-            raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")
+            raise ValueError(f"parallel.tensor_parallel is {degree}; it has to divide model.{name}={size}")
     if not plans:
         raise ValueError("a step has no plans; it takes at least one, a micro-batch each")
     for number, plan in enumerate(plans):

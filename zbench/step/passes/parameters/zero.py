@@ -130,8 +130,9 @@ class ShardedParameters:
         degrees = self.degrees
         most = self.model.num_layers
         if degrees.optimizer != 1 and self.window > most:
-            what = f"the prefetch window (sharding.window) is {self.window}"
-            raise ValueError(f"{what}; it takes 0 to {most} layers, all that {self.model.name} has")
+            raise ValueError(
+                f"sharding.window is {self.window}; it takes 0 to {most} layers, all that {self.model.name} has"
+            )
         if self.gathered and self.overlap.gathers_first:
             how = "ZeRO-3" if self.stage == "3" else f"parameters cut over {degrees.weights or self.groups} ranks"
             raise ValueError(
