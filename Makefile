@@ -10,17 +10,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 unexport PYTHONDONTWRITEBYTECODE # containers set it, and each of the tests' processes would compile all that it imports
 
-.PHONY: run test lint types bench gate baseline docs anchors figures standing desk clean
+.PHONY: run test lint types meanwhile bench gate baseline docs anchors figures standing desk clean
 
 # What it compiles is compiled by the run itself; the rest of the project waits for make test.
 run: $(CORE)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
 
-# Kernels are compiled on one core while everything else is installed, and types are checked, on another, a minute and a
-# half each. Then three tests at a time on the two cores, as a seventh of the time one waits for its processes, and of
-# one thread each: threads that wait for a busy core keep it busier.
+# Kernels are compiled on one core while everything else is installed, and types are checked, on another, which compiles
+# the rest of them and the tests' modules then: three processes of tests would each do it. Then three tests at a time on
+# the two cores, as a seventh of the time one waits for its processes, and of one thread each: threads that wait for a
+# busy core keep it busier.
 test:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types $(READY)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types meanwhile $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12
 
 lint: $(INSTALLED)
@@ -29,6 +30,11 @@ lint: $(INSTALLED)
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+# What is compiled by one of two processes the other reads; they meet in the midst of the systems.
+meanwhile: lint types
+	$(BIN)/python -m pytest --collect-only -qq > /dev/null || true # what fails is told by the tests themselves
+	test -e $(WARM) || $(BIN)/python -m zbench.warm --backwards
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench --benchmark-only -p benchmark -o addopts=

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests.helpers.shared import made_once
 from zbench.anchors import __main__, attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
 from zbench.anchors.__main__ import GROUPS, anchors
 from zbench.anchors.anchor import Anchor, published_rows
@@ -72,8 +73,8 @@ BROKEN = {(f"{FORWARD} hybrid_dcp", f"{FORWARD} ulysses")}
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Anchor]:
-    return anchors()
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Anchor]:
+    return made_once(tmp_path_factory, "anchors", anchors)
 
 
 def orders(broken: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:

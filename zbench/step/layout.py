@@ -69,6 +69,15 @@ class StepLayout:
         """The names of formulas: the first result, and a number from the second formula with it on: dn, dn.2."""
         return self.form.labels
 
+    @cached_property
+    def makers(self) -> dict[str, list[int]]:
+        """The numbers of the formulas that have a tensor among their results, by its name."""
+        found: dict[str, list[int]] = {one.name: [] for one in self.tensors}
+        for at, formula in enumerate(self.formulas):
+            for name in {one.tensor for one in formula.results}:
+                found[name].append(at)
+        return found
+
     def index_of(self, slot: str) -> str:
         """Returns the name of the index that a slot is of."""
         return self.form.index_of(slot)

@@ -17,7 +17,9 @@ def main() -> int:
 
 def _main() -> int:
     """Warms every system of the project on the default cluster and model, and the clock of whole steps."""
-    Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
+    parser = Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.")
+    parser.add_argument("--backwards", action="store_true", help="the last first, beside another that goes forwards")
+    backwards = parser.parse_args().backwards
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
     from zbench.run.parts import Parts
@@ -27,11 +29,14 @@ def _main() -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["tracker=none"])
         parts = Parts.of(config, Settings.of(config))
-        for name in choices("system"):
-            if name in NEEDS:  # other projects' code: nothing to compile that others do not have
-                continue
+        names = [name for name in choices("system") if name not in NEEDS]  # others' code, which compiles nothing
+        systems = {name: make_system(compose("config", [f"system={name}"]), parts.cost) for name in names}
+        if backwards:  # planners first: the steps' kernels are what the other has begun with
+            for name in reversed(names):
+                print(f"compiling kernels for plans of {name}", file=sys.stderr)
+                warm(systems[name], trains=True)
+        for name, system in systems.items():
             print(f"compiling kernels for {name}", file=sys.stderr)
-            system = make_system(compose("config", [f"system={name}"]), parts.cost)
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
         print("compiling kernels for whole steps", file=sys.stderr)

@@ -108,6 +108,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
 
 # The choices before it say what GPUs it takes, others can be with all of these.
 LAID_OUT = list(CHOICES).index("recompute")
+LAYERS = list(CHOICES).index("exchanges")  # from here to there: how layers are computed on these GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,20 +243,26 @@ class StepCombinations(Sequence[StepCombination]):
             return [self[one] for one in range(*at.indices(len(self)))]
         return StepCombination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
 
-    def numbers(self) -> Ints:
-        """Returns the numbers of all combinations' choices, each among those of CHOICES, [choices, combinations]."""
+    def numbers(self) -> tuple[Ints, Ints]:
+        """Returns the numbers of the first choices and of the others, each among those of CHOICES, [choices, ways]."""
         values = list(CHOICES.values())
         first, others = (
             np.array([[of.index(one) for of, one in zip(some, row, strict=True)] for row in rows], np.int8).T
             for some, rows in ((values[:LAID_OUT], self.first), (values[LAID_OUT:], self.others))
         )
-        every = np.repeat(first, len(self.others), axis=1), np.tile(others, (1, len(self.first)))
-        return np.concatenate(every)
+        return first, others
 
 
 def every_combination(ranks: int) -> StepCombinations:
     """Returns all combinations that can be on so many GPUs."""
     values = list(CHOICES.values())
-    degrees, others = values[:LAID_OUT], list(product(*values[LAID_OUT:]))
-    able = [one for one in product(*degrees) if StepCombination(*one, *others[0]).can_be(ranks)]
+    others = list(product(*values[LAID_OUT:]))
+    ways = list(product(*values[LAYERS:LAID_OUT]))  # the first of them is possible wherever another is
+    able = [
+        (*degrees, *way)
+        for degrees in product(*values[:LAYERS])
+        if StepCombination(*degrees, *ways[0], *others[0]).can_be(ranks)
+        for way in ways
+        if StepCombination(*degrees, *way, *others[0]).can_be(ranks)
+    ]
     return StepCombinations(able, others)

@@ -20,20 +20,54 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     """
     if not every:
         return []
-    order = np.random.default_rng(seed).permutation(len(every))
-    table = (every.numbers() if isinstance(every, StepCombinations) else _numbers(every, choices))[:, order]
-    has = [[table[at] == number for number in range(len(of))] for at, of in enumerate(choices.values())]
-    pairs = list(combinations(range(len(choices)), 2))
-    gain = np.full(len(every), len(pairs), np.int16)  # pairs of each that are still missing
-    covered, chosen = set[tuple[int, int, int, int]](), list[T]()
-    while gain[best := int(gain.argmax())] > 0:
-        for a, b in pairs:
-            pair = a, b, int(table[a, best]), int(table[b, best])
-            if pair not in covered:
-                covered.add(pair)
-                gain -= has[a][pair[2]] & has[b][pair[3]]
-        chosen.append(every[int(order[best])])
+    if isinstance(every, StepCombinations):
+        first, others = every.numbers()
+    else:
+        first, others = _numbers(every, choices), np.zeros((0, 1), np.int8)
+    rows, columns = first.shape[1], others.shape[1]
+    place = np.empty(len(every), np.int32)  # of each in the order that ties are broken by
+    place[np.random.default_rng(seed).permutation(len(every))] = np.arange(len(every), dtype=np.int32)
+    sizes = [len(of) for of in choices.values()]
+    missing = {(a, b): np.ones((sizes[a], sizes[b]), bool) for a, b in combinations(range(len(sizes)), 2)}
+    gain = np.full((rows, columns), len(missing), np.int16)  # pairs of each that are still missing
+    flat, chosen = gain.reshape(-1), list[T]()
+    while (most := flat.max()) > 0:
+        best = (equal := np.flatnonzero(flat == most))[place[equal].argmin()]
+        row, column = divmod(int(best), columns)
+        numbers = *map(int, first[:, row]), *map(int, others[:, column])
+        fewer = np.zeros(columns, np.int16)
+        for a, number in enumerate(numbers):
+            new = [b for b in range(a + 1, len(numbers)) if missing[a, b][number, numbers[b]]]
+            for b in new:
+                missing[a, b][number, numbers[b]] = False
+            of_rows, of_columns = ([b for b in new if (b < len(first)) == early] for early in (True, False))
+            if a >= len(first):
+                fewer += _has(others, a - len(first), number) * _shared(others, len(first), of_columns, numbers)
+            elif new:
+                has = np.flatnonzero(_has(first, a, number))
+                shared = _shared(first[:, has], 0, of_rows, numbers)
+                of_a = _shared(others, len(first), of_columns, numbers)
+                if of_columns:
+                    gain[has] -= shared[:, None] + of_a
+                else:
+                    has, shared = has[shared > 0], shared[shared > 0]
+                    gain[has] -= shared[:, None]
+        if fewer.any():
+            gain -= fewer
+        chosen.append(every[int(best)])
     return chosen
+
+
+def _has(table: Ints, axis: int, number: int) -> Any:
+    return table[axis] == number
+
+
+def _shared(table: Ints, before: int, axes: Sequence[int], numbers: Sequence[int]) -> Any:
+    """Returns, of each column of a table, on how many of these axes it has these numbers. before: axes of others."""
+    found = np.zeros(table.shape[1], np.int16)
+    for axis in axes:
+        found += table[axis - before] == numbers[axis]
+    return found
 
 
 def _numbers(every: Sequence[Any], choices: Mapping[str, tuple[Any, ...]]) -> Ints:

@@ -122,7 +122,8 @@ class ExpertModules:
 
     def _makers(self, one: Reference) -> list[int]:
         """Returns the numbers of the template's formulas that make what a reference names."""
-        return [at for at in self.made if any(ref.tensor == one.tensor for ref in self.layout.formulas[at].results)]
+        makers = self.layout.makers[one.tensor]
+        return [at for at in self.made if at in makers]
 
     def _made_at(self, one: Reference) -> list[str]:
         """Returns where the template makes what a reference names."""

@@ -78,7 +78,7 @@ class LinearModules:
         if self.parts.degree == 1 or self.layout.tensors[tensor].axes != ("t",):
             return []
         found = []
-        makers = [other for other in self.layout.formulas if any(ref.tensor == one.tensor for ref in other.results)]
+        makers = (self.layout.formulas[at] for at in self.layout.makers[one.tensor])
         if any(other.action == "+=" and is_sliced(other) for other in makers):
             found += self._collective(REDUCE, tensor, one)
         if sliced:

@@ -33,6 +33,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.template import Step
 
 ATTENTION = ("attend", "attend_d")
+TEMPLATES = ("forward", "backward", "head")
 TOKENS = LEAST_CHUNK  # of the step that is read: the loss has one chunk of them
 
 
@@ -100,7 +101,7 @@ def step_work(cost: Cost, degree: int) -> StepWork:
     curves = {} if rates is None else {cost.model.name: Curve((1.0,), (max(rates.rates),))}
     device = replace(device, matmul_shapes=False, matmul_by_tokens=curves)
     read = _Reading(replace(cost, cluster=replace(cost.cluster, device=device)), degree)
-    forward, backward, head = (read.part(name) for name in ("forward", "backward", "head"))
+    forward, backward, head = (read.part(name) for name in TEMPLATES)
     first, last = read.formula("forward", "n"), read.formula("backward", "dx")
     chunk = _chunk_seconds(cost, TOKENS) / degree
     outer = first.plus(read.exchange(cost.model.hidden * cost.model.element_bytes)).plus(last)
@@ -146,10 +147,14 @@ class _Reading:
 
     def formula(self, name: str, tensor: str) -> WorkSeconds:
         """Returns the computing of the formula of a template that makes a tensor."""
-        return next(part for one, part in self.parts(name) if one.results[0].tensor == tensor)
+        return next(part for one, part in self.parts[name] if one.results[0].tensor == tensor)
 
-    def parts(self, name: str) -> Iterator[tuple[Formula, WorkSeconds]]:
-        """Yields the formulas of a template with their computing, attention's with none."""
+    @cached_property
+    def parts(self) -> dict[str, list[tuple[Formula, WorkSeconds]]]:
+        """The formulas of each template with their computing, attention's with none."""
+        return {name: list(self._parts(name)) for name in TEMPLATES}
+
+    def _parts(self, name: str) -> Iterator[tuple[Formula, WorkSeconds]]:
         device, template = self.cost.cluster.device, next(one for one in self.step.templates if one.name == name)
         slower = replace(device, kernel_seconds=2 * device.kernel_seconds)
         twice = replace(self.cost, cluster=replace(self.cost.cluster, device=slower))
@@ -171,14 +176,14 @@ class _Reading:
             axes = (layout.tensors[layout.number[one.tensor]].axes for one in (*formula.results, *formula.operands))
             return any(len(one) == 2 and one[0] == "t" and one[1] in ("e", "k") for one in axes)
 
-        return sum(part.token for formula, part in self.parts(name) if is_routed(formula))
+        return sum(part.token for formula, part in self.parts[name] if is_routed(formula))
 
     def part(self, name: str) -> WorkSeconds:
         """Returns what a template takes: its computing, and the exchanges of what the compute before has made."""
         layout, found, moved = self.step.layouts[0], WorkSeconds(), set[tuple[str, str]]()
         made = {("dx", True)} if name == "backward" else set[tuple[str, bool]]()  # since anything took time
         sums = {ref.tensor for one in layout.formulas if one.action == "+=" and is_sliced(one) for ref in one.results}
-        for formula, part in self.parts(name):
+        for formula, part in self.parts[name]:
             for one in formula.operands:
                 tensor = layout.tensors[layout.number[one.tensor]]
                 kinds = ["reduce"] * (one.tensor in sums) + ["gather"] * is_sliced(formula)
