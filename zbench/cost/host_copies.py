@@ -16,6 +16,7 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes
+from zbench.cost.memory.fewest import with_fewest
 from zbench.cost.memory.moments import layer_kept_bytes
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
@@ -102,9 +103,9 @@ class HostCopies:
 
 
 def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
-    """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts. cost: of a stage, if
-    stages differ."""
-    copies = HostCopies.of(cost)
+    """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts; of as few layers as
+    the plan fits with where their number is open. cost: of a stage, if stages differ."""
+    copies = HostCopies.of(with_fewest(plan, cost))
     if copies is None:
         return None, None
     tokens, received = plan.tokens_per_rank, kept_bytes(plan, cost)
