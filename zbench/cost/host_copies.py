@@ -56,11 +56,11 @@ class HostCopies:
 
     @staticmethod
     def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
-        """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, or no link is
-        described. tp, layers: of a stage of a pipeline that a planner chooses. Layers whose number is open are as many
+        """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, no link is
+        described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner chooses. Layers whose number is open are as many
         as can be."""
         model, link = cost.model, cost.cluster.host
-        if not model.uses_hosts or link is None:
+        if not (model.uses_hosts and cost.waits_for_hosts) or link is None:
             return None
         layers = cost.layers if layers is None else layers
         byte = 1 / cost.cluster.links[link].rate
@@ -105,7 +105,7 @@ class HostCopies:
 def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
     """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts; of as few layers as
     the plan fits with where their number is open. cost: of a stage, if stages differ."""
-    copies = HostCopies.of(with_fewest(plan, cost))
+    copies = HostCopies.of(with_fewest(plan, cost)) if cost.waits_for_hosts else None
     if copies is None:
         return None, None
     tokens, received = plan.tokens_per_rank, kept_bytes(plan, cost)

@@ -5,8 +5,10 @@ Whether one fits is what planners reckon (zbench.cost.memory.fewest), which is n
 copy to a host is beside what is computed, but takes memory and the GPU's link there, and gains nothing where there is
 room. Where a micro-batch does not fit whatever is on hosts, all of them are that can be.
 
-A planner has room for larger micro-batches the more waits on hosts, and waits longer for copies. So a batch is planned
-as if none, half or all of the layers could go, and the plans of least estimated seconds are taken.
+A planner has room for larger micro-batches the more waits on hosts, and waits longer for copies. And what it adds up of
+sequences is right where a GPU waits for its copies all the time, or never: it computes some while others are copied. So
+a batch is planned with what layers wait for and without; where the number of layers is open, as if none, half or all of
+them could go; and the plans of least estimated seconds are taken, which have each GPU's copies beside what it computes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,8 @@ from zbench.plans.plan import Plan
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
-NOTE = "planned_on_hosts"  # of a step's first plan: the layers that plans were made for, and by what estimates
+NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
+UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 
 
 def chosen_offload(plans: Sequence[Plan], cost: Cost, tensor_parallel: int, stages: int) -> tuple[int, ...]:
@@ -40,16 +43,18 @@ def chosen_offload(plans: Sequence[Plan], cost: Cost, tensor_parallel: int, stag
 
 
 def planned_on_hosts(made: Callable[[Cost], System], cost: Cost) -> System:
-    """Returns the system of a cost model, whose plans are made for several numbers of layers on hosts where that is
-    open, unless it chooses for itself (zbench.interfaces.abilities.PlansHosts). made: makes it of a cost model."""
+    """Returns the system of a cost model, whose plans are the best of several where something of layers waits on hosts,
+    unless it chooses for itself (zbench.interfaces.abilities.PlansHosts). made: makes it of a cost model."""
     system, model = made(cost), cost.model
     own = undealt(system)
-    itself = isinstance(own, PlansHosts) and own.plans_hosts
-    if not (model.layers_on_hosts and model.offload_layers == FEWEST) or itself:
+    if not model.layers_on_hosts or (isinstance(own, PlansHosts) and own.plans_hosts):
         return system
-    half = max(model.with_stages(cost.pp).layers_of_stages) // 2
-    others = {str(count): made(_with_layers(cost, count)) for count in sorted({0, half})}
-    return BestPlans(system, {**others, "all": system}, HostPrices(cost).best)
+    tried = dict[str, System]()
+    if model.offload_layers == FEWEST:
+        half = max(model.with_stages(cost.pp).layers_of_stages) // 2
+        tried = {f"{count}_layers": made(_with_layers(cost, count)) for count in sorted({0, half})}
+    tried |= {UNPRICED: made(_unpriced(cost)), PRICED: system}
+    return BestPlans(system, tried, HostPrices(cost).best)
 
 
 def _with_layers(cost: Cost, count: int) -> Cost:
@@ -58,9 +63,15 @@ def _with_layers(cost: Cost, count: int) -> Cost:
     return replace(cost, model=cost.model.offloading(count), single=single)
 
 
+def _unpriced(cost: Cost) -> Cost:
+    """Returns the cost model that does not wait for copies, of GPUs and of groups."""
+    single = None if cost.single is None else _unpriced(cost.single)
+    return replace(cost, waits_for_hosts=False, single=single)
+
+
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """Compares plans that were made for several numbers of layers on hosts. cost: of a run that leaves it open."""
+    """Compares plans of a batch by what they take with what waits on hosts. cost: of the run."""
 
     cost: Cost
 
@@ -79,7 +90,7 @@ class HostPrices:
         """Returns the estimated seconds of plans with as few layers on hosts as they fit with, infinite where they do
         not."""
         cost = self.cost.routed_by(self.cost.experts, (batch.seed, batch.step))
-        if plans[0].pipelines is not None:
+        if plans[0].pipelines is not None and cost.model.offload_layers == FEWEST:
             cost = _with_layers(cost, fewest_of_pipelines(plans, cost))
         result = StepEstimate(cost).step(batch, plans)
         return inf if result.out_of_memory else result.seconds
