@@ -18,7 +18,8 @@ class SequenceSeconds:
     """The four curves that zones come from: seconds of one layer, forward and backward, for sequences of given lengths
     [n], whole and alone.
 
-    attention, linear: on one GPU; linear with what a layer waits for its copies to and from hosts. inside, across: their kv to one peer, through a GPU's NVLink port and through a NIC.
+    attention, linear: on one GPU; linear with what a layer waits for its copies to and from hosts. inside, across:
+    their kv to one peer, through a GPU's NVLink port and through a NIC.
     """
 
     attention: Floats

@@ -45,8 +45,8 @@ def test_bytes_are_those_of_the_step(recompute: str, tp: int, layers: object) ->
 @pytest.mark.parametrize("rate", [2e8, 2e9, 2e10, 1e13])
 @pytest.mark.parametrize("layers", ["all", 6])
 def test_a_step_takes_as_long_as_the_clock_has_it(recompute: str, rate: float, layers: object) -> None:
-    """From links that a step waits for all the time to links that are never waited for. To 4 %: the first layers' copies
-    have nothing before them to wait for, and the last ones nothing behind them."""
+    """From links that a step waits for all the time to links that are never waited for. To 4 %: the first layers'
+    copies have nothing before them to wait for, and the last ones nothing behind them."""
     of: dict[str, Any] = {"num_layers": 24, "vocab": 1000, "sharding": "zero1", "hidden": 512, "ffn_hidden": 2048}
     cost = linked(hosted(**of, offload="activations", offload_layers=layers, recompute=recompute), rate)
     plans = LocalPacking(cost).plan(BATCH)

@@ -57,8 +57,8 @@ class HostCopies:
     @staticmethod
     def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
         """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, no link is
-        described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner chooses. Layers whose number is open are as many
-        as can be."""
+        described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner
+        chooses. Layers whose number is open are as many as can be."""
         model, link = cost.model, cost.cluster.host
         if not (model.uses_hosts and cost.waits_for_hosts) or link is None:
             return None

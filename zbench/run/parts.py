@@ -1,7 +1,7 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +25,8 @@ from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
 from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
-from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.layer_counts import chosen_layers
+from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
 from zbench.simulated.host_layers import LayerChoice, LayerCounts, candidate_counts, is_open
 from zbench.simulated.rollout_job import in_iterations
