@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import waiting
 from zbench.describe.arrays import Floats
 from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV
@@ -56,20 +57,23 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     backward.
 
     Linear modules, and in either direction the longer of attention (whole, or `degree` calls of a zigzag ring, all
-    but the first joined to an earlier result) and the ring's hops. What ranks of a call share is left out.
+    but the first joined to an earlier result) and the ring's hops; no less than copies to and from hosts. What ranks of
+    a call share is left out.
     """
     few = np.array([1, 2])
     per_token, again = (float(np.diff(of(few))[0]) for of in (cost.linear_seconds, cost.again_seconds))
     total = np.asarray((3 * per_token + again) * lengths / degree, np.float64)
     whole, cut = np.flatnonzero(degree == 1), np.flatnonzero(degree > 1)
-    total[whole] += sum(cost.whole_seconds(lengths[whole], back) for back in (False, True))
-    total[cut] += _ring_seconds(lengths[cut], degree[cut], cost, backward)
-    return total
+    ways = np.zeros((2, len(lengths)))
+    ways[:, whole] = [cost.whole_seconds(lengths[whole], back) for back in (False, True)]
+    ways[:, cut] = _ring_seconds(lengths[cut], degree[cut], cost, backward)
+    total += ways[0] + ways[1]
+    return total + waiting(cost, lengths / degree, ways[0], ways[1])
 
 
 def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
     """Returns the seconds of attention over sequences that are cut into rings, and of the kv transfers that it does not
-    hide."""
+    hide, [2, n]: forward, backward."""
     model = cost.model
     steps, work = Work.ring(lengths, degree, model.mask)
     ones = np.ones_like(steps)
@@ -77,12 +81,12 @@ def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     link = cost.cluster.link_among(degree)
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)
     hops = (steps - 1) * (cost.message_seconds(block, link) + cost.latency_seconds(link))
-    total = np.zeros(len(lengths))
+    found = list[Floats]()
     for back, moves in zip((False, True), kv_moves(backward), strict=True):
         attend = steps * cost.kernel_seconds(work, heads, kv_heads, back)
         attend += (steps - 1) * cost.join_seconds(work, heads, kv_heads, back)
-        total += np.maximum(attend, moves * hops)
-    return total
+        found.append(np.maximum(attend, moves * hops))
+    return np.stack(found)
 
 
 def kv_moves(backward: Mode) -> tuple[int, int]:

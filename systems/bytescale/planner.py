@@ -73,6 +73,11 @@ class ByteScale:
             )
 
     @property
+    def plans_hosts(self) -> bool:
+        """Whether how much waits on hosts is the paper's choice, by sequence (zbench.interfaces.abilities)."""
+        return self.tokens_per_rank == "published"
+
+    @property
     def _one_by_one(self) -> bool:
         """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
         meet = degrees_of(self.cost.model.sharding).gradients != 1

@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import waiting
 from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_packs
@@ -33,8 +34,9 @@ def pack_batch(batching: Batching, lengths: Ints, num_groups: int, most: int, co
 
 def sequence_seconds(lengths: Ints, cost: Cost) -> np.ndarray:
     """Returns the seconds of a layer, forward and backward, for whole sequences [n], as if alone on a GPU."""
-    attention = cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
-    return np.asarray(attention + (3 * cost.linear_seconds(lengths) + cost.again_seconds(lengths)), np.float64)
+    ahead, back = (cost.whole_seconds(lengths, way) for way in (False, True))
+    linear, again = cost.linear_seconds(lengths), cost.again_seconds(lengths)
+    return np.asarray(ahead + back + (3 * linear + again) + waiting(cost, lengths, ahead, back), np.float64)
 
 
 def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:

@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import HostCopies
 from zbench.cost.memory.copies import kept_bytes, moment_bytes
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
@@ -156,9 +157,11 @@ def group_profile(degree: int, cost: Cost, backward: Mode) -> Floats:
     pieces = np.full(TILES * degree // 2, 2 * TILE, np.int64)
     groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
     plan, small = groups[0]
+    waits = [_waited(*groups[1]), _waited(*groups[2])]  # of short sequences; a long one's curve is of what it computes
     ways = (plan.forward, False), (plan.backward, True)
     held = int(kept_bytes(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
-    return np.array([*(_seconds(plan, small) for plan, small in groups), *(size / (TILE * TILES) for size in held)])
+    played = np.array([_seconds(plan, small) for plan, small in groups]) + np.array([waits[0], *waits])
+    return np.array([*played, *(size / (TILE * TILES) for size in held)])
 
 
 def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, Cost]:
@@ -181,6 +184,17 @@ def _seconds(plan: Plan, cost: Cost) -> float:
     linear = float(cost.linear_seconds(tokens)[0])
     layer = (1 + again) * (linear + forward) + float(cost.backward_linear_seconds(tokens)[0]) + backward
     return model.num_layers * layer + float(cost.head_seconds(tokens)[0])
+
+
+def _waited(plan: Plan, cost: Cost) -> float:
+    """Returns the seconds for which such a group waits for its layers' copies to and from hosts."""
+    copies = HostCopies.of(cost)
+    if copies is None:
+        return 0.0
+    forward, backward = (_slowest(program, cost) for program in programs(plan, cost))
+    tokens = plan.tokens_per_rank.max()[None]
+    begun, left = cost.linear_seconds(tokens) + forward, cost.backward_linear_seconds(tokens) + backward
+    return cost.model.num_layers * float(copies.waited(begun, left + cost.model.forwards_again * begun, tokens)[0])
 
 
 def _slowest(program: HopGraph, cost: Cost) -> float:

@@ -1,7 +1,8 @@
 """Hydraulis' objective: the seconds of sequences on pipelines of every (tp, pp) scheme.
 
 A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
-here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2. A pipeline with
+here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2, and no less than a layer's
+copies to and from hosts (zbench.cost.host_copies), as if a sequence were alone. A pipeline with
 micro-batches of m_1 ... m_v seconds a stage takes sum m + (pp - 1) max m: what the last stage waits for the first one's
 longest.
 """
@@ -61,10 +62,14 @@ class Schemes:
         again = 1 if self.cost.model.recompute == "full" else 0
         of = {(stage.heads, stage.kv_heads): np.zeros(0) for stage in self.stages}
         whole, one = Work.whole(lengths, self.cost.model.mask), np.ones_like(lengths)
+        ways = dict[tuple[int, int], list[Floats]]()
         for heads, kv_heads in of:
             forward, backward = (self.cost.stream_seconds(whole, heads * one, kv_heads * one, b) for b in (False, True))
-            of[heads, kv_heads] = (1 + again) * forward + backward
+            of[heads, kv_heads], ways[heads, kv_heads] = (1 + again) * forward + backward, [forward, backward]
         rows = [stage.layers * of[stage.heads, stage.kv_heads] for stage in self.stages]
+        if self.stages[0].copies is not None:
+            waits = [stage.waited(lengths, *ways[stage.heads, stage.kv_heads]) for stage in self.stages]
+            rows = [row + stage.layers * wait for row, stage, wait in zip(rows, self.stages, waits, strict=True)]
         return np.stack(rows) + self.token[:, None] * lengths
 
     def is_long(self, lengths: Ints) -> Flags:

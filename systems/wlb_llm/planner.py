@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
@@ -37,6 +38,7 @@ from zbench.systems.wlb_llm.shard import (
 )
 
 Shard = Literal["adaptive", "sequence", "document"]
+FORWARD = 4 / 14  # share of attention's FLOPs (docs/cost.md) that the forward has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +148,9 @@ class WLBLLM:
         times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
         tokens = np.bincount(pack, lengths, count).astype(np.float64)
-        seconds = np.where(first, *times) + linear_seconds(tokens, degree, cost, self.received_kv)
+        attention = np.where(first, *times)
+        seconds = attention + linear_seconds(tokens, degree, cost, self.received_kv)
+        seconds = seconds + waiting(cost, tokens / degree, FORWARD * attention, (1 - FORWARD) * attention)
         pieces = mixed(document, sequence, pack, first)
         return Cut(packing, pieces, np.where(tokens > 0, seconds, 0.0), float(first[tokens > 0].mean()))
 
@@ -197,8 +201,9 @@ def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> F
 def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Returns float64 [n]: the seconds of a document's attention and linear work on each rank of its group; a pack's
     are their sum."""
-    attention = np.asarray(sum(cost.whole_seconds(lengths, back) for back in (False, True))) / degree
-    linear = linear_seconds(lengths.astype(np.float64), degree, cost, backward)
-    return (
-        attention + linear - linear_seconds(np.full(1, 1e-9), degree, cost, backward)
-    )  # starts, which a pack has once
+    ways = [cost.whole_seconds(lengths, back) for back in (False, True)]
+    attention, tokens = np.asarray(sum(ways)) / degree, lengths.astype(np.float64)
+    linear = linear_seconds(tokens, degree, cost, backward)
+    # Starts, which a pack has once, are taken off; what it waits for copies to and from hosts is as if it were alone.
+    found = attention + linear - linear_seconds(np.full(1, 1e-9), degree, cost, backward)
+    return np.asarray(found + waiting(cost, tokens / degree, ways[0] / degree, ways[1] / degree), np.float64)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.model import KV
@@ -17,7 +18,8 @@ class SequenceSeconds:
     """The four curves that zones come from: seconds of one layer, forward and backward, for sequences of given lengths
     [n], whole and alone.
 
-    attention, linear: on one GPU. inside, across: their kv to one peer, through a GPU's NVLink port and through a NIC.
+    attention, linear: on one GPU; linear with what a layer waits for its copies to and from hosts. inside, across:
+    their kv to one peer, through a GPU's NVLink port and through a NIC.
     """
 
     attention: Floats
@@ -28,12 +30,14 @@ class SequenceSeconds:
 
 def curves(lengths: Ints, cost: Cost, kv_moves: int) -> SequenceSeconds:
     """Returns the four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
-    attention = cost.whole_seconds(lengths, backward=False) + cost.whole_seconds(lengths, backward=True)
+    ahead, back = (cost.whole_seconds(lengths, backward=way) for way in (False, True))
+    attention = ahead + back
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
     one = np.ones_like(lengths)
     linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(one))
     linear += cost.again_seconds(lengths) - cost.again_seconds(one)
+    linear += waiting(cost, lengths, ahead, back)
     return SequenceSeconds(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
 
 

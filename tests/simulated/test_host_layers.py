@@ -1,7 +1,8 @@
 """Numbers of layers on hosts that a run leaves open: the best of all that fit, and what a run makes of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
@@ -15,7 +16,16 @@ from zbench.cost.memory.needs import least_bytes
 from zbench.describe.batch import Batch
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
-from zbench.simulated.host_layers import LayerCounts, LayerSeconds, chosen_counts
+from zbench.run.system import make_system
+from zbench.simulated.host_layers import (
+    SHARES,
+    LayerChoice,
+    LayerCounts,
+    LayerSeconds,
+    candidate_counts,
+    chosen_counts,
+    quickest,
+)
 from zbench.step.passes.memory.host_memory import resting_bytes
 
 HOST = {
@@ -108,6 +118,68 @@ def test_with_slow_cpus_as_few_as_fit_and_with_quick_ones_all() -> None:
     assert chosen_counts(slow, BATCH).optimizer == 0
     assert chosen_counts(quick, BATCH).optimizer >= 4  # the last gradients to come are not hidden
     assert LayerCounts(5, 0, 0).of(cost.model).offload == "none"
+
+
+def test_candidates_begin_with_the_closed_form_and_have_room_for_more() -> None:
+    cost = job(offload="none", recompute_layers="auto")
+    most, least = (
+        least_bytes(replace(cost, model=LayerCounts(one, 0, 0).of(cost.model)), BATCH.num_tokens) for one in (0, 5)
+    )
+    middle = with_room(cost, 0.7 * most + 0.3 * least)
+    found = candidate_counts(middle, BATCH)
+    assert found[0] == chosen_counts(middle, BATCH)
+    assert len(set(found)) == len(found) > 1
+    assert found[-1].recomputed == 5
+    recomputed = [one.recomputed for one in found]
+    assert recomputed == sorted(recomputed)
+    for one, share in zip(found, SHARES, strict=False):  # each as few as its room takes
+        assert one == chosen_counts(middle, BATCH, share=share)
+    assert candidate_counts(with_room(cost, 2 * most), BATCH) == [LayerCounts(0, 0, 0), LayerCounts(5, 0, 0)]
+    assert candidate_counts(job(), BATCH) == [LayerCounts(5, 0, 5)]
+
+
+def test_the_quickest_is_taken_and_the_closed_form_beside_it() -> None:
+    one, other, none = LayerCounts(1, 0, 0), LayerCounts(2, 0, 0), LayerCounts(3, 0, 0)
+    seconds = {one: 3.0, other: 2.0, none: inf}
+    choice = quickest([one, other, none], seconds.__getitem__)
+    assert (choice.counts, choice.closed) == (other, one)
+    assert choice.told == {"recomputed": 1, "parameters": 0, "optimizer": 0, "carried": 0, "regret": 0.5}
+    assert quickest([none, one], seconds.__getitem__).told == asdict(none)  # the closed form's does not fit
+    assert quickest([one], seconds.__getitem__) == LayerChoice(one, one)
+    assert quickest([none, replace(none, carried=1)], lambda _: inf).counts == none
+
+
+def test_a_run_asks_its_planner() -> None:
+    """With 12 GiB the closed form recomputes 25 layers, which leaves zeppelin no room for uneven plans; a system that
+    chooses before a run has no plans to ask for."""
+    words = [
+        "cluster=h100_4x8", "model=llama3_8b", "recompute=full", "memory=loss", "recompute.layers=auto",
+        "memory.offload=optimizer", "memory.optimizer_layers=21", "sharding=zero3", "system=zeppelin",
+        "cluster.device.memory_bytes=12GiB",
+    ]  # fmt: skip
+    told = {}
+    for system in ("zeppelin", "static_best"):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [*words, f"system={system}"])
+        told[system] = Parts.of(config, Settings.of(config))
+    asked, closed = (told[system].layer_choice for system in ("zeppelin", "static_best"))
+    assert asked is not None
+    assert closed is not None
+    assert asked.closed == closed.closed == closed.counts
+    assert asked.counts.recomputed > asked.closed.recomputed
+    facts = told["zeppelin"].facts()
+    assert facts["chosen_layers"] == asdict(asked.counts)
+    assert facts["closed_form_layers"]["regret"] > 0.5
+    assert "regret" not in told["static_best"].facts()["closed_form_layers"]
+    # The run's own clock says so, too.
+    seconds = []
+    for counts in (asked.counts, asked.closed):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [*words, f"recompute.layers={counts.recomputed}"])
+        parts = Parts.of(config, Settings.of(config))
+        batch = parts.batch(0)
+        seconds.append(parts.executor.step(batch, make_system(config, parts.cost).plan(batch)).seconds)
+    assert seconds == pytest.approx([asked.seconds, asked.closed_seconds])
 
 
 def test_a_run_has_what_was_chosen() -> None:

@@ -78,6 +78,22 @@ def test_as_few_layers_as_fit() -> None:
     assert seconds[0] > seconds[-1]
 
 
+@pytest.mark.parametrize(("rate", "level"), [(1e7, "full"), (1e13, "none")])
+def test_where_copies_are_waited_for_the_quickest_step_is_taken(rate: float, level: str) -> None:
+    """With all activations on hosts a batch fits as it is; over a slow link it takes less time to make them again."""
+    batch, plans = planned(600, 300)
+    host = {"host_bandwidth": rate, "host_efficiency": 1.0, "host_latency": 1e-6, "host_memory": 1e12}
+    cost = cost_of(ROOM, offload="activations")
+    cost = replace(cost, cluster=replace(cost.cluster, **host))
+    found = Simulated(cost, adaptive_recompute=True).step(batch, plans)
+    seconds = {
+        one: Simulated(replace(cost, model=replace(cost.model, recompute=one))).step(batch, plans).seconds
+        for one in ("none", "selective", "full")
+    }
+    assert found.recompute["level"] == level == min(seconds, key=lambda one: seconds[one])
+    assert found.seconds == pytest.approx(seconds[level])
+
+
 def test_levels_are_those_of_chunks_where_there_are_some() -> None:
     batch, plans = planned(600, 300)
     (most,) = peaks(batch, plans, "none")

@@ -53,6 +53,18 @@ class PlansPipelines(Protocol):
 
 
 @runtime_checkable
+class PlansHosts(Protocol):
+    """A system that chooses itself how much waits in host memory, where a run leaves that open.
+
+    plans_hosts: True where it does. Of others plans for several numbers of layers are compared
+    (zbench.simulated.offloading).
+    """
+
+    @property
+    def plans_hosts(self) -> bool: ...
+
+
+@runtime_checkable
 class Chooses(Protocol):
     """A system that chooses a configuration once, before a run, from batches like the run's (zbench.run.chosen).
 

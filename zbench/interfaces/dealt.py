@@ -1,7 +1,8 @@
 """Systems around systems: a batch in parts, for systems that do not choose a number of micro-batches themselves and for
-workers that train apart, what is made for each batch, and plans that are changed after planning."""
+workers that train apart, what is made for each batch, plans that are changed after planning, and the best of
+several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,10 +103,29 @@ class MadeForDraws:
         return self.made(batch.seed, batch.step).plan(batch)
 
 
+@dataclass(frozen=True, slots=True)
+class BestPlans:
+    """A system that plans each batch in several ways, of which one is taken. system: as it is made for a run; tried:
+    made for each way, by name. best: a batch and its plans by name to those that are taken."""
+
+    system: System
+    tried: Mapping[str, System]
+    best: Callable[[Batch, Mapping[str, tuple[Plan, ...]]], tuple[Plan, ...]]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of `system` (zbench.interfaces.protocols)."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """Returns the plans of the way that is best for the batch."""
+        return self.best(batch, {name: tuple(system.plan(batch)) for name, system in self.tried.items()})
+
+
 def undealt(system: System) -> System:
-    """Returns the system itself, without what gives it parts of batches, makes it anew or changes its plans around
-    it."""
-    if isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws):
+    """Returns the system itself, without what gives it parts of batches, makes it anew, changes its plans or chooses
+    among them around it."""
+    if isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws | BestPlans):
         return undealt(system.system)
     return system
 

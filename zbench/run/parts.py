@@ -1,7 +1,7 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,9 +26,10 @@ from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
 from zbench.run.checks.contract import batch_of
 from zbench.run.checks.price import check_size
+from zbench.run.layer_counts import chosen_layers
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.run.target import Make, expect, from_yaml, make_model, make_part, make_strategy, of_whole_step, other_models
-from zbench.simulated.host_layers import chosen_counts, has_room, open_keys
+from zbench.simulated.host_layers import LayerChoice, LayerCounts, candidate_counts, has_room, open_keys
 from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
@@ -50,7 +51,7 @@ class Parts:
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. pipelines: what runs plans has pipelines that planners choose. tokens: of a
-    batch. free: groups that every system chooses. chosen_layers: numbers of layers that the run leaves open
+    batch. free: groups that every system chooses. layer_choice: of numbers of layers that the run leaves open
     (zbench.simulated.host_layers).
     """
 
@@ -69,7 +70,7 @@ class Parts:
     free: Sequence[str] = ()
     sync: RoundSync = EVERY
     job: RolloutJob = TRAINING
-    chosen_layers: Mapping[str, int] = field(default_factory=dict)
+    layer_choice: LayerChoice | None = None
     open_layers: Sequence[str] = ()
     nothing_fits: bool = False
 
@@ -98,10 +99,17 @@ class Parts:
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead
         drawn = strategy.experts, (settings.seed, None)  # what is drawn of it in a step is known with its batch
         cost = make_cost(cluster, model, *have).routed_by(*drawn)
-        counts, fits, open_layers = None, True, open_keys(model)
+        told = nominal if settings.planners_see == NOMINAL else Machine(cluster, model)  # what planners are told of
+        choice, fits, open_layers = None, True, open_keys(model)
         if open_layers:
             batch, between = batch_of(workload, 0, tokens), strategy.experts.exchanges.reduces_between
-            counts = chosen_counts(cost, batch, between)
+
+            def planners(counts: LayerCounts) -> Cost:
+                return make_cost(told.cluster, counts.of(told.model), *have).routed_by(*drawn)
+
+            candidates = candidate_counts(cost, batch, between)
+            choice = chosen_layers(config, batch, candidates, planners, make, of_step)
+            counts = choice.counts
             model, nominal = counts.of(model), nominal._replace(model=counts.of(nominal.model))
             cost = make_cost(cluster, model, *have).routed_by(*drawn)
             fits = has_room(cost, batch)
@@ -138,10 +146,15 @@ class Parts:
             settings.free_groups,
             strategy.sync,
             strategy.job,
-            {} if counts is None else asdict(counts),
+            choice,
             open_layers,
             not fits,
         )
+
+    @property
+    def chosen_layers(self) -> dict[str, int]:
+        """The numbers of layers that were chosen for the run; none where it leaves none open."""
+        return {} if self.layer_choice is None else asdict(self.layer_choice.counts)
 
     @property
     def told(self) -> Machine:
@@ -172,7 +185,11 @@ class Parts:
             **({"generate_nodes": self.job.generate_nodes} if self.job.generate_nodes else {}),
             **({"set_nodes": beside} if (beside := self.job.nodes_beside(cluster.num_nodes)) else {}),
             **changed,
-            **({"chosen_layers": dict(self.chosen_layers)} if self.chosen_layers else {}),
+            **(
+                {}
+                if self.layer_choice is None
+                else {"chosen_layers": self.chosen_layers, "closed_form_layers": self.layer_choice.told}
+            ),
             **({"chosen_layers_fit": False} if self.nothing_fits else {}),
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": cluster.num_ranks,

@@ -13,6 +13,7 @@ from zbench.interfaces.dealt import Dealt, MadeForDraws, WorkerPlans
 from zbench.interfaces.protocols import System
 from zbench.run.target import Make, expect, from_yaml, make_part, make_strategy
 from zbench.simulated.expert_homes import in_expert_homes
+from zbench.simulated.offloading import planned_on_hosts
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
@@ -26,10 +27,15 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
     in_parts = cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages)
-    system = for_draws(system, cost, lambda one: make_part(make, config, "system", cost=one))
+
+    def made(of: Cost) -> System:
+        own = system if of is cost else make_part(make, config, "system", cost=of)
+        return for_draws(own, of, lambda one: make_part(make, config, "system", cost=one))
+
+    planned = planned_on_hosts(made, cost)
     if in_parts:
-        system = Dealt(system, cost.model.micro_batches)
-    return in_expert_homes(system, cost, step_strategy(config, make))
+        planned = Dealt(planned, cost.model.micro_batches)
+    return in_expert_homes(planned, cost, step_strategy(config, make))
 
 
 def for_draws(system: System, cost: Cost, made: Callable[[Cost], System]) -> System:

@@ -7,16 +7,22 @@ what they compute, or as its parameters take to come; CPUs update a layer when i
 another, and what is left of that when a GPU ends is waited for. Here the batch is even on all GPUs, memory is what
 planners reckon (zbench.cost.memory), which falls with each number, and state of layers that stay is updated on GPUs.
 Numbers are of a run, as what a step ends with is what the next one begins with.
+
+The closed form knows no planner. What fits evenly may leave no room for the uneven plans of long sequences, so a run
+asks its system: with the closed form's numbers for GPUs that have 1 to 2 times an even share, and with all layers
+recomputed, it plans the first batch, the steps are played, and the quickest one's numbers are taken
+(`candidate_counts`, `quickest`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, inf
 from typing import Any
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
-from zbench.cost.memory.needs import least_bytes
+from zbench.cost.memory.lines import MemoryLines
+from zbench.cost.memory.needs import least_bytes, memory_of
 from zbench.describe.batch import Batch
 from zbench.describe.checks import CHOSEN
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, NOWHERE
@@ -33,6 +39,7 @@ _KEYS = {  # by field of a model
     "optimizer_layers": "memory.optimizer_layers",
     "carried_layers": "memory.carried_layers",
 }
+SHARES = (1.0, 1.25, 1.5, 2.0)  # of an even share, that GPUs have room for in what is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +159,56 @@ def has_room(cost: Cost, batch: Batch) -> bool:
     return on_hosts <= (cost.cluster.host_memory or inf) and least_bytes(cost, batch.num_tokens) <= room
 
 
-def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> LayerCounts:
+def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False, share: float = 1.0) -> LayerCounts:
     """Returns the numbers of least seconds that fit, by the closed form; with those that a model has. Where nothing
     fits, all that may be on hosts or recomputed is: a batch is then in micro-batches. all_or_none: whether of layers
     some alone cannot be recomputed, as where gradients go between experts' messages of the next layer; nor can they
-    where the first layers are dense."""
-    seconds, model = LayerSeconds.of(cost, batch), cost.model
-    found = [(seconds.step(one), one) for pair in _pairs(model) for one in _fitting(cost, batch, pair, all_or_none)]
-    if not found:
-        on_hosts = model.parameters_on_hosts, model.layers_updated_on_hosts, model.layers_carried
-        return LayerCounts(model.recomputed_layers, *on_hosts)
-    return min(found, key=lambda one: one[0])[1]
+    where the first layers are dense. share: of an even share of the batch's tokens, what a GPU has room for."""
+    return _Choices(cost, batch, all_or_none).best(share)
+
+
+def candidate_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> list[LayerCounts]:
+    """Returns the closed form's numbers, those that it has where GPUs need room for more than an even share, as uneven
+    plans do, and those with which all layers are recomputed, where their number is open; all different. Arguments as of
+    `chosen_counts`."""
+    every = _Choices(cost, batch, all_or_none)
+    found = [every.best(share) for share in SHARES]
+    if cost.model.recompute_layers == CHOSEN:
+        again = replace(cost, model=replace(cost.model, recompute_layers=ALL_LAYERS))
+        found.append(_Choices(again, batch, all_or_none).best(1.0))
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """Numbers of layers that were chosen for a run, and the closed form's beside them. seconds, closed_seconds: of the
+    first batch's step with each, as the run's system plans it, played; infinite where it does not fit, None where
+    nothing was played, as there was one candidate, or no planner to ask."""
+
+    counts: LayerCounts
+    closed: LayerCounts
+    seconds: float | None = None
+    closed_seconds: float | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The closed form's numbers for a record, and, where both fit, its regret: how much longer its step takes, over
+        that of the chosen ones."""
+        found = dict[str, Any](asdict(self.closed))
+        if self.seconds and self.closed_seconds is not None and self.closed_seconds < inf:
+            found["regret"] = self.closed_seconds / self.seconds - 1
+        return found
+
+
+def quickest(candidates: Sequence[LayerCounts], seconds: Callable[[LayerCounts], float]) -> LayerChoice:
+    """Returns the candidate of fewest seconds, the first of those that are as quick; the first, the closed form's,
+    where none fits. seconds: of a step, infinite where it does not fit."""
+    first = candidates[0]
+    if len(candidates) == 1:
+        return LayerChoice(first, first)
+    played = {one: seconds(one) for one in candidates}
+    best = min(candidates, key=lambda one: played[one])
+    return LayerChoice(best, first, played[best], played[first])
 
 
 def _pairs(model: Model) -> Iterator[tuple[int, int]]:
@@ -173,27 +219,48 @@ def _pairs(model: Model) -> Iterator[tuple[int, int]]:
     yield from ((parameters, optimizer) for parameters in some for optimizer in last)
 
 
-def _fitting(cost: Cost, batch: Batch, pair: tuple[int, int], all_or_none: bool) -> Iterator[LayerCounts]:
-    """Yields what fits of a pair, on GPUs and on hosts, with the fewest layers that are recomputed."""
-    model, room = cost.model, cost.cluster.device.memory_bytes
-    on_hosts = resting_bytes(LayerCounts(model.recomputed_layers, *pair).of(cost.gpus.model), cost.gpus.cluster)
-    if on_hosts > (cost.cluster.host_memory or inf):
-        return
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """The numbers that a job may have. cost, batch, all_or_none: as of `chosen_counts`. memory: of a rank, by numbers,
+    once it was asked for."""
 
-    def fits(recomputed: int) -> bool:
-        own = LayerCounts(recomputed, *pair).of(model)
-        return least_bytes(replace(cost, model=own), batch.num_tokens) <= room
+    cost: Cost
+    batch: Batch
+    all_or_none: bool
+    memory: dict[LayerCounts, MemoryLines] = field(default_factory=dict)
 
-    low, high = -1, model.num_layers
-    if model.recompute_layers != CHOSEN:
-        low, high = model.recomputed_layers - 1, model.recomputed_layers
-    if not fits(high):
-        return
-    if (all_or_none or model.dense_layers) and high - low > 1:
-        low, high = (low, 0) if fits(0) else (high - 1, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    most = min(model.layers_carried, pair[1]) if model.host_updates == ACROSS_STEPS else 0
-    for carried in range(most + 1) if model.carried_layers == CHOSEN else [most]:
-        yield LayerCounts(high, *pair, carried)
+    def best(self, share: float) -> LayerCounts:
+        """Returns the closed form's numbers where a GPU has room for so much of an even share of the tokens."""
+        seconds, model = LayerSeconds.of(self.cost, self.batch), self.cost.model
+        tokens = -(-ceil(share * self.batch.num_tokens) // self.cost.cluster.num_ranks)
+        found = [(seconds.step(one), one) for pair in _pairs(model) for one in self.fitting(tokens, pair)]
+        if not found:
+            on_hosts = model.parameters_on_hosts, model.layers_updated_on_hosts, model.layers_carried
+            return LayerCounts(model.recomputed_layers, *on_hosts)
+        return min(found, key=lambda one: one[0])[1]
+
+    def fitting(self, tokens: int, pair: tuple[int, int]) -> Iterator[LayerCounts]:
+        """Yields what fits of a pair, on GPUs with so many tokens and on hosts, with the fewest layers that are
+        recomputed."""
+        cost, model = self.cost, self.cost.model
+        on_hosts = resting_bytes(LayerCounts(model.recomputed_layers, *pair).of(cost.gpus.model), cost.gpus.cluster)
+        if on_hosts > (cost.cluster.host_memory or inf):
+            return
+        low, high = -1, model.num_layers
+        if model.recompute_layers != CHOSEN:
+            low, high = model.recomputed_layers - 1, model.recomputed_layers
+        if not self._fits(LayerCounts(high, *pair), tokens):
+            return
+        if (self.all_or_none or model.dense_layers) and high - low > 1:
+            low, high = (low, 0) if self._fits(LayerCounts(0, *pair), tokens) else (high - 1, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(LayerCounts(middle, *pair), tokens) else (middle, high)
+        most = min(model.layers_carried, pair[1]) if model.host_updates == ACROSS_STEPS else 0
+        for carried in range(most + 1) if model.carried_layers == CHOSEN else [most]:
+            yield LayerCounts(high, *pair, carried)
+
+    def _fits(self, counts: LayerCounts, tokens: int) -> bool:
+        if counts not in self.memory:
+            self.memory[counts] = memory_of(replace(self.cost, model=counts.of(self.cost.model)))
+        return self.memory[counts].bytes(tokens) <= self.cost.cluster.device.memory_bytes

@@ -1,53 +1,96 @@
 """The layers whose inputs or activations wait in host memory, where a run leaves them open: as few first ones of every
-stage as each micro-batch fits with.
+stage as each micro-batch fits with, of plans that are priced with what waits there.
 
-Whether one fits is what planners reckon (zbench.cost.memory.peak), which is never less than a step's live ranges. A
+Whether one fits is what planners reckon (zbench.cost.memory.fewest), which is never less than a step's live ranges. A
 copy to a host is beside what is computed, but takes memory and the GPU's link there, and gains nothing where there is
 room. Where a micro-batch does not fit whatever is on hosts, all of them are that can be.
+
+A planner has room for larger micro-batches the more waits on hosts, and waits longer for copies. And what it adds up of
+sequences is right where a GPU waits for its copies all the time, or never: it computes some while others are copied. So
+a batch is planned with what layers wait for and without; where the number of layers is open, as if none, half or all of
+them could go; and the plans of least estimated seconds are taken, which have each GPU's copies beside what it computes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
-from zbench.cost.memory.peak import peak_bytes, step_bytes
+from zbench.cost.memory.fewest import fewest_of_pipelines, fewest_of_plan
 from zbench.cost.stacks import stacked
-from zbench.describe.arrays import Ints
+from zbench.describe.batch import Batch
+from zbench.describe.checks import FEWEST
+from zbench.interfaces.abilities import PlansHosts
+from zbench.interfaces.dealt import BestPlans, undealt
+from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
-
-def fewest_offloaded(fits: Callable[[Cost], bool], cost: Cost, layers: int) -> int:
-    """Returns the fewest first layers of every stage that have to have something on hosts for plans to fit, 0 if they
-    fit as they are, the most if they fit with none. fits: whether they do by a cost model; cost: of the plans' ranks;
-    layers: of the longest stage."""
-
-    def fits_with(count: int) -> bool:
-        return fits(replace(cost, model=cost.model.offloading(count)))
-
-    if fits_with(0):
-        return 0
-    low, high = 0, cost.model.most_offloaded(layers)  # with `low` they do not fit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits_with(middle) else (middle, high)
-    return high
+NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
+UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 
 
 def chosen_offload(plans: Sequence[Plan], cost: Cost, tensor_parallel: int, stages: int) -> tuple[int, ...]:
-    """Returns `fewest_offloaded` of every micro-batch, each as if all that are under way with it were like it; of plans
+    """Returns the fewest layers of every micro-batch, each as if all that are under way with it were like it; of plans
     with pipelines of their own, where they differ, as few for all. cost: of GPUs; tensor_parallel: of these that are a
     plan's rank; stages: of a pipeline."""
     of_ranks = stacked(grouped(cost, tensor_parallel), stages)
-    room = of_ranks.cluster.device.memory_bytes
-
-    def fewest(peak: Callable[[Cost], Ints], longest: int) -> int:
-        return fewest_offloaded(lambda one: bool(peak(one).max() <= room), of_ranks, longest)
-
     if plans[0].pipelines is not None:
-        longest = of_ranks.model.num_layers // int(plans[0].pipelines.pp.min())
-        return (fewest(partial(peak_bytes, tuple(plans)), longest),) * len(own_plans(plans))
-    longest = max(of_ranks.model.with_stages(stages).layers_of_stages)
-    return tuple(fewest(partial(step_bytes, plan), longest) for plan in plans)
+        return (fewest_of_pipelines(tuple(plans), of_ranks),) * len(own_plans(plans))
+    return tuple(fewest_of_plan(plan, of_ranks) for plan in plans)
+
+
+def planned_on_hosts(made: Callable[[Cost], System], cost: Cost) -> System:
+    """Returns the system of a cost model, whose plans are the best of several where something of layers waits on hosts,
+    unless it chooses for itself (zbench.interfaces.abilities.PlansHosts). made: makes it of a cost model."""
+    system, model = made(cost), cost.model
+    own = undealt(system)
+    if not model.layers_on_hosts or (isinstance(own, PlansHosts) and own.plans_hosts):
+        return system
+    tried = dict[str, System]()
+    if model.offload_layers == FEWEST:
+        half = max(model.with_stages(cost.pp).layers_of_stages) // 2
+        tried = {f"{count}_layers": made(_with_layers(cost, count)) for count in sorted({0, half})}
+    tried |= {UNPRICED: made(_unpriced(cost)), PRICED: system}
+    return BestPlans(system, tried, HostPrices(cost).best)
+
+
+def _with_layers(cost: Cost, count: int) -> Cost:
+    """Returns the cost model of so many layers on hosts at most, of GPUs and of groups."""
+    single = None if cost.single is None else _with_layers(cost.single, count)
+    return replace(cost, model=cost.model.offloading(count), single=single)
+
+
+def _unpriced(cost: Cost) -> Cost:
+    """Returns the cost model that does not wait for copies, of GPUs and of groups."""
+    single = None if cost.single is None else _unpriced(cost.single)
+    return replace(cost, waits_for_hosts=False, single=single)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPrices:
+    """Compares plans of a batch by what they take with what waits on hosts. cost: of the run."""
+
+    cost: Cost
+
+    def best(self, batch: Batch, plans: Mapping[str, tuple[Plan, ...]]) -> tuple[Plan, ...]:
+        """Returns the plans of least estimated seconds, of those that fit where any do; else the last ones. The first
+        plan has notes of all."""
+        seconds = {name: self.price(batch, found) for name, found in plans.items()}
+        best = min(seconds, key=lambda name: seconds[name])  # the first of those that are as fast
+        if seconds[best] == inf:
+            best = list(plans)[-1]
+        told = {f"{NOTE}_{name}_seconds": one for name, one in seconds.items() if one < inf}
+        first, *rest = plans[best]
+        return (first.with_(notes={**first.notes, NOTE: best, **told}), *rest)
+
+    def price(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the estimated seconds of plans with as few layers on hosts as they fit with, infinite where they do
+        not."""
+        cost = self.cost.routed_by(self.cost.experts, (batch.seed, batch.step))
+        if plans[0].pipelines is not None and cost.model.offload_layers == FEWEST:
+            cost = _with_layers(cost, fewest_of_pipelines(plans, cost))
+        result = StepEstimate(cost).step(batch, plans)
+        return inf if result.out_of_memory else result.seconds

@@ -3,8 +3,10 @@
 Whether a step fits is what its memory account says (zbench.simulator.steps.account), before it is played, of GPUs and,
 where something that layers keep waits there, of host memories. Where nothing need be recomputed, nothing is; else each
 level is tried with as few layers of every stage as will do, and of these the one whose recomputation takes the fewest
-seconds is taken. Where nothing fits, all layers are recomputed in full. Parameters are where they were whatever is
-recomputed, so steps that differ follow each other as others do.
+seconds is taken. Where activations wait in host memory, what is not recomputed is copied, which a step may wait for: so
+no recomputation, each level with as few layers as will do, and with all, are played, and the quickest is taken. Where
+nothing fits, all layers are recomputed in full. Parameters are where they were whatever is recomputed, so steps that
+differ follow each other as others do.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.breakdown import recomputation_seconds
+from zbench.simulator.steps.play import step_seconds
 from zbench.simulator.steps.program import StepParts
 from zbench.step.passes.memory.host_memory import HostFull
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -78,20 +81,23 @@ def chosen_recompute(
     some alone cannot be recomputed, as where gradients go between experts' messages of the next layer."""
     of = _Accounts(steps, batch, plans, cost, all_or_none)
     first = of.account(NONE, 0)
-    if first.peak_bytes <= of.room:
+    fits = first.peak_bytes <= of.room
+    if fits and not of.waits:
         return first.chosen
-    found, everything = list[_Account](), first
+    found, everything = [first] if fits else list[_Account](), first
     for level in ("selective" if steps.model.mlp_chunk_tokens == WHOLE else "chunked", FULL):
         everything = of.account(level, of.most)
         if everything.peak_bytes <= of.room:
-            found.append(of.fewest(level, first, everything))
+            found += [everything] if of.waits else []
+            found += [] if fits else [of.fewest(level, first, everything)]
     return min(found, key=lambda one: one.seconds, default=everything).chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Account:
     """A step with some recomputation. count: layers of the longest stage that are recomputed; peak_bytes: _NEVER where
-    hosts have no room; seconds: of recomputation, on the GPU that has most."""
+    hosts have no room; seconds: of recomputation, on the GPU that has most; of the step, where it may wait for copies
+    to and from hosts and fits."""
 
     chosen: ChosenRecompute
     count: int
@@ -113,6 +119,11 @@ class _Accounts:
     def room(self) -> float:
         """The bytes of a GPU."""
         return self.cost.cluster.device.memory_bytes
+
+    @property
+    def waits(self) -> bool:
+        """Whether what is not recomputed is copied to hosts, so that a step may take less time with more of it."""
+        return self.steps.model.activations_on_hosts
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -137,9 +148,9 @@ class _Accounts:
         parts = StepParts(step, plans_of_layouts(self.plans), self.cost)
         memory, room = step_memory(parts), self.cost.cluster.host_memory
         peak = int(memory.peak[: self.cost.cluster.num_ranks].max())
-        seconds = recomputation_seconds(parts)
         if room is not None and memory.of_nodes(self.cost.cluster).max(initial=0) > room:
-            return _Account(replace(chosen, peak_bytes=peak), count, _NEVER, seconds)
+            return _Account(replace(chosen, peak_bytes=peak), count, _NEVER, inf)
+        seconds = step_seconds(parts) if self.waits and peak <= self.room else recomputation_seconds(parts)
         return _Account(replace(chosen, peak_bytes=peak), count, peak, seconds)
 
     def fewest(self, level: str, none: _Account, every: _Account) -> _Account:

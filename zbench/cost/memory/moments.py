@@ -144,6 +144,15 @@ def stage_moments(
     return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss)
 
 
+def layer_kept_bytes(cost: Cost, tp: int) -> tuple[float, float]:
+    """Returns the bytes of a token that a layer keeps on a rank of a stage of so many, (as it is, recomputed); of
+    layers whose inputs alone are on hosts, these."""
+    of, model = _layer(cost, tp), cost.model
+    if model.layers_on_hosts and not model.activations_on_hosts:
+        return of.own, of.own
+    return of.layer, of.own + of.counts[1] if model.recompute == "full" else of.layer - of.again
+
+
 class _Kept(NamedTuple):
     """What a layer keeps: bytes of a token, of rows that are spread, and however many tokens; received: whether q and
     kv that it received are kept."""

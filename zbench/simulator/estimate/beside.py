@@ -15,6 +15,7 @@ import numpy as np
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import hop_seconds
+from zbench.cost.host_copies import LayerCopies, plan_copies
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
@@ -33,8 +34,9 @@ def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, lay
     others take as long as these do after the first.
     """
     of, total = Collectives.of(cost), 0.0
-    for turns, share in _passes(plan, parts, cost, of):
-        ends = _ends(turns, cost, layers)
+    ahead, back = plan_copies(plan, cost)
+    for number, (turns, share) in enumerate(_passes(plan, parts, cost, of)):
+        ends = _ends(turns, cost, layers, back if number else ahead)
         total += share * (ends[0] + (cost.layers - 1) * (ends[-1] - ends[0]) / (layers - 1))
     return (total + of.uncovered) / cost.layers
 
@@ -80,18 +82,20 @@ def projected(model: Model) -> float:
     return before / model.layer_matmul_params
 
 
-def _ends(turns: list[LayerTurn], cost: Cost, layers: int) -> list[float]:
-    """Tells when the last rank ends every layer of a pass: seconds from when the first begins."""
+def _ends(turns: list[LayerTurn], cost: Cost, layers: int, copies: LayerCopies | None) -> list[float]:
+    """Tells when the last rank ends every layer of a pass: seconds from when the first begins. copies: to or from
+    hosts."""
     cluster, found = cost.cluster, []
     played = [BesideCollectives.of(turn, cluster, hop_seconds(cost)) for turn in turns]
     queues = num_queues(cluster) * (cluster.num_ranks + 1) + max(one.legs for one in played)
     free, ready = Free.of(cluster, queues), np.zeros(cluster.num_ranks)
     for _ in range(layers):
-        complete = 0.0
+        complete, begin = 0.0, ready
         for one in played:
             ready, until = one.run(ready, free)
             complete = max(complete, until)
         ready = np.maximum(ready, complete - turns[0].begins)
+        ready = ready if copies is None else ready + copies.waited(ready - begin)
         found.append(float(ready.max()))
     return found
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from zbench.cost.host_copies import LayerCopies
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED
@@ -70,11 +71,13 @@ class Modules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
+    """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`; a rank waits for its
+    copies to or from host memory, where it has any, before the next layer."""
 
     attention: HopGraph | Direct
     linear: Floats
     num_layers: int
+    copies: LayerCopies | None = None
 
     def play(self, state: ClockState) -> RankSeconds:
         """Advances `state` over all layers."""
@@ -101,14 +104,20 @@ class Layers:
         assert isinstance(self.attention, HopGraph)
         ready = state.ready + self.linear
         timeline = run_hops(self.attention, ready, state.free)
-        state.ready = finished(self.attention, timeline, ready)
+        state.ready = self._copied(state.ready, finished(self.attention, timeline, ready))
         return timeline
+
+    def _copied(self, begin: Floats, ready: Floats) -> Floats:
+        """Returns when every rank begins the next layer: as soon as it is ready, and has sent or been brought what it
+        keeps."""
+        return ready if self.copies is None else ready + self.copies.waited(ready - begin)
 
     def _one(self, state: ClockState) -> tuple[Floats, Floats, Floats, Floats]:
         """Advances `state` over a layer and returns its occupancy."""
         begin = state.ready
         if isinstance(self.attention, Direct):
-            start, state.ready = self.attention.run(begin + self.linear, state.free)
+            start, ready = self.attention.run(begin + self.linear, state.free)
+            state.ready = self._copied(begin, ready)
             return self.attention.occupancy(start, Modules(begin, state.ready, self.linear))
         timeline = self.one(state)
         return occupancy(self.attention, timeline, Modules(begin, state.ready, self.linear))

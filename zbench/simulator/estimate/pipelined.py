@@ -101,8 +101,12 @@ def _micro(stage: Stage, index: Ints, tokens: Ints, attention: tuple[Floats, Flo
 
 def _line(lead: int, stage: Stage, micro: Micro) -> Line:
     again = 1 if stage.cost.model.recompute == "full" else 0
-    forward = stage.layers * (micro.attention[0] + micro.linear + micro.gathers[0])
+    ahead = micro.attention[0] + micro.linear + micro.gathers[0]
     back = micro.attention[1] + again * micro.attention[0] + (2 + again) * micro.linear + micro.again + micro.gathers[1]
+    if (copies := stage.copies) is not None:
+        ahead = ahead + copies.of_tokens(micro.tokens, False).waited(ahead)
+        back = back + copies.of_tokens(micro.tokens, True).waited(back)
+    forward = stage.layers * ahead
     forwards = np.repeat(forward[None], stage.pp, axis=0)
     forwards[-1] += micro.head
     backwards = np.repeat(stage.layers * back[None], stage.pp, axis=0)

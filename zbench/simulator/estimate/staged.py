@@ -17,6 +17,7 @@ import numpy as np
 
 from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
+from zbench.cost.host_copies import LayerCopies, plan_copies
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
 from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds
@@ -79,22 +80,26 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
             late = np.where(has, np.maximum(there + hops[micro] - state.ready, 0.0) - idle, 0.0)
             state.ready = state.ready + idle + late
         begin = state.ready
-        played = _play(state, plan, parts[micro], backward, cost.of_stage(stage))
+        own = cost.of_stage(stage)
+        played = _play(state, plan, parts[micro], backward, own, plan_copies(plan, own)[int(backward)])
         if stage == cost.pp - 1 and not backward:
             state.ready = state.ready + cost.head_seconds(plan.tokens_per_rank)
         made[int(backward), stage, micro] = state.ready
         yield Turn(stage, backward, micro, begin, state.ready, idle, late, played)
 
 
-def _play(state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[RankSeconds, ...]:
-    """Returns the stage's layers; of a backward with recomputation, the forward once more first. cost: of the stage."""
+def _play(
+    state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: Cost, copies: LayerCopies | None
+) -> tuple[RankSeconds, ...]:
+    """Returns the stage's layers; of a backward with recomputation, the forward once more first. cost: of the stage;
+    copies: of its layers, to or from hosts."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
-    forward = Layers(parts[0], linear, cost.layers)
     if not backward:
-        return (forward.play(state),)
+        return (Layers(parts[0], linear, cost.layers, copies).play(state),)
     again = (Layers(parts[0], linear, cost.again_layers).play(state),) if cost.again_layers else ()
+    copies = copies.beyond(cost.model.forwards_again * linear) if copies is not None and again else copies
     back = cost.backward_linear_seconds(plan.tokens_per_rank)
-    return (*again, Layers(parts[1], back, cost.layers).play(state))
+    return (*again, Layers(parts[1], back, cost.layers, copies).play(state))
 
 
 def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:

@@ -19,6 +19,7 @@ from zbench.cost.bound import bound_seconds, ceiling_seconds
 from zbench.cost.collective import Collectives, Sharing
 from zbench.cost.cost import Cost
 from zbench.cost.groups import of_gpu, of_nics
+from zbench.cost.host_copies import plan_copies
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import held
 from zbench.describe.arrays import Floats, Ints
@@ -48,8 +49,8 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
     state = ClockState.zero(cost.cluster)
     tokens, ends, begin = plan.tokens_per_rank, [], 0.0
     linear = cost.linear_seconds(tokens), cost.backward_linear_seconds(tokens)
-    for part, seconds in zip(parts, linear, strict=True):
-        played, found = Layers(part, seconds, layers), []
+    for part, seconds, copies in zip(parts, linear, plan_copies(plan, cost), strict=True):
+        played, found = Layers(part, seconds, layers, copies), []
         for _ in range(layers):
             played.one(state)
             found.append(float(state.ready.max()) - begin)
@@ -129,11 +130,12 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
     again = cost.again_layers
     for plan in plans:
         forward, backward = playable(plan, cost)
+        ahead, back = plan_copies(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
         head = cost.head_seconds(plan.tokens_per_rank)
         every, first, last = sharing.of.every_micro_batch, plan is plans[0], plan is plans[-1]
         begin, used = float(state.ready.max()), Carried.of(forward, cost)
-        played = Layers(forward, linear, model.num_layers).play(state)
+        played = Layers(forward, linear, model.num_layers, ahead).play(state)
         if first or every:
             shown = sharing.forward(float(state.ready.max()) - begin, used.busiest(cost), moved and first)
             if every:
@@ -143,7 +145,9 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
         state.ready += head
         begin, used_back = float(state.ready.max()), used.of_layers(again, cost).plus(Carried.of(backward, cost))
         replayed = [Layers(forward, linear, again).play(state)] if again else []
-        played_back = Layers(backward, cost.backward_linear_seconds(plan.tokens_per_rank), model.num_layers).play(state)
+        back = back.beyond(model.forwards_again * linear) if back is not None and again else back
+        linear_back = cost.backward_linear_seconds(plan.tokens_per_rank)
+        played_back = Layers(backward, linear_back, model.num_layers, back).play(state)
         if last or sharing.of.reduced:
             shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
             state.meet()

@@ -1,0 +1,131 @@
+"""Seconds that a layer waits for its copies to and from host memory: what planners have of links to hosts.
+
+A forward sends what the layer before keeps, a backward brings what the layer before needs, beside what is computed, and
+a layer begins when the copies of the one two before it are done (zbench.simulator.steps.dataflow.host_copies). So each
+takes as long as what it computes, or as the busier direction of its GPU's link: bytes over what the link reaches. Over
+the same link go parameters that rest on hosts or were updated there, and gradients of these, of each rank its share.
+Docs/cost.md derives it. Layers' kinds are means: of so many of a stage's layers, as if spread evenly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zbench.cost.collective import GRADIENT_BYTES
+from zbench.cost.cost import Cost
+from zbench.cost.memory.copies import kept_bytes
+from zbench.cost.memory.fewest import with_fewest
+from zbench.cost.memory.moments import layer_kept_bytes
+from zbench.describe.arrays import Floats
+from zbench.plans.plan import Ints, Plan
+
+MANY = 1 << 20  # tokens beside which a start is nothing
+
+
+class LayerCopies(NamedTuple):
+    """Copies of a layer of one pass. kinds: of every kind of layers, its share of a stage's, and the seconds for which
+    the busier direction of each rank's link has them, [ranks]."""
+
+    kinds: tuple[tuple[float, Floats], ...]
+
+    def waited(self, computed: Floats | float) -> Floats:
+        """Returns the seconds for which a mean layer waits for its copies. computed: what it takes without."""
+        return np.asarray(sum(share * np.maximum(seconds - computed, 0.0) for share, seconds in self.kinds), np.float64)
+
+    def beyond(self, seconds: Floats) -> "LayerCopies":
+        """Returns what is left of the copies after so many seconds of each rank."""
+        return LayerCopies(tuple((share, np.maximum(each - seconds, 0.0)) for share, each in self.kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Copies between a rank and its host memory, of the layers of a stage, seconds of its link in one direction.
+
+    kinds: of every kind of layers its share of the stage's, and the seconds for what it keeps of a token; some may have
+    nothing there. byte: of a byte. brought: of a layer's parameters that rest there, forward and backward; updated: of
+    those that come back updated, beside activations that a backward brings; gradients: that go there meanwhile.
+    """
+
+    kinds: tuple[tuple[float, float], ...]
+    byte: float
+    brought: float
+    updated: float
+    gradients: float
+
+    @staticmethod
+    def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
+        """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, no link is
+        described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner
+        chooses. Layers whose number is open are as many as can be."""
+        model, link = cost.model, cost.cluster.host
+        if not (model.uses_hosts and cost.waits_for_hosts) or link is None:
+            return None
+        layers = cost.layers if layers is None else layers
+        byte = 1 / cost.cluster.links[link].rate
+        again = min(model.recomputed_layers * layers // model.num_layers, layers)
+        some = model.offloaded_layers(layers)
+        kept, kept_again = layer_kept_bytes(cost, tp)
+        kinds = (min(some, again), kept_again), (max(some - again, 0), kept), (layers - some, 0.0)
+        resting, updated = (
+            count / model.num_layers for count in (model.parameters_on_hosts, model.layers_updated_on_hosts)
+        )
+        share = model.layer_params / cost.cluster.num_ranks * byte
+        return HostCopies(
+            tuple((count / layers, size * byte) for count, size in kinds if count),
+            byte,
+            resting * share * model.element_bytes,
+            updated * share * model.element_bytes,
+            updated * share * GRADIENT_BYTES,
+        )
+
+    def of_tokens(self, tokens: Ints | Floats, backward: bool, received: Ints | Floats | float = 0.0) -> LayerCopies:
+        """Returns the copies of layers of a forward or backward. tokens: of every rank, or part of a batch, [n];
+        received: bytes of q and kv that it received and keeps, of a layer."""
+        tokens = np.asarray(tokens, np.float64)
+        kept = np.asarray(received) * self.byte
+        found = []
+        for share, token in self.kinds:
+            activations = token * tokens + (kept if token else 0.0)
+            if backward:
+                busier = np.maximum(activations + self.brought + self.updated, self.gradients)
+            else:
+                busier = np.maximum(activations, self.brought)
+            found.append((share, np.asarray(busier, np.float64)))
+        return LayerCopies(tuple(found))
+
+    def waited(self, forward: Floats, backward: Floats, tokens: Ints | Floats) -> Floats:
+        """Returns the seconds for which a mean layer waits in both passes together, [n]. forward, backward: what it
+        computes, [n]; a forward that runs again is the backward's."""
+        ahead, back = self.of_tokens(tokens, False), self.of_tokens(tokens, True)
+        return ahead.waited(forward) + back.waited(backward)
+
+
+def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
+    """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts; of as few layers as
+    the plan fits with where their number is open. cost: of a stage, if stages differ."""
+    copies = HostCopies.of(with_fewest(plan, cost)) if cost.waits_for_hosts else None
+    if copies is None:
+        return None, None
+    tokens, received = plan.tokens_per_rank, kept_bytes(plan, cost)
+    return copies.of_tokens(tokens, False, received), copies.of_tokens(tokens, True, received)
+
+
+def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats) -> Floats | float:
+    """Returns the seconds for which a layer of a job waits for its copies, both passes, as parts of a batch do that are
+    a rank's alone, [n]: 0.0 where nothing is on hosts. Starts of kernels, which parts share, hide nothing.
+
+    tokens: of each part on a rank. forward, backward: seconds of its attention there, without recomputation.
+    """
+    copies = HostCopies.of(cost)
+    if copies is None:
+        return 0.0
+    linear, again = (_of_token(seconds) * np.asarray(tokens) for seconds in (cost.linear_seconds, cost.again_seconds))
+    ahead, back = forward + linear, backward + 2 * linear + again
+    return copies.waited(ahead, back + cost.model.forwards_again * ahead, tokens)
+
+
+def _of_token(seconds: Callable[[Ints], Floats]) -> float:
+    """Returns the seconds of one token more."""
+    return float(np.diff(seconds(np.array([MANY, 2 * MANY])))[0]) / MANY
