@@ -3,13 +3,16 @@
 Whatever else the machine does, a paced device takes as long as the clock has it, and longer by what is told as overrun.
 """
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.runtime.test_conformance import MODEL
+from tests.runtime.test_measured_steps import nic_bytes, tracks_of
 from tests.runtime.test_step_executor import WORKLOAD, trained
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
@@ -66,6 +69,29 @@ def test_a_group_s_exchanges_are_exact_and_take_as_long_as_devices_and_links_do(
     assert sum(found.seconds_for["waiting_link"]) > 0
     assert "waiting_messages" not in found.seconds_for
     assert found.nic_tx_bytes[0] < 10_000  # of one node, whose ranks' messages stay in it
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_trace_has_the_device_s_seconds_and_the_payload_of_nics(tmp_path: Path) -> None:
+    """Attends take as long as the record says, and so do waits; NICs' counters have headers besides."""
+    cost, batch = cost_of(2, 1, sharding="zero3"), WORKLOAD.batch(0)
+    desk = DeskWholeStep(cost, WORKLOAD, warmup=0)
+    try:
+        desk.start()
+        found = desk.traced_step(batch, Ring(cost).plan(batch), str(tmp_path / "t.json"))
+    finally:
+        desk.stop()
+    tracks = tracks_of(tmp_path / "t.json")
+    for rank in (0, 1):
+        mine = [(one["name"].partition(" ")[0], 1e-6 * one["dur"]) for one in tracks[f"GPU {rank}"]]
+        attends, waits = (sum(took for name, took in mine if name == kind) for kind in ("attend", "waiting"))
+        assert attends == pytest.approx(found.attention_seconds[rank], abs=1e-6 * len(mine))
+        assert waits == pytest.approx(found.exposed_seconds[rank], abs=1e-6 * len(mine))
+    sent = nic_bytes(tracks, "sends", 2)
+    assert [dict(one) for one in sent] == [{name: of[nic] for name, of in found.nic_tx_for.items()} for nic in (0, 1)]
+    assert all(one.total() < counted for one, counted in zip(sent, found.nic_tx_bytes, strict=True))
+    curves = [one for one in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if one["ph"] == "C"]
+    assert {one["name"] for one in curves} == {f"NIC {nic} {way}" for nic in (0, 1) for way in ("sends", "receives")}
 
 
 @pytest.mark.usefixtures("namespaces")

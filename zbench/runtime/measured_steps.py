@@ -16,10 +16,12 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.interfaces.result import SWITCH
-from zbench.runtime.clocks.step_notes import Message, NotedOperation, NotedStep
+from zbench.runtime.clocks.step_notes import Message, NotedOperation, NotedStep, Wait
 from zbench.runtime.measured_trace import nic_curves
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
@@ -102,12 +104,11 @@ class _Drawn:
             for of, began, ended in notes.computes:
                 name, args = self._named(of)
                 yield self._computing(of, rank), _event(name, offset + began, offset + ended, args)
-            for of, queue, began, ended in notes.waits:
-                words = f"messages of {QUEUES[queue].replace('_', ' ')}" if of is None else self._named(of)[0]
-                args = {"for": QUEUES[queue]} if of is None else self._named(of)[1]
-                if ended > began:
+            for wait in notes.waits:
+                if wait.ended > wait.began:
+                    name, args = self._waiting(wait)
                     track = rank // self.cluster.gpus_per_node, f"GPU {rank}"
-                    yield track, _event(f"waiting for {words}", offset + began, offset + ended, args)
+                    yield track, _event(name, offset + wait.began, offset + wait.ended, args)
         yield from chain.from_iterable(map(self._message, *self._both_ends()))
 
     @cached_property
@@ -154,7 +155,7 @@ class _Drawn:
         """Yields the tracks of the ports that a message takes from a place to another; memories have none."""
         hosts = [place >= self.part.step.num_gpus for place in (src, dst)]
         gpus = [self.part.first + place for place in (src, dst)]
-        link = self.cluster.host if any(hosts) else int(self.cluster.link_of(gpus[0], gpus[1]))
+        link = self.cluster.host if any(hosts) else int(self.cluster.link_of(*(np.array(gpus)[:, None]))[0])
         for gpu, is_host, way in zip(gpus, hosts, _WAYS, strict=True):
             if not is_host:
                 of_gpu = f"GPU {gpu} {link_title(self.cluster, link)}"
@@ -170,6 +171,14 @@ class _Drawn:
         """Returns the track of a compute: of a GPU, or of the CPUs of its node."""
         is_host = of.src >= self.part.step.num_gpus
         return rank // self.cluster.gpus_per_node, "CPUs" if is_host else f"GPU {rank}"
+
+    def _waiting(self, wait: Wait) -> tuple[str, Event]:
+        """Returns the name of a wait, and what is said of it."""
+        if wait.of is None:
+            queue = QUEUES[wait.queue]
+            return f"waiting for messages of {queue.replace('_', ' ')}", {"for": queue}
+        name, args = self._named(wait.of)
+        return f"waiting for {name}", args
 
     def _named(self, of: NotedOperation) -> tuple[str, Event]:
         """Returns the name of an operation, and what is said of it, with its number in its template."""
