@@ -148,9 +148,7 @@ def test_collectives_in_two_levels(sharding: str) -> None:
     two nodes, half of what a flat collective of four GPUs sends, as the clock says."""
     cost, ways = cost_of(2, 2, sharding=sharding), ("flat", "hierarchical")
     given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS}
-    flat, both = (
-        trained(TorchWholeStep(cost, WORKLOAD, collectives=how, **given), Ring(cost), 2) for how in ways
-    )
+    flat, both = (trained(TorchWholeStep(cost, WORKLOAD, collectives=how, **given), Ring(cost), 2) for how in ways)
     for one in (flat, both):
         assert [step.loss for step in one] == pytest.approx(losses_of_torch()[:2], rel=1e-12)
         assert max(step.checks["exact"] for step in one) < 1e-12

@@ -111,7 +111,11 @@ def test_known_steps_tell_nodes_apart() -> None:
 @pytest.mark.parametrize(
     ("cost", "how", "told"),
     [
-        (cost_of(1), {}, "cluster small has 1 node of 4 GPUs, and two levels take several of several, so it takes flat"),
+        (
+            cost_of(1),
+            {},
+            "cluster small has 1 node of 4 GPUs, and two levels take several of several, so it takes flat",
+        ),
         (
             cost_of(sharding="zero1", pipeline_parallel=2, micro_batches=2),
             {},
@@ -125,7 +129,7 @@ def test_known_steps_tell_nodes_apart() -> None:
         (
             cost_of(sharding="zero2", **EXPERTS),
             {"expert_parallel": 4, "experts": Experts("fsmoe", "auto", gradients="between")},
-            "with experts.gradients=between gradients are reduced in pieces between experts' messages, so it takes flat",
+            "with experts.gradients=between gradients are reduced in pieces between experts' messages, so it takes",
         ),
         (
             cost_of(sharding="zero3"),

@@ -268,7 +268,11 @@ def test_experts_without_tokens_and_tokens_of_one_expert() -> None:
         ),
         ("gradients: move d 2 -> 0", "host: move d 2 -> 0", "d on GPU 2 between GPUs in queue host; it takes attent"),
         ("compute x[1] at 1", "compute x[1] at 2", "operation 5 (compute d[1] at 1) uses x[1] on GPU 1 before"),
-        ("compute d[3] at 3", "compute d[0] at 0", "d for part 0 of t a second time, after operation 4 on GPU 0; it is"),
+        (
+            "compute d[3] at 3",
+            "compute d[0] at 0",
+            "d for part 0 of t a second time, after operation 4 on GPU 0; it is",
+        ),
         ("move d 3 -> 0", "move d 3 -> 1", "reads d on GPU 0 with 3 of 4 contributions"),
         ("move d 3 -> 0", "move x[0] 3 -> 0", "moves x, which is no sum: copies and state are sent"),
         (

@@ -65,8 +65,8 @@ class StepOverlap:
         check_choice("sharding.collectives", self.collectives, (FLAT, HIERARCHICAL))
         if self.experts.gradients is not None and self.collectives != FLAT:
             raise ValueError(
-                f"sharding.collectives is {self.collectives}; with experts.gradients={BETWEEN} gradients are reduced in "
-                f"pieces between experts' messages, so it takes {FLAT}"
+                f"sharding.collectives is {self.collectives}; with experts.gradients={BETWEEN} gradients are reduced "
+                f"in pieces between experts' messages, so it takes {FLAT}"
             )
 
     @staticmethod

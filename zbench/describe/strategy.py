@@ -67,8 +67,8 @@ class Sharding:
     strategy: as zbench.describe.model.Model has it, its sharding; "nested": by degrees, by name, as of
         zbench.describe.degrees.ShardDegrees, updates and reductions "flat" or "node" among them. window,
         gradient_bucket, collectives: what of its gathers and reductions is beside the layers' work, and whether they go
-        in two levels, as zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by name, as of
-        zbench.describe.degrees.TransferBits.
+        in two levels, as zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by
+        name, as of zbench.describe.degrees.TransferBits.
     """
 
     strategy: str

@@ -62,11 +62,11 @@ class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
     window, gradient_bucket, collectives, expert_parallel, expert_tensor_parallel, experts, exchanges, sync,
-    adaptive_recompute: of the strategy, as of zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the
-    fastest there is. device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after
-    which the run ends. warmup: passes over the first batch before the first step, which are not recorded and train
-    nothing. check: "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds,
-    as of zbench.runtime.executor.Torch.
+    adaptive_recompute: of the strategy, as of zbench.simulated.executor.Simulated. kernel: of
+    zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
+    "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
+    first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
+    checkpoint_every, checkpoint, resume: of runs in rounds, as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.

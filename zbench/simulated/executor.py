@@ -51,13 +51,13 @@ class Simulated:
     """Builds, proves and plays whole steps on the cluster of `cost`: a step's result is a function of (batch, plans,
     cost), and of whether its pipelines are those of the step before: what has to be elsewhere is moved ahead of it.
 
-    What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket, collectives: how far
-    ahead parameters are gathered, which gradients are reduced together, and whether both go in two levels
-    (zbench.describe.overlap.StepOverlap). expert_parallel,
-    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens
-    choose them, and go there. exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come
-    together, in every step or in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the
-    cost's model recomputes in full then. known: steps that were proven before, of runs that are compared.
+    What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket, collectives: how far ahead
+    parameters are gathered, which gradients are reduced together, and whether both go in two levels
+    (zbench.describe.overlap.StepOverlap). expert_parallel, expert_tensor_parallel: as zbench.describe.strategy.Parallel
+    has them, for models with experts; experts: how tokens choose them, and go there. exchanges: how those of
+    tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or in rounds.
+    adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in full then.
+    known: steps that were proven before, of runs that are compared.
     """
 
     cost: Cost

@@ -26,9 +26,10 @@ from zbench.describe.strategy import ADAPTIVE
 class StepStrategy:
     """A strategy of one step, but for what a model has fields for.
 
-    window, gradient_bucket, collectives: as zbench.describe.overlap.StepOverlap has them. expert_parallel, expert_tensor_parallel:
-    as zbench.describe.strategy.Parallel has them. experts: how tokens choose them, and go there. exchanges: of
-    tensor-parallel groups, beside matmuls. adaptive_recompute: whether recomputation is chosen for every batch.
+    window, gradient_bucket, collectives: as zbench.describe.overlap.StepOverlap has them. expert_parallel,
+    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them. experts: how tokens choose them, and go
+    there. exchanges: of tensor-parallel groups, beside matmuls. adaptive_recompute: whether recomputation is chosen for
+    every batch.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.

@@ -244,9 +244,7 @@ class ProvenSteps:
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
         zero = ZeroCut(zero_of(self.model), self.workers)
-        step = self._in_levels(
-            forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages)
-        )
+        step = self._in_levels(forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages))
         prove_step(step)
         return step
 

@@ -107,7 +107,8 @@ class Sentence:
         _, tensor, _, *axes = next(row for row in rows if row[0] != READ)
         at = [max(parts[slot], 0) if slot >= 0 else 0 for slot in axes[::2]]
         first, second = (
-            part if which < 0 else int(layout.maps[which].part[part]) for part, which in zip(at, axes[1::2], strict=True)
+            part if which < 0 else int(layout.maps[which].part[part])
+            for part, which in zip(at, axes[1::2], strict=True)
         )
         return tensor, first * layout.shape(tensor)[1] + second
 
