@@ -82,6 +82,7 @@ def test_a_strategy_is_of_a_model_by_name() -> None:
     [
         ({"sharding": {"window": 2, "gradient_bucket": "end"}}, "tiny"),
         ({"parallel": "tp2", "overlap": "commfuse"}, "tiny"),
+        ({"sharding": {"strategy": "zero3", "collectives": "hierarchical"}}, "tiny"),
         ({"sharding": "hsdp", "memory": {"mlp_chunk_tokens": 64}}, "tiny"),
         ({"parallel": {"expert_parallel": 4}, "experts": {"schedule": "pipemoe", "degree": 2}}, "experts.yaml"),
     ],

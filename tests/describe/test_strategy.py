@@ -95,10 +95,10 @@ def test_every_choice_can_be(path: Path) -> None:
     elif path.parent.name in ("sharding", "recompute"):
         assert path.stem in (getattr(made, "strategy", None), getattr(made, "granularity", None))
     elif path.parent.name == "parallel":
-        degrees = {"tp": made.tensor_parallel, "pp": made.pipeline_parallel}
+        degrees = {"tp": made.tensor_parallel, "pp": made.pipeline_parallel, "ep": made.expert_parallel}
         wanted = {} if path.stem == "none" else {path.stem[:2]: int(path.stem[2:])}
         assert {name: degree for name, degree in degrees.items() if degree != 1} == wanted
-        assert made.expert_parallel == 1
+        assert made.expert_tensor_parallel == 1
     elif path.parent.name == "memory":
         assert made == MEMORIES[path.stem]
     elif path.parent.name == "overlap":
@@ -196,6 +196,10 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (
             lambda: Sharding("zero3", "far"),
             "sharding.window is 'far'; it takes a whole number of at least 0, all or",
+        ),
+        (
+            lambda: Sharding("zero3", collectives="tree"),
+            "sharding.collectives is 'tree'; it takes flat or hierarchical",
         ),
         (lambda: Sharding("zero3", 1, 0), "sharding.gradient_bucket is 0; it takes layer, end, or a whole number"),
         (lambda: Parallel(0), "parallel.tensor_parallel is 0"),
@@ -369,6 +373,7 @@ def test_words_and_fields_are_of_the_groups() -> None:
         "expert_tensor_parallel": 1,
         "sharding.window": 1,
         "sharding.gradient_bucket": "layer",
+        "sharding.collectives": "flat",
         "overlap": "none",
         "overlap.slices": 1,
         "overlap.transfers": "ring",

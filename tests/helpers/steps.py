@@ -247,7 +247,7 @@ def fault(step: Step) -> str:
 
 
 def rejected_mutants(
-    step: Step, seed: int, tried: int = 24, error: Callable[[Step], float] = lambda accepted: 0.0
+    step: Step, seed: int, tried: int = 2 * len(KINDS), error: Callable[[Step], float] = lambda accepted: 0.0
 ) -> int:
     """How many of so many mutants of a step its proof rejects; the unrolled walk agrees on each, and what both accept
     comes out right. error: of a step that is executed."""

@@ -142,6 +142,24 @@ def test_gradients_reduced_in_the_end_and_parameters_gathered_first(sharding: st
         assert len(sums) == 1, queue
 
 
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
+def test_collectives_in_two_levels(sharding: str) -> None:
+    """Both checks hold, losses are those of every other run, and a shard leaves its node once for each other node: of
+    two nodes, half of what a flat collective of four GPUs sends, as the clock says."""
+    cost, ways = cost_of(2, 2, sharding=sharding), ("flat", "hierarchical")
+    given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS}
+    flat, both = (trained(TorchWholeStep(cost, WORKLOAD, collectives=how, **given), Ring(cost), 2) for how in ways)
+    for one in (flat, both):
+        assert [step.loss for step in one] == pytest.approx(losses_of_torch()[:2], rel=1e-12)
+        assert max(step.checks["exact"] for step in one) < 1e-12
+    plans = Ring(cost).plan(WORKLOAD.batch(0))
+    played = Simulated(cost, collectives="hierarchical").step(WORKLOAD.batch(0), plans)
+    for queue in ("parameters", "gradients"):
+        sent = sum(both[0].nic_tx_for.get(queue, [0]))
+        assert sent == pytest.approx(sum(played.nic_tx_for.get(queue, [0])), rel=0.01), queue
+        assert 2 * sent == pytest.approx(sum(flat[0].nic_tx_for.get(queue, [0])), rel=0.05), queue
+
+
 def test_bfloat16_sends_what_the_step_says() -> None:
     """Gradients are computed in two bytes a number, summed and sent in four; losses are as near as its 8 bits are."""
     cost = cost_of(sharding="zero1", element_bytes=2, lse_bytes=4)

@@ -51,8 +51,8 @@ def test_a_head_is_of_its_table(kind: str, table: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "column 1: has 'its end' where it takes the name of a tensor"),
-        ("q[t,h] = n[t] wq[h", "column 19: has 'its end' where it takes , or ]"),
+        ("", "column 1: has its end where it takes the name of a tensor"),
+        ("q[t,h] = n[t] wq[h", "column 19: has its end where it takes , or ]"),
         ("q[t,h] == n[t]", "column 9: has '=' where it takes a tensor or a function"),
         ("q[t,h] n[t]", "column 8: has 'n' where it takes = or += or :="),
         ("a[t] = o[t,h] wo[h]", "column 6: a[t] = has no h, which the right side has; a sum over h is written +="),
@@ -76,7 +76,7 @@ def test_a_fault_has_a_column(text: str, told: str) -> None:
 
 
 def test_a_fault_in_several_lines_has_its_line() -> None:
-    with pytest.raises(ValueError, match=r"^line 3, column 5: has 'its end'"):
+    with pytest.raises(ValueError, match=r"^line 3, column 5: has its end"):
         parse_formulas("a[t] = b[t]  # a copy\n\nb[t] ")
 
 

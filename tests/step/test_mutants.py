@@ -10,6 +10,7 @@ from tests.helpers.steps import MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
+from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, QUEUES, REDUCE, SEND, Operations
 from zbench.step.passes.build import whole_step
 from zbench.step.reading.read import read_step
 from zbench.step.template import GONE, Items, Step
@@ -20,9 +21,8 @@ CASES = (
     (1, 2, 1, "3", "none", 1, "carry"), (2, 2, 1, "3", "full", 1, "carry"), (1, 4, 2, "2", "selective", 2, "keep"),
     (2, 2, 2, "1", "elementwise", 2, "regather"), (1, 3, 1, "none", "full", 1, "keep"),
 )  # fmt: skip
-MUTANTS = (
-    24  # of each case; some thousand others found no disagreement and nothing wrong that was accepted (docs/step.md)
-)
+# Of each case; some thousand others found no disagreement and nothing wrong that was accepted (docs/step.md).
+MUTANTS = 2 * len(KINDS)
 
 
 @cache
@@ -57,6 +57,44 @@ def test_mutants(number: int) -> None:
             accepted += 1
             assert execute(broken, plans, degree, THREE) < 1e-12
     assert rejected > accepted > 0
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_operation_in_a_queue_of_another_kind_is_rejected(number: int) -> None:
+    """Each queue that there is, for every kind of operation of every template."""
+    step, _, _ = case(number)
+    tried = set()
+    for which, template in enumerate(step.templates):
+        rows = template.operations.table
+        kinds, firsts = np.unique(rows[:, 0], return_index=True)
+        for kind, at in zip(kinds.tolist(), firsts.tolist(), strict=True):
+            for queue in range(len(QUEUES)) if kind != DROP else ():
+                changed = rows.copy()
+                changed[at, COLUMN_NAMES.index("queue")] = queue
+                made = replace(template, operations=Operations.of(changed.tolist()))
+                broken = replace(step, templates=(*step.templates[:which], made, *step.templates[which + 1 :]))
+                told, computes = fault(broken), queue == QUEUES.index("compute")
+                right = computes if kind == COMPUTE else not computes and QUEUES[queue] != "host"
+                assert bool(told) == bool(unrolled_fault(broken)) == (not right), (template.name, at, queue, told)
+                assert right or f"template {template.name}, operation {at} (" in told
+                assert right or " takes " in told
+                tried.add((kind, right))
+    assert {(COMPUTE, False), (SEND, False), (GATHER, False), (REDUCE, False), (SEND, True)} <= tried
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_two_operations_of_one_queue_in_each_others_place(number: int) -> None:
+    """What is not there yet is told, which is all that an order can do: every operation follows what it uses, so no
+    queue locks another. Where it makes no difference, the step comes out right."""
+    step, plans, degree = case(number)
+    rng, rejected = np.random.default_rng(number), 0
+    for _ in range(12):
+        if (broken := step_mutant(step, "order", rng)) is not None:
+            told = fault(broken)
+            assert bool(told) == bool(unrolled_fault(broken)), told
+            assert told or execute(broken, plans, degree, THREE) < 1e-12
+            rejected += bool(told)
+    assert rejected > 0
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

@@ -181,11 +181,28 @@ def test_activations_wait_in_host_memory() -> None:
         ("  host: send u[0] 0 -> 1\n", "", "leaves u[0] of the layer on host memory 0, which is not there at the end"),
         ("leaves u[0] at 1", "leaves u[0] at 0", "GPU 0 has to be absent and is there"),
         ("host: send u[0] 0 -> 1", "host: send u[0] 0 -> 2", "dst is 2; it takes another place, below 2"),
+        (
+            "host: send u[0] 0 -> 1",
+            "stages: send u[0] 0 -> 1",
+            "has u[0] of the layer on GPU 0 to or from a host memory in a queue between GPUs; it takes queue host; it ",
+        ),
+        (
+            "host: send u[0] 0 -> 1",
+            "parameters: gather u[0] to 0-1",
+            "(gather u[0] to *) has u[0] of the layer on GPU 0 with a host memory as a member, which no queue serves",
+        ),
     ],
 )
 def test_what_is_wrong_with_host_memory(old: str, new: str, told: str) -> None:
     with pytest.raises(StepError, match=re.escape(told)):
         prove_step(read_step(OFFLOAD.replace(old, new)))
+
+
+def test_nothing_goes_from_host_memory_to_host_memory() -> None:
+    text = OFFLOAD.replace("1 host memories", "2 host memories")
+    text = text.replace("host: send u[0] 0 -> 1", "host: send u[0] 2 -> 1")
+    with pytest.raises(StepError, match=r"on host memory 1 between two host memories, which no queue serves; it takes"):
+        prove_step(read_step(text))
 
 
 EXPERTS = """step of 0 layers on 2 GPUs and 0 host memories
@@ -234,9 +251,28 @@ def test_experts_without_tokens_and_tokens_of_one_expert() -> None:
     ("old", "new", "told"),
     [
         ("move d 1 -> 0", "send d 1 -> 0", "reads d on GPU 1 with 1 of 4 contributions"),
-        ("compute: compute d[1] at 1\n", "", "template all: part 1 of t of d is computed by no operation"),
+        (
+            "compute: compute d[1] at 1\n",
+            "",
+            "template all: part 1 of t of d is computed by no operation; d is at home on GPU 0; it is played for layer",
+        ),
+        (
+            "compute: compute d[1] at 1",
+            "attention: compute d[1] at 1",
+            "operation 5 (compute d[1] at 1) has d on GPU 1 in a queue of transfers; what is computed takes queue comp",
+        ),
+        (
+            "gradients: move d 2 -> 0",
+            "compute: move d 2 -> 0",
+            "(move d 2 -> 0) has d on GPU 2 in queue compute; what is transferred between GPUs takes attention, tens",
+        ),
+        ("gradients: move d 2 -> 0", "host: move d 2 -> 0", "d on GPU 2 between GPUs in queue host; it takes attent"),
         ("compute x[1] at 1", "compute x[1] at 2", "operation 5 (compute d[1] at 1) uses x[1] on GPU 1 before"),
-        ("compute d[3] at 3", "compute d[0] at 0", "computes d for part 0 of t a second time, after operation 4"),
+        (
+            "compute d[3] at 3",
+            "compute d[0] at 0",
+            "d for part 0 of t a second time, after operation 4 on GPU 0; it is",
+        ),
         ("move d 3 -> 0", "move d 3 -> 1", "reads d on GPU 0 with 3 of 4 contributions"),
         ("move d 3 -> 0", "move x[0] 3 -> 0", "moves x, which is no sum: copies and state are sent"),
         (

@@ -82,7 +82,8 @@ def test_spans_read_back(chosen: set[int]) -> None:
             r"a step has at most 65,536 layers, and 1,048,576 GPUs",
         ),
         (3, "  index t of batch: 3 x", r"line 3, column 23: the line goes on with 'x' where it ends"),
-        (3, "  index t of batch: 0 3", r"line 3, column 1: index t has a part of size 0"),
+        (3, "  index t of batch: 0 3", r"line 3, column 21: index t has a part of size 0"),
+        (3, "  index t of batch: 3 -4", r"line 3, column 23: index t has a part of size -4; parts have at least 1"),
     ],
 )
 def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None:
@@ -95,7 +96,7 @@ def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None
     [
         ("  tensor x[t]: copy", "  tensor x[t]: cpy", "column 16: it has 'cpy,' where it takes copy or sum or state"),
         ("  tensor x[t]: copy", "  tensor x[r]: copy", "column 12: there is no index r"),
-        ("  formula x[t] = w[t]", "  formula x[t] = w[t", "column 21: the formula has 'its end' where it takes , or ]"),
+        ("  formula x[t] = w[t]", "  formula x[t] = w[t", "column 21: the formula has its end where it takes , or ]"),
         ("  makes w x", "  makes w xx", "column 11: there is no formula xx"),
         ("compute: compute z[", "compute: compute zz[", "column 20: there is no formula zz"),
         ("compute: compute z[", "compote: compute z[", "column 3: no line begins with 'compote'"),

@@ -1,5 +1,5 @@
 """The exchanges of a step that are beside the work of its layers: parameter gathers and gradient reductions, as
-frameworks say, and what tensor-parallel groups and experts exchange.
+frameworks say, at once or in two levels, and what tensor-parallel groups and experts exchange.
 
 Pure data: conf/sharding sets it with a yaml for each framework's default, conf/overlap and conf/experts with one for
 each method, zbench.step.passes builds it.
@@ -8,12 +8,13 @@ each method, zbench.step.passes builds it.
 from dataclasses import dataclass
 from math import lcm
 
-from zbench.describe.checks import is_whole
+from zbench.describe.checks import check_choice, is_whole
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap, TokenSlices
 from zbench.describe.expert_schedule import BETWEEN, TOGETHER_AT_ONCE, ExpertChunks
 
 ALL, BACKWARD = "all", "backward"  # of a window
 LAYER, END = "layer", "end"  # of buckets
+FLAT, HIERARCHICAL = "flat", "hierarchical"  # of collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class StepOverlap:
     gradient_bucket: LAYER, a layer's gradients are reduced when its backward has made them; a number of a GPU's
         parameters, those of as many layers as it has room for are reduced when the last of these are made; or END, all
         of a stage's are reduced after its last backward, and nothing is computed meanwhile.
+    collectives: FLAT, a gather or reduction is one operation among all its GPUs; or HIERARCHICAL, those of parameters
+        and gradients over several nodes are of as many operations as a node has GPUs, among those of one number in all
+        nodes, and transfers inside the nodes (zbench.step.passes.two_levels).
     exchanges: of tensor-parallel groups (zbench.describe.exchanges). experts: the chunks in which tokens go to experts
         (zbench.describe.expert_schedule).
 
@@ -38,6 +42,7 @@ class StepOverlap:
     gradient_bucket: int | float | str = LAYER
     exchanges: ExchangeOverlap = WHOLE
     experts: ExpertChunks = TOGETHER_AT_ONCE
+    collectives: str = FLAT
 
     def __post_init__(self) -> None:
         window = self.window
@@ -56,6 +61,12 @@ class StepOverlap:
             raise ValueError(
                 f"sharding.gradient_bucket is {size}; with experts.gradients={BETWEEN} a layer's gradients are reduced "
                 f"between experts' messages of the next one, so it takes {LAYER}"
+            )
+        check_choice("sharding.collectives", self.collectives, (FLAT, HIERARCHICAL))
+        if self.experts.gradients is not None and self.collectives != FLAT:
+            raise ValueError(
+                f"sharding.collectives is {self.collectives}; with experts.gradients={BETWEEN} gradients are reduced "
+                f"in pieces between experts' messages, so it takes {FLAT}"
             )
 
     @staticmethod

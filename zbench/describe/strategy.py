@@ -34,7 +34,7 @@ from zbench.describe.model import (
     WITH_ACTIVATIONS,
     WITH_INPUTS,
 )
-from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 
 STRATEGY_GROUPS = ("sharding", "recompute", "memory", "parallel", "overlap", "experts", "sync", "job")
@@ -66,9 +66,9 @@ class Sharding:
 
     strategy: as zbench.describe.model.Model has it, its sharding; "nested": by degrees, by name, as of
         zbench.describe.degrees.ShardDegrees, updates and reductions "flat" or "node" among them. window,
-        gradient_bucket: what of its gathers and reductions is beside the layers' work, as
-        zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by name, as of
-        zbench.describe.degrees.TransferBits.
+        gradient_bucket, collectives: what of its gathers and reductions is beside the layers' work, and whether they go
+        in two levels, as zbench.describe.overlap.StepOverlap has them. bits: of values in transfers between degrees, by
+        name, as of zbench.describe.degrees.TransferBits.
     """
 
     strategy: str
@@ -76,6 +76,7 @@ class Sharding:
     gradient_bucket: int | float | str = LAYER
     degrees: Mapping[str, Any] | None = None
     bits: Mapping[str, Any] | None = None
+    collectives: str = FLAT
 
     def __post_init__(self) -> None:
         check_choice("sharding.strategy", self.strategy, (*SHARDING, NESTED))
@@ -95,7 +96,7 @@ class Sharding:
     @property
     def overlap(self) -> StepOverlap:
         """The gathers and reductions that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket)
+        return StepOverlap(self.window, self.gradient_bucket, collectives=self.collectives)
 
 
 @dataclass(frozen=True, slots=True)

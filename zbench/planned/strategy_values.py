@@ -15,6 +15,7 @@ _INNER = {"experts": Experts, "exchanges": ExchangeOverlap}
 _LATER = {
     "adaptive_recompute": USUAL_STRATEGY.adaptive_recompute,
     "expert_tensor_parallel": USUAL_STRATEGY.expert_tensor_parallel,
+    "collectives": USUAL_STRATEGY.collectives,
 }
 _LATER_OF_EXPERTS = {"routing": DRAWN, "gradients": WITH_LAYER}
 

@@ -27,6 +27,7 @@ from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.model import AUTO, WHOLE
+from zbench.describe.overlap import FLAT as FLAT_COLLECTIVES
 from zbench.describe.overlap import LAYER
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.rollouts.stages import NO_ROLLOUTS
@@ -89,7 +90,7 @@ def with_all_keys(config: Any) -> Any:
     config = _with_executor(_with_strategy({**_BEFORE, **config}))
     sharding = config.get("sharding")
     if isinstance(sharding, Mapping) and sharding.get("_target_") == _SHARDING:
-        config["sharding"] = {"gradient_bucket": LAYER, **sharding}
+        config["sharding"] = {"gradient_bucket": LAYER, "collectives": FLAT_COLLECTIVES, **sharding}
     if "parallel" in config:
         config = _with_memory({"overlap": _EXCHANGES, "sync": _EVERY_STEP, "job": _TRAINING, **config})
     parallel = config.get("parallel")

@@ -66,8 +66,8 @@ def _without_pipelines(own: RunCase) -> list[str]:
         return []
     return [
         f"{own.name} plans without pipelines of its own: executor=simulated and torch_whole_step have them with "
-        "sharding.window=1, sharding.gradient_bucket=layer, no sharding.degrees, parallel=none and models without "
-        "experts."
+        "sharding.window=1, sharding.gradient_bucket=layer, sharding.collectives=flat, no sharding.degrees, "
+        "parallel=none and models without experts."
     ]
 
 

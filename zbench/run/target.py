@@ -52,6 +52,7 @@ _SET = {
     **{field: f"{typed_key(field)}={{}}" for field in MODEL_FIELDS},
     "window": "sharding.window={}",
     "gradient_bucket": "sharding.gradient_bucket={}",
+    "collectives": "sharding.collectives={}",
     "expert_parallel": "parallel.expert_parallel={}",
     "expert_tensor_parallel": "parallel.expert_tensor_parallel={}",
     "experts": "experts to the name of a schedule",

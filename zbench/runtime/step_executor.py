@@ -16,7 +16,7 @@ from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.layers.on_hosts import ACROSS_STEPS
-from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult, kept_rows
@@ -61,12 +61,12 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 class TorchWholeStep:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
-    window, gradient_bucket, expert_parallel, expert_tensor_parallel, experts, exchanges, sync, adaptive_recompute: of
-    the strategy, as of zbench.simulated.executor.Simulated. kernel: of zbench.runtime.job.job.KERNELS; "auto" is the
-    fastest there is. device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after
-    which the run ends. warmup: passes over the first batch before the first step, which are not recorded and train
-    nothing. check: "exact" (in float64), "float32", "bytes". checkpoint_every, checkpoint, resume: of runs in rounds,
-    as of zbench.runtime.executor.Torch.
+    window, gradient_bucket, collectives, expert_parallel, expert_tensor_parallel, experts, exchanges, sync,
+    adaptive_recompute: of the strategy, as of zbench.simulated.executor.Simulated. kernel: of
+    zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
+    "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
+    first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
+    checkpoint_every, checkpoint, resume: of runs in rounds, as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -92,6 +92,7 @@ class TorchWholeStep:
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
     expert_tensor_parallel: int = 1
+    collectives: str = FLAT
     name: ClassVar[str] = "torch_whole_step"  # by which sentences call it
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
@@ -135,7 +136,8 @@ class TorchWholeStep:
     @property
     def overlap(self) -> StepOverlap:
         """The exchanges that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, self.experts.exchanges.chunks)
+        chunks = self.experts.exchanges.chunks
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, chunks, self.collectives)
 
     @property
     def steps(self) -> ProvenSteps:

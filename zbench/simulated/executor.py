@@ -14,7 +14,7 @@ from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DROPLESS, USUAL_EXPERTS, Experts
-from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready
@@ -52,12 +52,13 @@ class Simulated:
     """Builds, proves and plays whole steps on the cluster of `cost`: a step's result is a function of (batch, plans,
     cost), and of whether its pipelines are those of the step before: what has to be elsewhere is moved ahead of it.
 
-    What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket: how far ahead parameters
-    are gathered, and which gradients are reduced together (zbench.describe.overlap.StepOverlap). expert_parallel,
-    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them, for models with experts; experts: how tokens
-    choose them, and go there. exchanges: how those of tensor-parallel groups go beside matmuls. sync: when workers come
-    together, in every step or in rounds. adaptive_recompute: whether what is recomputed is chosen for every batch; the
-    cost's model recomputes in full then. known: steps that were proven before, of runs that are compared.
+    What the run gives it of a strategy (zbench.describe.strategy): window, gradient_bucket, collectives: how far ahead
+    parameters are gathered, which gradients are reduced together, and whether both go in two levels
+    (zbench.describe.overlap.StepOverlap). expert_parallel, expert_tensor_parallel: as zbench.describe.strategy.Parallel
+    has them, for models with experts; experts: how tokens choose them, and go there. exchanges: how those of
+    tensor-parallel groups go beside matmuls. sync: when workers come together, in every step or in rounds.
+    adaptive_recompute: whether what is recomputed is chosen for every batch; the cost's model recomputes in full then.
+    known: steps that were proven before, of runs that are compared.
     """
 
     cost: Cost
@@ -69,6 +70,7 @@ class Simulated:
     sync: RoundSync = EVERY
     adaptive_recompute: bool = False
     expert_tensor_parallel: int = 1
+    collectives: str = FLAT
     known: KnownSteps = field(default_factory=KnownSteps, repr=False, compare=False)
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
@@ -80,7 +82,8 @@ class Simulated:
     @property
     def overlap(self) -> StepOverlap:
         """The exchanges that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, self.experts.exchanges.chunks)
+        chunks = self.experts.exchanges.chunks
+        return StepOverlap(self.window, self.gradient_bucket, self.exchanges, chunks, self.collectives)
 
     @property
     def steps(self) -> ProvenSteps:

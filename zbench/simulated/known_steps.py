@@ -17,7 +17,7 @@ from zbench.step.passes.proven import ProvenSteps
 from zbench.step.template import Step
 
 _Of = tuple[str, int, int]  # a batch
-_Key = tuple[_Of, tuple[bytes, ...]]
+_Key = tuple[_Of, tuple[bytes, ...], int]
 _FORWARDS: _Of = ("", 0, 0)  # which are the same of every batch
 
 
@@ -43,7 +43,7 @@ class KnownSteps:
     ) -> StepParts:
         if self.most == 0:
             return StepParts(build(), plans_of_layouts(plans), cost)
-        key = of, plans_digests(plans)
+        key = of, plans_digests(plans), cost.cluster.gpus_per_node
         own = steps if steps.model.uses_hosts else replace(steps, cluster=None)  # which it is checked against
         for other, parts in self._kept.get(key, ()):
             if other == own:

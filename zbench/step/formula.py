@@ -167,11 +167,15 @@ class _Reader:
         """Returns the next token, "" at the end."""
         return self.tokens[self.next][0] if self.next < len(self.tokens) else ""
 
+    def seen(self) -> str:
+        """Returns the next token for a message."""
+        return repr(self.peek()) if self.peek() else "its end"
+
     def take(self, *wanted: str) -> str:
         """Takes one of the tokens wanted."""
         found = self.peek()
         if found not in wanted:
-            raise FormulaError(f"has {found or 'its end'!r} where it takes {' or '.join(wanted)}", self.column)
+            raise FormulaError(f"has {self.seen()} where it takes {' or '.join(wanted)}", self.column)
         self.next += 1
         return found
 
@@ -179,7 +183,7 @@ class _Reader:
         """Takes a name."""
         found = self.peek()
         if not found or not (found[0].isalpha() or found[0] == "_") or found == _FOR:
-            raise FormulaError(f"has {found or 'its end'!r} where it takes {what}", self.column)
+            raise FormulaError(f"has {self.seen()} where it takes {what}", self.column)
         self.next += 1
         return found
 

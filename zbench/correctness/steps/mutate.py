@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, REDUCE, Operations
+from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, QUEUES, REDUCE, Operations
 from zbench.step.template import Step
 
 KINDS = (
@@ -20,6 +20,8 @@ KINDS = (
     "tensor",
     "kind",
     "version",
+    "queue",
+    "order",
 )
 _AT = {name: at for at, name in enumerate(COLUMN_NAMES)}
 
@@ -51,9 +53,11 @@ def _changed(
             return np.insert(rows, other, row, axis=0)
         if kind == "move":
             return np.insert(np.delete(rows, at, axis=0), min(other, len(rows) - 1), row, axis=0)
-        order = np.arange(len(rows))
-        order[[at, other]] = order[[other, at]]
-        return rows[order]
+        return _swapped(rows, at, other)
+    if kind == "order":  # with what follows it in its place's queue
+        queues = rows[:, [_AT["queue"], _AT["src"]]]
+        after = at + 1 + np.flatnonzero((queues[at + 1 :] == queues[at]).all(axis=1))
+        return _swapped(rows, at, int(after[0])) if len(after) else None
     made = step.templates[which].formulas
     places = [number for number in range(len(layout.lists)) if layout.lists.index_of(number) == "place"]
     if kind == "source" and not collective:
@@ -70,6 +74,8 @@ def _changed(
         row[column] = rng.choice(same)
     elif kind == "layer" and row[0] != COMPUTE:
         row[_AT["layer"]] += rng.choice((-1, 1))
+    elif kind == "queue" and row[0] != DROP:
+        row[_AT["queue"]] = rng.choice(wrong_queues(step, row))
     elif kind == "version":
         row[_AT["version"]] += rng.choice((-1, 1))
     elif kind == "formula" and row[0] == COMPUTE:
@@ -85,3 +91,17 @@ def _changed(
     changed = rows.copy()
     changed[at] = row
     return changed
+
+
+def wrong_queues(step: Step, row: np.ndarray) -> list[int]:
+    """Returns the queues that do not serve an operation's kind. row: its columns; it drops nothing."""
+    at_host = row[0] not in (COMPUTE, GATHER, REDUCE) and max(row[_AT["src"]], row[_AT["dst"]]) >= step.num_gpus
+    right = {"compute"} if row[0] == COMPUTE else {"host"} if at_host else {*QUEUES} - {"compute", "host"}
+    return [number for number, name in enumerate(QUEUES) if name not in right]
+
+
+def _swapped(rows: np.ndarray, one: int, other: int) -> np.ndarray:
+    """Returns the rows with two of them in each other's place."""
+    order = np.arange(len(rows))
+    order[[one, other]] = order[[other, one]]
+    return np.asarray(rows[order])

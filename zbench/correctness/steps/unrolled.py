@@ -10,7 +10,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
-from zbench.step.operations import GATHER, MOVE, REDUCE, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.proof.coverage import formulas_fault
 from zbench.step.proof.item_rules import (
     BASE,
@@ -47,7 +47,9 @@ def unrolled_fault(step: Step) -> str:
         _, fault = numbers_fault(step, [template], alone, Owners.in_layout(layout))
         if fault:
             return fault
-        _, _, word = formulas_fault(layout, tables[template.layout], alone)
+        if word := _queue_word(step, layout, template):
+            return word
+        _, word = formulas_fault(step, [template], tables[template.layout], alone)
         if word:
             return word
     state = new_state(min(keys, MOST_ITEMS), MOST_TENSORS)
@@ -66,6 +68,20 @@ def unrolled_fault(step: Step) -> str:
             if word := _forget(step, template, mine, one, layer, state):
                 return f"instance {number}, layer {layer}: {word}"
     return _end(step, tables[0], state)
+
+
+def _queue_word(step: Step, layout: StepLayout, template: Template) -> str:
+    """Tells of an operation in a queue that is not of its kind."""
+    for kind, _, src, dst, _, _, _, _, queue, *_ in template.operations.table.tolist():
+        if kind == DROP:
+            continue
+        many = kind in (GATHER, REDUCE)
+        ends = layout.lists[dst].tolist() if many else [one for one in (src, dst) if one >= 0]
+        hosts = sum(one >= step.num_gpus for one in ends)
+        right = {"compute"} if kind == COMPUTE else {"host"} if hosts else set(QUEUES) - {"compute", "host"}
+        if QUEUES[queue] not in right or (kind != COMPUTE and hosts > (0 if many else 1)):
+            return f"template {template.name}: kind {kind} between {ends} is in queue {QUEUES[queue]}"
+    return ""
 
 
 def _all_tables(step: Step, counts: list[Ints]) -> tuple[list[WalkTables], int]:

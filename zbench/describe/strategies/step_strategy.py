@@ -15,6 +15,7 @@ from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, USUAL_EXPERTS, Experts
 from zbench.describe.model import AUTO, NONE, WHOLE
+from zbench.describe.overlap import FLAT as FLAT_COLLECTIVES
 from zbench.describe.overlap import LAYER, USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 from zbench.describe.strategies.training_strategy import TrainingStrategy
@@ -25,9 +26,10 @@ from zbench.describe.strategy import ADAPTIVE
 class StepStrategy:
     """A strategy of one step, but for what a model has fields for.
 
-    window, gradient_bucket: as zbench.describe.overlap.StepOverlap has them. expert_parallel, expert_tensor_parallel:
-    as zbench.describe.strategy.Parallel has them. experts: how tokens choose them, and go there. exchanges: of
-    tensor-parallel groups, beside matmuls. adaptive_recompute: whether recomputation is chosen for every batch.
+    window, gradient_bucket, collectives: as zbench.describe.overlap.StepOverlap has them. expert_parallel,
+    expert_tensor_parallel: as zbench.describe.strategy.Parallel has them. experts: how tokens choose them, and go
+    there. exchanges: of tensor-parallel groups, beside matmuls. adaptive_recompute: whether recomputation is chosen for
+    every batch.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -40,6 +42,7 @@ class StepStrategy:
     exchanges: ExchangeOverlap = WHOLE_EXCHANGES
     adaptive_recompute: bool = False
     expert_tensor_parallel: int = 1
+    collectives: str = FLAT_COLLECTIVES
 
     def __post_init__(self) -> None:
         _ = self.sharding_overlap  # refuses what cannot be
@@ -57,12 +60,13 @@ class StepStrategy:
             strategy.overlap,
             strategy.recompute.is_adaptive,
             parallel.expert_tensor_parallel,
+            sharding.collectives,
         )
 
     @property
     def sharding_overlap(self) -> StepOverlap:
         """The gathers and reductions that are beside the layers' work."""
-        return StepOverlap(self.window, self.gradient_bucket)
+        return StepOverlap(self.window, self.gradient_bucket, collectives=self.collectives)
 
     @property
     def plans_pipelines(self) -> bool:
@@ -89,6 +93,7 @@ class StepStrategy:
             ("parallel.stage_layers", model_fields["stage_layers"], EVEN),
             ("sharding.window", self.window, 1),
             ("sharding.gradient_bucket", self.gradient_bucket, LAYER),
+            ("sharding.collectives", self.collectives, FLAT_COLLECTIVES),
             ("parallel.expert_parallel", self.expert_parallel, 1),
             ("parallel.expert_tensor_parallel", self.expert_tensor_parallel, 1),
             ("experts.schedule", self.experts.schedule, SEQUENTIAL),

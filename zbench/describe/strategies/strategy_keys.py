@@ -10,6 +10,7 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, QUERY_SPLIT, RING, TOKENS
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.overlap import FLAT as FLAT_COLLECTIVES
 from zbench.describe.overlap import LAYER
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS
@@ -36,7 +37,7 @@ def strategy_words(config: Mapping[str, Any]) -> dict[str, Any]:
         found["sharding"] = str(ShardDegrees.of(*(config["sharding"].get(name) for name in ("degrees", "bits"))))
     found |= {key: config["parallel"].get(key, 1) for key in ("expert_parallel", "expert_tensor_parallel")}
     usual: int | str
-    for key, usual in (("window", 1), ("gradient_bucket", LAYER)):
+    for key, usual in (("window", 1), ("gradient_bucket", LAYER), ("collectives", FLAT_COLLECTIVES)):
         found[f"sharding.{key}"] = config["sharding"].get(key, usual)
     exchanges = config["overlap"]
     found["overlap"], found["overlap.slices"] = exchanges["method"], exchanges.get("slices", 1)

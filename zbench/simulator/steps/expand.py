@@ -222,12 +222,11 @@ def piece_bytes(table):  # type: ignore[no-untyped-def]
 
 @nb.njit(**ENTERED)
 def misplaced(ops, gpus, nodes):  # type: ignore[no-untyped-def]
-    """Tells whether a transfer is in queue compute, whether one is at a host memory, and whether one of these is not
-    between that and a GPU of its node. nodes: of every place."""
-    in_compute, at_host, apart = False, False, False
+    """Tells whether a transfer is at a host memory, and whether one of these is with a GPU of another node. nodes: of
+    every place."""
+    at_host, apart = False, False
     for op in ops:
-        in_compute |= op[0] != COMPUTE and op[0] != DROP and op[8] == 0
         if (op[0] == SEND or op[0] == MOVE) and (op[2] >= gpus or op[3] >= gpus):
             at_host = True
-            apart |= nodes[op[2]] != nodes[op[3]] or (op[2] >= gpus and op[3] >= gpus)
-    return in_compute, at_host, apart
+            apart |= nodes[op[2]] != nodes[op[3]]
+    return at_host, apart

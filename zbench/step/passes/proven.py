@@ -14,7 +14,7 @@ from zbench.describe.exchanges import WHOLE
 from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
 from zbench.describe.layers.on_hosts import NOWHERE
 from zbench.describe.model import Model
-from zbench.describe.overlap import USUAL, StepOverlap
+from zbench.describe.overlap import FLAT, USUAL, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
@@ -27,6 +27,7 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import stage_starts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
@@ -94,6 +95,7 @@ class ProvenSteps:
                 )
         places = self.num_gpus // self.stages
         stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
+        self._check_collectives(places)
         laid = model.with_stages(self.stages)
         laid.check_stages()
         self._check_offload_layers(max(laid.layers_of_stages))
@@ -103,6 +105,30 @@ class ProvenSteps:
             check_room(parameters, max(laid.layers_of_stages), self.cluster.device.memory_bytes)
         if self.cluster is not None and model.uses_hosts:
             check_host(model, self.cluster)
+
+    def _check_collectives(self, places: int) -> None:
+        """Refuses collectives in two levels where there is one level, or others' own. places: of a stage."""
+        if self.overlap.collectives == FLAT:
+            return
+        given = f"sharding.collectives is {self.overlap.collectives}"
+        if isinstance(self.model.sharding, ShardDegrees):
+            raise ValueError(f"{given}; nested sharding has levels of its own, sharding.degrees, so it takes {FLAT}")
+        if self.cluster is None:
+            return
+        if places <= self.cluster.gpus_per_node or self.cluster.gpus_per_node == 1:
+            of = "a stage of the pipeline" if self.stages > 1 else f"cluster {self.cluster.name}"
+            nodes = with_noun(max(places // self.cluster.gpus_per_node, 1), "node")
+            raise ValueError(
+                f"{given}; {of} has {nodes} of {with_noun(self.cluster.gpus_per_node, 'GPU')}, and two levels take "
+                f"several of several, so it takes {FLAT}"
+            )
+
+    def _in_levels(self, step: Step) -> Step:
+        """Returns a step whose gathers and reductions of parameters and gradients go as `collectives` says."""
+        if self.overlap.collectives == FLAT:
+            return step
+        assert self.cluster is not None, "whoever runs steps says on what"
+        return in_two_levels(step, self.cluster.gpus_per_node)
 
     def _check_offload_layers(self, longest: int) -> None:
         """Refuses layers on hosts that no stage has. longest: layers of the longest stage."""
@@ -177,6 +203,11 @@ class ProvenSteps:
                 f"plans have pipelines, each with a tensor-parallel degree of its own; overlap.method is "
                 f"{self.overlap.exchanges.method}, which takes {WHOLE.method} with them"
             )
+        if plans[0].pipelines is not None and self.overlap.collectives != FLAT:
+            raise ValueError(
+                f"plans have pipelines, whose parameters stay for the step; sharding.collectives is "
+                f"{self.overlap.collectives}, which takes {FLAT} with them"
+            )
         if plans[0].pipelines is not None and self.overlap != USUAL:
             raise ValueError(
                 f"plans have pipelines, whose parameters are gathered before all else and whose gradients are reduced "
@@ -196,7 +227,7 @@ class ProvenSteps:
         model = self.model
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
-        step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages)
+        step = self._in_levels(whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages))
         if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
             most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
@@ -213,7 +244,7 @@ class ProvenSteps:
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
         zero = ZeroCut(zero_of(self.model), self.workers)
-        step = forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages)
+        step = self._in_levels(forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages))
         prove_step(step)
         return step
 

@@ -28,17 +28,24 @@ def in_two_levels(step: Step, gpus_per_node: int) -> Step:
     """
     if gpus_per_node < 1 or step.num_gpus % gpus_per_node:
         raise ValueError(f"there are {gpus_per_node} GPUs a node; it has to divide the step's {step.num_gpus}")
-    tables = [
-        ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
-        for layout in step.layouts
-    ]
+    first, made = step.same_layouts, dict[tuple[int, int, tuple[int, ...], bytes], Operations]()
+    tables = {
+        number: ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
+        for number, layout in enumerate(step.layouts)
+        if first[number] == number
+    }
     templates = []
     for one in step.templates:
-        levels = _Levels(step.layouts[one.layout], tables[one.layout], one, gpus_per_node)
-        rows = [row for op in one.operations.table.tolist() for row in levels.rows(op)]
-        templates.append(replace(one, operations=Operations.of(rows)))
-    layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
-    return replace(step, layouts=layouts, templates=tuple(templates))
+        which = first[one.layout]
+        elsewhere = one.needs.table[one.needs.places != AT_HOME]  # which is all that is asked of needs
+        key = which, id(one.operations), one.formulas, elsewhere[:, [0, 2, 3, 4]].tobytes()
+        if key not in made:
+            # Micro-batches that are alike share operations, and do so still.
+            levels = _Levels(step.layouts[which], tables[which], one, gpus_per_node)
+            made[key] = Operations.of([row for op in one.operations.table.tolist() for row in levels.rows(op)])
+        templates.append(replace(one, operations=made[key]))
+    layouts = {number: replace(step.layouts[number], lists=table.lists()) for number, table in tables.items()}
+    return replace(step, layouts=tuple(layouts[number] for number in first), templates=tuple(templates))
 
 
 @dataclass(frozen=True)

@@ -5,41 +5,46 @@ form a partition is one key, and lists that overlap are looked at as finely as t
 formula has a relation, its two slots are looked at group by group, and only pairs that meet count.
 """
 
+from collections.abc import Sequence
+
 import numba as nb
 import numpy as np
 
 from zbench.describe.compiled import ENTERED, INNER
-from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.item_rules import WalkTables
 from zbench.step.proof.items import EMPTY, find_key
+from zbench.step.proof.sentences import Sentence
 from zbench.step.proof.template_rows import TemplateRows
 from zbench.step.proof.walk import rows_meet
+from zbench.step.template import Step, Template
 
 _OK, _TWICE, _MISSING, _SPLIT = range(4)
 
 
-def formulas_fault(layout: StepLayout, tables: WalkTables, rows: TemplateRows) -> tuple[int, int, str]:
-    """Returns (the first of a layout's templates whose operations do not compute every part of its formulas once, an
-    operation, what is wrong), (how many there are, -1, "") if all do.
+def formulas_fault(
+    step: Step, templates: Sequence[Template], tables: WalkTables, rows: TemplateRows
+) -> tuple[int, str]:
+    """Returns (the first of a layout's templates whose operations do not compute every part of its formulas once, the
+    sentence), (how many rows there are of, "") if all do.
 
-    An operation is -1 where none is to blame, as where a part is missing. What updates state is not looked at: it may
-    be held in several places, each of which updates its own, and versions say how often.
+    What updates state is not looked at: it may be held in several places, each of which updates its own, and versions
+    say how often.
     """
+    layout = step.layouts[templates[0].layout]
     lists, groups = (tables.list_offsets, tables.parts), (tables.maps.group_offsets, tables.maps.groups)
     pairs = (tables.maps.row_begin, tables.maps.partner_offsets, tables.maps.partners)
     about = layout.parts_of_slots, tables.relation, layout.form.updates
     which, formula, code, op, other, first = _first_fault(rows, about, lists, groups, pairs)
     if code == _OK:
-        return len(rows.op_ends) - 1, -1, ""
-    label, slots = layout.labels[formula], layout.formulas[formula].slots
+        return len(rows.op_ends) - 1, ""
+    say, slots, parts = Sentence(step, templates[which]), layout.formulas[formula].slots, first.tolist()
     if code == _SPLIT:
-        return which, op, f"names a part of a group of {layout.index_of(slots[other])}, which its relation takes as one"
-    where = ", ".join(f"part {part} of {slot}" for part, slot in zip(first.tolist(), slots, strict=False) if part >= 0)
+        index = layout.index_of(slots[other])
+        return which, say.at(op, f"names a part of a group of {index}, which its relation takes as one{say.played}")
     if code == _TWICE:
-        where = where or "its only part"
-        return which, op, f"computes {label} for {where} a second time, after operation {other}"
-    return which, -1, f"{where or 'its only part'} of {label} is computed by no operation"
+        return which, say.computed_twice(op, other, parts)
+    return which, say.not_computed(formula, parts)
 
 
 @nb.njit(**ENTERED)

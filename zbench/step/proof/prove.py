@@ -1,6 +1,7 @@
 """Proves a step correct before anything runs it.
 
-1. Layouts are sound (zbench.step.proof.layout_rules), and operations and contracts name what is there (ranges).
+1. Layouts are sound (zbench.step.proof.layout_rules), operations and contracts name what is there (ranges), and each
+   operation is in a queue of its kind (queues).
 2. Every formula of every template computes each combination of parts exactly once (zbench.step.proof.coverage).
 3. From what a template's contract needs, its operations make what it leaves: copies are there before they are read
    and are not made twice, sums have all contributions when they are read, stay as they are from then on, and none is

@@ -1,4 +1,5 @@
-"""The rules of templates: numbers in range, every formula covered, items followed from contract to contract."""
+"""The rules of templates: numbers in range, operations in queues of their kind, every formula covered, items followed
+from contract to contract."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from zbench.step.proof.item_rules import (
     WalkTables,
 )
 from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, find_item, forget_items, new_table, room_for
+from zbench.step.proof.queues import queues_fault
 from zbench.step.proof.ranges import Owners, numbers_fault
 from zbench.step.proof.sentences import Sentence
 from zbench.step.proof.template_rows import ItemRows, TemplateRows, items_of_contracts
@@ -57,9 +59,12 @@ def templates_fault(
     rows = TemplateRows.of(templates)
     which, fault = numbers_fault(step, templates, rows, owners)
     rows = rows.first(which)  # a rule follows the numbers of what fits those before it
-    broken, op, word = formulas_fault(step.layouts[templates[0].layout], tables, rows)
+    broken, op, word = queues_fault(tables, rows, step.num_gpus)
     if word:
-        which, fault, rows = broken, Sentence(step, templates[broken]).at(op, word), rows.first(broken)
+        which, fault, rows = broken, Sentence(step, templates[broken]).misplaced(op, word), rows.first(broken)
+    broken, word = formulas_fault(step, templates, tables, rows)
+    if word:
+        which, fault, rows = broken, word, rows.first(broken)
     items, ends = items_of_contracts(rows.entries, rows.entry_ends, tables)
     hops, touches = np.zeros(len(tables.tensors), np.int64), np.zeros(which, np.int64)
     room = new_table(int(_most_items(tables, rows, ends)))  # for all templates, one after another

@@ -60,10 +60,11 @@ def _index(part: PartialLayout, scanner: Scanner) -> None:
     name = scanner.word("the name of an index")
     of_batch = scanner.has("of batch")
     scanner.take(":")
-    sizes = scanner.numbers()
-    if min(sizes) < 1:
-        raise scanner.fault(f"index {name} has a part of size {min(sizes)}; parts have at least 1", 0)
-    part.indices.append(Index(name, np.array(sizes, np.int64), of_batch))
+    sizes = scanner.placed_numbers()
+    for size, at in sizes:
+        if size < 1:
+            raise scanner.fault(f"index {name} has a part of size {size}; parts have at least 1", at)
+    part.indices.append(Index(name, np.array([size for size, _ in sizes], np.int64), of_batch))
 
 
 def _slot(part: PartialLayout, scanner: Scanner) -> None:

@@ -69,9 +69,15 @@ class Scanner:
 
     def numbers(self) -> list[int]:
         """Takes numbers as long as there are some, at least one."""
-        found = [self.integer()]
+        return [number for number, _ in self.placed_numbers()]
+
+    def placed_numbers(self) -> list[tuple[int, int]]:
+        """Takes numbers as `numbers` does; returns each with the place where it begins."""
+        self._blanks()
+        at = self.at
+        found = [(self.integer(), at)]
         while (one := self.next(r"-?\d{1,15}(?!\d)")) is not None:
-            found.append(int(one))
+            found.append((int(one), self.at - len(one)))
         return found
 
     def spans(self, whole: int) -> Ints:

@@ -7,7 +7,7 @@ from functools import cached_property
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.describe.overlap import USUAL, StepOverlap
+from zbench.describe.overlap import FLAT, USUAL, StepOverlap
 from zbench.describe.sync import RoundSync
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
@@ -62,6 +62,11 @@ class WorkerSteps:
             raise ValueError(
                 f"sync.worker is {self.sync.worker}, and the cluster has one; sync={self.sync.method} takes several, "
                 "as with sync.worker=rank or more cluster.num_nodes"
+            )
+        if self.overlap.collectives != FLAT:
+            raise ValueError(
+                f"sharding.collectives is {self.overlap.collectives}; with sync={self.sync.method} workers gather and "
+                f"reduce apart, and once a round over all, at once, so it takes {FLAT}"
             )
         self.model.check_alike(f"sync is {self.sync.method}, whose rounds add up parameters of layers of one kind")
         if self.gpus[1] % self.experts.degree:
