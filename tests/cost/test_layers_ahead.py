@@ -69,11 +69,11 @@ def test_nested_degrees_gather_as_many_layers(degrees: tuple[int, int, int, int]
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2"])
 def test_parameters_that_stay_whole_are_there_once(sharding: str) -> None:
-    assert WholeBytes.of(ahead(8, sharding)) == WholeBytes.of(ahead(0, sharding))
+    assert WholeBytes.of(ahead(8, sharding), LAYERS) == WholeBytes.of(ahead(0, sharding), LAYERS)
 
 
 def test_a_window_is_no_more_than_all_layers() -> None:
-    assert WholeBytes.of(ahead(8)) == WholeBytes.of(ahead(100))
+    assert WholeBytes.of(ahead(8), LAYERS) == WholeBytes.of(ahead(100), LAYERS)
 
 
 def test_a_window_beyond_memory_is_refused_by_its_name() -> None:

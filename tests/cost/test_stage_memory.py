@@ -203,7 +203,7 @@ def test_parts_that_lie_in_one_another_are_no_more_than_is_reckoned(
         cost = job(vocab, num_layers=3, recompute=recompute, sharding=ShardDegrees(*degrees))
         reckoned, found = reckoned_and_found(cost, length, 3)
         assert (found <= reckoned).all()
-        whole = WholeBytes.of(cost)
+        whole = WholeBytes.of(cost, cost.layers)
         assert reckoned.max() - found.max() <= (whole.loss + whole.inputs) / 2
 
 
