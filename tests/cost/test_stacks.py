@@ -241,6 +241,32 @@ def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+@pytest.mark.parametrize(("pp", "count"), [(2, 1), (2, 5), (4, 8)])
+def test_every_turn_pays_for_what_it_does_not_hide(pp: int, count: int, sharding: str) -> None:
+    """Of equal micro-batches on a slow network inside nodes, between which messages take no time, each turn takes what
+    its stage's parameters and gradients do; with ZeRO-2 parameters come once, before the first forward."""
+    cost = job(4, 2, pp, sharding=sharding, vocab=1)
+    slow = replace(cost.cluster, nic_bandwidth=1e30, nic_latency=0.0, nvlink_bandwidth=1e9)
+    cost = replace(cost, cluster=slow)
+    batch, plans = laid(cost, [[(64, [rank]) for rank in range(cost.cluster.num_ranks)]] * count)
+    of, state = Collectives.of(cost), ClockState.zero(cost.cluster)
+    forward, backward = programs(plans[0], cost)
+    Layers(forward, cost.linear_seconds(plans[0].tokens_per_rank), cost.layers).play(state)
+    there = float(state.ready.max())
+    Layers(backward, cost.backward_linear_seconds(plans[0].tokens_per_rank), cost.layers).play(state)
+    back = float(state.ready.max()) - there
+    gathers = of.forward(there, 0.0)
+    turns_of_all = there + back + of.backward(back, 0.0) + (gathers if sharding == "zero3" else 0.0)
+    assert gathers > there
+    assert of.backward(back, 0.0) > back
+    once = gathers if sharding == "zero2" else 0.0
+    step = StepEstimate(cost).step(batch, plans)
+    assert step.seconds - step.phases["optimizer"] == pytest.approx(once + (count + pp - 1) * turns_of_all, rel=1e-3)
+    mine = count * of.backward(back, 0.0) + (gathers * count if sharding == "zero3" else gathers)
+    assert step.phases["gradients"] == pytest.approx(mine, rel=1e-9)
+
+
 # -- bytes ------------------------------------------------------------------------------------------
 @settings(max_examples=15)
 @given(jobs())
