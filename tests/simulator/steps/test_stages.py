@@ -60,7 +60,10 @@ def test_equal_micro_batches_take_the_time_of_one_forward_one_backward(stages: i
     assert played.seconds > (micro_batches + stages - 1) * layers + micro_batches * head
 
 
-@pytest.mark.parametrize(("model", "ranks", "zero"), [(MODEL, 2, "none"), (EXPERTS, 2, "1"), (MODEL, 2, "2"), (MODEL, 2, "3")])
+@pytest.mark.parametrize(
+    ("model", "ranks", "zero"),
+    [(MODEL, 2, "none"), (EXPERTS, 2, "1"), (MODEL, 2, "2"), (MODEL, 2, "3"), (MODEL, 1, "3")],
+)
 def test_bytes_of_stages_are_those_that_the_step_states(model: Model, ranks: int, zero: str) -> None:
     """To the byte, of every GPU, each on a node of its own."""
     of, plans = replace(model, num_layers=5), plans_of(3, ranks)
@@ -74,7 +77,8 @@ def test_bytes_of_stages_are_those_that_the_step_states(model: Model, ranks: int
 
 
 @pytest.mark.parametrize(
-    ("zero", "stages", "layers", "off"), [("none", 2, 40, 1e-9), ("1", 4, 72, 0.005), ("2", 2, 40, 0.01), ("3", 2, 40, 0.01)]
+    ("zero", "stages", "layers", "off"),
+    [("none", 2, 40, 1e-9), ("1", 4, 72, 0.005), ("2", 2, 40, 0.01), ("3", 2, 40, 0.01)],
 )
 def test_layers_left_out_add_what_they_take(zero: str, stages: int, layers: int, off: float) -> None:
     """As many layers of each stage as are played at first against all of them, micro-batches none like another."""

@@ -34,8 +34,8 @@ class StageMoments:
 
     kept: bytes a token that every micro-batch under way keeps; spread: and times the square root of its tokens; fixed:
     and whatever these are.
-    received: layers whose received q and kv each of them keeps, too. at_work, at_loss, at_table: what there is besides at
-    the moments of a layer's backward, of the loss, and of the table, of the first of several stages that are sharded.
+    received: layers whose received q and kv each of them keeps, too. at_work, at_loss, at_table: what there is besides
+    at the moments of a layer's backward, of the loss, and of the table, on the first of several stages.
     """
 
     state: float

@@ -63,9 +63,7 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
     return np.where(plan.tokens_per_rank > 0, seconds + cost.latency_seconds(yes), 0.0)
 
 
-def run(
-    plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: Sharing | None = None
-) -> Iterator[Turn]:
+def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: Sharing | None = None) -> Iterator[Turn]:
     """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward.
     sharing: of a stage, all of which share at the same time; the first one's are added to it, of every micro-batch.
     None: nothing is gathered or reduced."""
