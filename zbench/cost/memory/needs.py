@@ -69,7 +69,7 @@ def check_memory(cost: Cost) -> None:
     device, model = cost.cluster.device, cost.model
     least = least_bytes(cost, 1)
     if least > device.memory_bytes:
-        remedy, cause = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3", ""
+        remedy, cause = "more nodes" if model.sharding == "zero3" else "sharding=zero3", ""
         narrower = range(min(cost.layers_ahead, model.num_layers) - 1, -1, -1) if cost.layers_ahead > 1 else ()
         fitting = (one for one in narrower if least_bytes(replace(cost, layers_ahead=one), 1) <= device.memory_bytes)
         if (window := next(fitting, None)) is not None:
